@@ -46,12 +46,12 @@ def trial_step(samples: float | None = None) -> None:
 
     These are programs that use no optimizer of torch.optim and replace their parameters by new tensors at every step.
 
-    Call it once after every step. In a trial, only these calls then count as steps, and calls of optimizers do not. Outside a
-    trial, this function does nothing and costs a tenth of a microsecond.
+    Call it once after every step. In a trial whose program calls it, only these calls count as steps; calls of optimizers
+    do not. Outside a trial, this function does nothing and costs a tenth of a microsecond.
 
     Args:
         samples: number of samples that this process trained on in this step. If not given, the samples in
-            the training loader's batches count or, if these are unknown, the steps.
+            the training loader's batches are counted. If these are unknown, steps are counted instead.
     """
     harness = sys.modules.get("_autotune_harness")  # the harness is loaded under this name, not as part of autotune
     if harness is not None:

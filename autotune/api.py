@@ -42,7 +42,7 @@ class Speedup:
         verdict: "faster", "same" or "ambiguous".
         ratio: how many times as fast the winner is as the baseline; None if the two were not compared.
         low, high: 95 % interval of the ratio; None if there is none.
-        reason: why the verdict is not "faster", or a caveat; "" for neither.
+        reason: why the verdict is not "faster", or a caveat; "" if there is neither.
     """
 
     verdict: str
@@ -71,7 +71,7 @@ class Study:
     """A study, read from its folder at every access, so it can be used even while the study runs.
 
     Args:
-        name: the study's name, as on the command line: "resnet18" is the latest of that name, "runs/resnet18" is that folder.
+        name: the study's name, as on the command line: "resnet18" is the latest study of that name, "runs/resnet18" a folder.
         runs_dir: folder of the studies; None for "runs".
 
     Raises:

@@ -62,9 +62,9 @@ def _late(knobs: dict[str, Any]) -> dict[str, str]:
             if os.environ.get(name) == text:
                 continue
             if READ_AT_START.fullmatch(name):
-                late[key] = f"{name} is read as a process starts: {instead}"
+                late[key] = f"{name} is read only when a process starts: {instead}"
             elif "torch" in sys.modules:
-                late[key] = f"torch was imported before, and {name} is read then: call autotune.apply() first, or {instead}"
+                late[key] = f"torch is already imported and has read {name}: call autotune.apply() first, or {instead}"
     return late
 
 

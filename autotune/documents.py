@@ -13,7 +13,7 @@ from autotune.shapes import finite
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a document as `write_bytes` writes; only the file's owner may read it."""
+    """Writes a document as `write_bytes` does; only the file's owner may read it."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -39,7 +39,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder, and those above it, unless it exists; once this function returns, it survives a power loss."""
+    """Makes a folder and its parents unless they exist. Once this function returns, the folder survives a power loss."""
     if not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for above in (path.parent, path.parent.parent):
@@ -57,7 +57,7 @@ def _sync(folder: Path) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document as `write_text` writes."""
+    """Writes a JSON document as `write_text` does."""
     write_text(path, as_json(document))
 
 

@@ -2,7 +2,7 @@
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
-    │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; says why in a line
+    │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; the message says why
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: the unchanged program does not train, or the first settings all fail alike
     ├── ClaimBroken          exit code 4: `verify` found less speed-up than the file claims
@@ -73,7 +73,7 @@ class Interrupted(AutotuneError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> list[str]:
-    """Returns the allowed words, most similar to `word` first; the last part of a dotted key may match, too."""
+    """Returns the allowed words, most similar to `word` first. "train.lr" counts as very similar to its last part, "lr"."""
     ranked = [(_likeness(word.lower(), a.lower()), a) for a in allowed]
     return [a for _, a in sorted(ranked, key=lambda pair: (-pair[0], pair[1]))]
 

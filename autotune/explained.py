@@ -86,7 +86,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each check of these trials that is not shown with a finding, such as a check that refuted one."""
+    """Returns a line for each check of these trials that is not shown with a finding, such as one that refuted its finding."""
     trials = [entry["trial"] for entry in entries]
     shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]

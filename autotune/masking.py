@@ -106,7 +106,7 @@ class Secrets:
         Args:
             environment: name -> value.
             words: arguments and KEY=VALUE overrides, as typed.
-            typed: further values the user gave.
+            typed: further values that the user gave as secrets.
         """
         found = [secret for name, value in environment.items() for secret in _held(name, value)]
         return cls(found, [*_typed(words), *typed])
@@ -116,7 +116,10 @@ class Secrets:
         return _cut(text, [*_places(text), *self._values(text)])
 
     def message(self, text: str) -> str:
-        """Masks only credentials in URLs and known values: autotune's message "env.HF_TOKEN: is not set" contains no secret."""
+        """Masks only credentials in URLs and known values.
+
+        `text` also searches by key, so in autotune's message "env.HF_TOKEN: is not set" it would mask the word "is".
+        """
         return _cut(text, [*_addresses(text), *self._values(text)])
 
     def words(self, words: Sequence[str]) -> list[str]:

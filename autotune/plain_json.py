@@ -20,7 +20,7 @@ def from_json(raw: Any, kind: type[_Made]) -> _Made:
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.
-        ValueError: a key is no integer in a dict with integer keys, or a value is not among the allowed ones.
+        ValueError: a dict with integer keys has another key, or a value is not among the allowed ones.
     """
     return typing.cast(_Made, _value(raw, kind))
 
@@ -62,7 +62,7 @@ def _value(raw: Any, kind: Any) -> Any:
 
 
 def _first(raw: Any, kinds: Sequence[Any]) -> Any:
-    """Returns a value as the first of several kinds that it can be."""
+    """Returns a value converted to the first of `kinds` that it fits."""
     for kind in kinds[:-1]:
         with contextlib.suppress(TypeError, ValueError):
             return _value(raw, kind)

@@ -25,7 +25,7 @@ def plain(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns a text without its control characters. The rest of an escape sequence stays visible, and no markup is lost."""
+    """Returns a text without its control characters. An escape sequence loses only its escape character: "[31m" stays."""
     return _CONTROLS.sub("", text)
 
 

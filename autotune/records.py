@@ -307,9 +307,9 @@ class StudyRecord:
         verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
-        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate next to others over rate
-            alone), "ci", "num_pairs", "why_one"}. If only some slots took part, "num_sampled" is their number. {} on a machine
-            with one slot.
+        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
+            divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots took part, "num_sampled" is their
+            number. {} on a machine with one slot.
     """
 
     name: str
@@ -385,7 +385,7 @@ _STUDY_SHAPE: Mapping[str, Any] = {
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a dataclass's fields; missing ones keep their defaults.
+    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out.
 
     Raises:
         ValueError: another schema, a required field is missing, or a value has the wrong type.

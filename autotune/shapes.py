@@ -62,7 +62,7 @@ def _inside(place: str, key: object) -> str:
 
 
 def finite(document: Any) -> Any:
-    """Returns a JSON document with None for each number that is not finite, and for each list of numbers with such a number."""
+    """Returns a JSON document with None in place of each number that is not finite, and of each list with such a number."""
     if isinstance(document, dict):
         return {name: finite(value) for name, value in document.items()}
     if isinstance(document, list):
@@ -118,5 +118,5 @@ def open_interval(value: Any) -> bool:
 
 
 def knob_value(value: Any) -> bool:
-    """Whether it is a value that a knob may have; null is one that is not known."""
+    """Whether it is a value that a knob may have; null stands for an unknown value."""
     return value is None or isinstance(value, str | bool) or number(value)

@@ -62,7 +62,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class IntInterval:
-    """All whole numbers from `low` to `high`, both included; `log` spaces proposals by ratio."""
+    """All whole numbers from `low` to `high`, both included; with `log`, proposals are spread evenly on a log scale."""
 
     low: int
     high: int
@@ -132,8 +132,9 @@ class SearchSpace:
         domains: knob key -> domain; None asks for the knob's own rule ("auto").
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
-        is_held: whether every step holds `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key of a named space -> why it is not searched: a knob that the user named excludes it.
+        is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
+        left_out: knob key of a named space -> why it is not searched, although the space has it: the user named a knob that
+            excludes it.
         typed: knobs that the user named singly, not through a named space; known when a study starts, not when it is resumed.
     """
 
@@ -209,7 +210,7 @@ class ResolvedSpace:
         ]
 
     def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
-        """Returns what an expert would try first, the initial configurations, as (why, full configuration).
+        """Returns the initial configurations, which an expert would try first, as (why, full configuration).
 
         There are at most five. The baseline is not among them.
         """

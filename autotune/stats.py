@@ -45,7 +45,7 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float | Non
 
 
 def block_half_width_frac(rates_per_s: Sequence[float], seconds: Sequence[float] = ()) -> tuple[float | None, str]:
-    """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why there is none.
+    """Returns (relative 95 % half-width of a window's rate, ""), or (None, why there is none).
 
     The method is the harness's, with exact quantiles of Student's t.
 
@@ -74,7 +74,7 @@ class Noise:
 
 
 def pooled(noises: Iterable[Noise | None]) -> Noise | None:
-    """Returns one estimate of the spread from several, with variances weighted by degrees of freedom; None without any."""
+    """Returns one estimate of the spread from several, with variances weighted by degrees of freedom; None if none is known."""
     known = [noise for noise in noises if noise is not None and noise.freedom > 0]
     freedom = sum(noise.freedom for noise in known)
     if not freedom:
@@ -125,7 +125,7 @@ class Ratio:
         ratio: exp(mean(log a - log b)).
         ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
         num_rounds: rounds in which both were measured.
-        freedom: degrees of freedom of the interval if rounds other than this ratio's contribute to them; None otherwise.
+        freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
     """
 
     ratio: float

@@ -28,7 +28,7 @@ def create(runs: Path, name: str) -> StudyFolder:
     """
     check_name(name)
     try:
-        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # others must not be able to replace what is in it
+        runs.mkdir(mode=0o755, parents=True, exist_ok=True)  # other users must not be able to replace what is in it
         for suffix in ("", *(f"-{n}" for n in range(2, 100_000))):
             path = runs / f"{name}{suffix}"
             try:
@@ -83,7 +83,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that a name or a path refers to.
 
     A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
-    name. A path refers to the study whose folder contains it or is it, inside the runs folder or elsewhere. So
+    name. A path refers to the study whose folder it is or lies in, inside the runs folder or elsewhere. So
     "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one.
 
     Args:

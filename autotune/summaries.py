@@ -4,16 +4,18 @@ Values of trials are those of TrialRecord; terms, identity, pinned, settings, pl
 slots are those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
-- why_no_ci says why the ci next to it is null. measured_in "search" is a single measurement, biased as the best of many.
+- why_no_ci says why the ci next to it is null. measured_in "search" stands for a single measurement, which is too high if
+  it was picked as the best of many.
 - baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
-- attribution: one entry for each change of the best, by effect; the verdict is "faster", "same", "slower", "ambiguous",
-  "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is the budget
-  with which the missing effects can be measured. front is the Pareto front of several objectives.
+- failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
+- attribution: one entry for each change of the best, largest effect first; the verdict is "faster", "same", "slower",
+  "ambiguous", "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is
+  the budget with which the missing effects can be measured. front is the Pareto front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed are the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
-- disturbed_by: a disturbance that is accepted from some trial on. own_share, drift, not_finite and page_cache are sentences on
-  other things that affect the rates; cycles is a sentence on the cycles in which steps come.
+- disturbed_by: a disturbance that the study accepted, from trial since_trial on. own_share, drift, not_finite and page_cache
+  are sentences on other things that affect the rates; cycles is a sentence on the cycles in which steps come.
 - break_even and search_cost are documents of compare/break_even.py, verification of compare/verify.py, recording of
   study/recording.py, explanation of explain/explanation.py.
 """
@@ -139,6 +141,7 @@ SUMMARY = {
     "search_cost?": {
         "seconds": number, "trials": whole_number, "repaid_after_s": (None, number), "ci?": open_interval, "why_not": text,
     },
+    "failed_finalists?": [{"trial": whole_number, "overrides": KNOBS, "ratio": ratio, "outcome": outcome, "reason?": text}],
     "front?": [{**ENTRY, "objectives": NUMBERS, "measured_in": text}],
     "effects_need?": {"minutes": number, "more_minutes": number},
     "minimality?": {"dropped?": [CHANGE], "ratio?": ratio, "ci?": interval},

@@ -69,7 +69,9 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 
 
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
-    """Describes a configuration by its difference from a similar one, "as 0003 with batch 64, without bf16", or by its changes.
+    """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
+
+    The difference is returned only if it has fewer parts.
 
     Args:
         changed: the configuration's changes to the baseline.
@@ -289,7 +291,7 @@ def own_command_text(*words: str, runs: Path) -> str:
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
-    """Returns a sentence about the cycles in which a trial's steps come, by its metrics; "" if there are none."""
+    """Returns "Steps come in cycles of 40 steps in 2.5 s; ..." for a trial whose steps come in cycles; else ""."""
     num = metrics.get("window_cycles")
     if not num:
         return ""

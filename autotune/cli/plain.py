@@ -22,6 +22,10 @@ from autotune.wording import HEADS, aims_text, changes_phrase, counts_text, mach
 class View(Listener):
     """Listener through which `run` shows a study."""
 
+    def waiting(self, message: str) -> None:
+        """Prints one line on standard error."""
+        _warn(message)
+
     def close(self) -> None:
         """Releases the terminal. Called at the end of every study, even after an exception."""
 
@@ -31,8 +35,7 @@ class Quiet(View):
 
     def notice(self, message: str) -> None:
         """Prints one line on standard error."""
-        with contextlib.suppress(OSError):
-            print(f"autotune: {plain(message)}", file=sys.stderr, flush=True)
+        _warn(message)
 
 
 class OnlyVerdict(Quiet):
@@ -171,6 +174,11 @@ def left_text(outlook: Outlook) -> str:
         return "" if num is None else f"{num} trial{'' if num == 1 else 's'} left"
     search = "" if outlook.search_s is None else f", {clock_text(outlook.search_s)} to search"
     return f"{clock_text(outlook.left_s)} left{search}"
+
+
+def _warn(message: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"autotune: {plain(message)}", file=sys.stderr, flush=True)
 
 
 def _say(line: str) -> None:

@@ -105,6 +105,8 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
         runs: the runs folder.
         uri: address for all studies; those configured with another address are skipped. None: each study's address is used.
     """
+    if uri == store.embedded_uri(runs):
+        implementation.make_store(runs)  # first: if it cannot be made, each study would say so again
     problems = []
     for folder in studies(runs):
         if uri is not None and store.study_uri(folder) not in (None, uri):
@@ -120,11 +122,6 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
-    if uri == store.embedded_uri(runs):
-        try:
-            implementation.make_store(runs)  # no study may be tracked there
-        except BadInput as error:
-            problems += error.problems
     if problems:
         raise BadInput(problems)
     return 0

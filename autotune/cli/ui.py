@@ -112,23 +112,28 @@ def _bring_up_to_date(runs: Path) -> None:
         how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
     for _ in range(SYNCS):
-        _sync(runs, here)
+        code = _sync(runs, here)
         if store.store_file(runs).exists():
             return
+        if code >= 0:  # not killed: it has printed why
+            raise AutotuneError(f"the tracking store {here} could not be made, so there is nothing to show.")
     # The server must not make the store: if it were killed meanwhile, the store would be half made for ever.
     raise AutotuneError(
         f"the tracking store {here} could not be made: `autotune sync --all` did not get that far. Start it again."
     )
 
 
-def _sync(runs: Path, here: str) -> None:
-    """Mirrors all studies, in a subprocess: once imported, MLflow would stay in this process, which only waits from now on."""
+def _sync(runs: Path, here: str) -> int:
+    """Mirrors all studies and returns the exit status, negative if a signal ended it.
+
+    It runs in a subprocess: once imported, MLflow would stay in this process, which only waits from now on.
+    """
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with(os.getpid())
     )
     try:
-        child.wait()
+        return child.wait()
     finally:
         child.kill()  # killing it cannot corrupt anything
         child.wait()

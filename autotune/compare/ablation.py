@@ -37,7 +37,7 @@ NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is n
 # at 5 % noise, each with one change that gains 30 % and three without an effect, one of the three stayed in 16 % of the studies
 # with 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
-MOST_LOST_FRAC = 0.08  # a change may be left out only if its LIKELY_CONFIDENCE interval's upper end is below this gain
+MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONFIDENCE interval ends below this
 # A change of the training is exported only if it gains more than this, and more than the machine's spread.
 TRAINING_GAIN_FRAC = 0.03
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
@@ -48,7 +48,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds. The more is known, the more it leaves.
+    """Seconds of the budget that the ablation must leave for the reporting rounds: more as effects become known.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -99,7 +99,7 @@ class Change:
         ratio: the winner's rate over its rate without the change; None if unknown.
         worth: "faster", "same", "slower" (the winner is faster without the change), "ambiguous", "needed" (without the change
             nothing can be measured) or "not measured" (and not estimated).
-        basis: "measured" in rounds with the winner, "estimated" from the study's trials, "" for neither.
+        basis: "measured" in rounds with the winner, "estimated" from the study's trials, or "" if neither.
         is_kept: whether the change is part of the configuration that is exported.
         reason: why there is no clear effect; "" if there is one.
     """
@@ -170,7 +170,7 @@ class AblationResults:
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
 
     def ratio(self, part: Part) -> stats.Ratio | None:
-        """Returns the ratio of the winner to a part; None unless one round measured both."""
+        """Returns the ratio of the winner to a part; None if no round measured both."""
         return self._ratios.get(part.key)
 
     def num_rounds_of(self, part: Part) -> int:
@@ -186,7 +186,10 @@ class AblationResults:
         return failed[-1] if is_out else None
 
     def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
-        """Returns the single-change parts that were at least as fast as the winner, but in fewer than `num_rounds` rounds."""
+        """Returns the single-change parts at least as fast as the winner, to within `loss_frac`, that still lack rounds.
+
+        A part lacks rounds if fewer than `num_rounds` rounds measured both it and the winner.
+        """
         found = []
         for part in self.parts.values():
             ratio = self.ratio(part)
@@ -226,7 +229,7 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all changes that seem to have no effect; None if none can be left out.
+        """Returns the winner without all changes that seem to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
         knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.

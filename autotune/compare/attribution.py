@@ -6,8 +6,9 @@ exported one, and no round that helped to select it counts towards its reported 
 
 A round runs the winner and its ablations once each, in random order. In two screening rounds, each change is reverted on its
 own. If time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
-effect are reverted together. If the result stays within the margin of the winner, these changes are dropped. If not, the one
-with the largest effect is kept. Once the effect of a change is known well enough, it takes no part in further rounds.
+effect are reverted together. If the result stays within the margin of the winner, these changes are dropped. If not, the
+change with the largest effect among them is kept. Once the effect of a change is known well enough, the change is not reverted
+in further rounds.
 Attribution ends when everything is decided or the time is used up.
 
 If there is no time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is
@@ -37,13 +38,13 @@ from autotune.trials.session import ConfigurationKey, Session, attribution_of, c
 
 UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
 # Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
-# studies of each of two noisy programs, the exported configuration reached .981 (mlp) and .992 (transformer) of the optimum
-# with 1, and .986 and 1.000 with 2; studies took 20 % longer with 2.
+# studies of each of two noisy programs, 2.0 instead of 1.0 brought the exported configuration from .981 to .986 of the
+# optimum (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
 UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # an estimate is vague, and gets one more trial, if its interval's half-width is larger (log scale)
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
-SETTLING_ROUNDS = 3  # a part that seems as fast as the winner is measured next to the winner in this many rounds
-ROUNDS_IN_MIND = 4  # measurement windows are short enough for this many rounds over all knobs
+SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
+ROUNDS_IN_MIND = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
 
 
 @dataclass(kw_only=True)
@@ -54,7 +55,7 @@ class Attribution:
         winner: the trial whose changes were reverted.
         best: the trial whose configuration is exported; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
-        together: ratio of the winner to `best`, from rounds with both; None if there are none.
+        together: ratio of the winner to `best`, from rounds that measured both; None if no round did.
         num_rounds: number of ablation rounds.
         margin: maximum cost of dropping changes, as a fraction of the rate.
     """
@@ -170,7 +171,7 @@ class Attributor:
         return False
 
     def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
-        """Measures the winner next to each part that seems as fast; returns the number of the last round.
+        """Measures the winner next to each of its parts that seems as fast (see `ablation`); returns the last round's number.
 
         One round is not enough to decide, and a change must not be exported if the winner is as fast without it.
         """
@@ -225,13 +226,13 @@ class Attributor:
         self.found = self._attribution(winner)
 
     def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
-        """Returns the first of the configurations: as many as there is time to measure in `num_rounds` rounds."""
+        """Returns the first few configurations: as many as there is time to measure `num_rounds` times each."""
         spare_s = self._left_s(kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
         return [found for found, sum_s in zip(configurations, sums_s, strict=True) if sum_s <= spare_s]
 
     def _left_s(self, kept_s: float) -> float:
-        """Returns the seconds left for ablation: without a time budget, UNTIMED_FRAC times the search's seconds."""
+        """Returns the seconds left for ablation. Without a budget, it may take UNTIMED_FRAC times as long as the search."""
         session = self._session
         if session.budget.total_s is not None:
             return session.budget.left_s - kept_s

@@ -100,7 +100,7 @@ def search_cost(
 
 
 def step_batch(knobs: Knobs) -> int | None:
-    """Returns the samples in a step of one rank: batch size times accumulation; None if no knob has the batch size."""
+    """Returns the samples in a step of one rank: batch size times accumulation; None if the knobs include no batch size."""
     batch = knobs.get("loader.batch_size")
     return batch * int(knobs.get("step.accumulation", 1)) if isinstance(batch, int) else None
 

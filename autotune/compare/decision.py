@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The stricter limit for a configuration that is no faster than another one whose changes are a part of its own. In replays, a
-# limit of 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
+# The stricter limit for a configuration if another one with only some of its changes was as fast. In replays, a limit of
+# 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
 DEAR_FACTOR = 5.0  # a trial counts as compiling if its compile phase takes this many times as long as that of another trial
@@ -195,10 +196,12 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds of one kind, in order. Each is a dict: number of a finalist's search trial -> its trial in the round.
+    """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> its repeat.
+
+    If a round measured the baseline and trial 7 again, as trials 20 and 21, its dict has the keys 0 and 7.
 
     Args:
-        finals: trials, by number; may contain trials of other kinds, which are ignored.
+        finals: trials, in order of their numbers; those with another `why` are ignored.
         why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
@@ -218,6 +221,39 @@ def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
     assert ratio.ci is not None
     interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
     return f"the finalist, trial {chosen.number}, was worse when measured again: {ratio.ratio:.3f} x ({interval})"
+
+
+def is_lost(record: TrialRecord) -> bool:
+    """Whether a trial of the finals counts against its configuration: it failed, or it violates a constraint."""
+    is_barred = bool(record.repeats) and record.outcome is Outcome.infeasible
+    return is_barred or (record.score is None and not record.outcome.is_no_answer)
+
+
+def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tuple[TrialRecord, TrialRecord]]:
+    """Returns the configurations that looked faster than the baseline and then failed, fastest first.
+
+    They failed when they were measured again, or when their losses were compared. The one that was reported is left out.
+
+    Args:
+        records: all trials, the baseline first.
+        decision: the result of the finals.
+
+    Returns:
+        The first trial of each configuration, and the last one that failed.
+    """
+    reported = decision.finalist.number if decision.finalist and decision.ratio else None
+    first = {record.number: record for record in records}
+    failed = {r.repeats: r for r in records if r.repeats and (_fails_parity(r) or (r.kind is Kind.final and is_lost(r)))}
+    faster = [
+        (first[number], last)
+        for number, last in failed.items()
+        if number != reported and number in first and (first[number].score or 0.0) > (records[0].score or math.inf)
+    ]
+    return sorted(faster, key=lambda pair: -(pair[0].score or 0.0))
+
+
+def _fails_parity(record: TrialRecord) -> bool:
+    return record.kind is Kind.parity and record.outcome in (Outcome.parity, Outcome.nonfinite)
 
 
 def without_finalist(records: list[TrialRecord]) -> Decision:
@@ -253,7 +289,7 @@ def _may_be_as_fast(record: TrialRecord, baseline: TrialRecord) -> bool:
 
 
 def _end(record: TrialRecord, side: int) -> float | None:
-    """Returns an end of a trial's interval; None without one, or if the score is not the rate."""
+    """Returns the lower (0) or upper (1) end of a trial's interval; None if it has no interval or its score is not the rate."""
     return record.ci[side] if record.ci is not None and record.score == record.value else None
 
 
@@ -272,7 +308,7 @@ def judge(
     Args:
         chosen: the finalist.
         pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the accumulating rounds are judged; the interval holds simultaneously for all looks.
+        looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
         num_lost: rounds left out because one of the two trials failed.
         repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
@@ -285,7 +321,7 @@ def judge(
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)
-    likely = beside.ci if beside else None  # widened for the number of arms compared, so it holds for the chosen arm
+    likely = beside.ci if beside else None  # wide enough for all configurations at once, so it holds for the chosen one
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")

@@ -53,7 +53,7 @@ def estimated(
         changed: the configuration's changes to the baseline.
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
-        noise: spread of one measurement, from rounds measured side by side; UNKNOWN_NOISE without any.
+        noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
         is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
         before: values to which reverted knobs go back, as changes to the baseline; None for the baseline's values. If given,
             only the knobs in `lost` are considered.

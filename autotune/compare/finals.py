@@ -23,6 +23,7 @@ from autotune.compare.decision import (
     choose,
     countable,
     finalists,
+    is_lost,
     judge,
     pairs_of,
     without_finalist,
@@ -36,14 +37,14 @@ from autotune.trials.session import OutOfTime, Session
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
-WANTED_TRIALS = 14  # windows are short enough for this many trials: five pairs and a choosing round of four
+WANTED_TRIALS = 14  # windows are made so short that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
 # Two single measurements differ clearly if they are this many spreads apart: two standard deviations of their difference.
 SINGLE_SPREADS = 2 * math.sqrt(2)
 SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # above this ratio to the baseline, confirming the best is worth more than further search trials
 KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
-WELL_KNOWN_TO_FRAC = 0.25  # the same, while further trials make vague effects more precise
+WELL_KNOWN_TO_FRAC = 0.25  # the same, for the time kept while the ablation only makes vague effects more precise
 MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
 
 
@@ -52,8 +53,8 @@ class Finals:
 
     Args:
         session: the study.
-        apart: reverts changes of the chosen configuration to measure their effects, and leaves the given time. Returns the
-            trial to report.
+        apart: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
+            Returns the trial to report.
         known_part: returns the trial that `apart` would return from what is known so far, without measuring.
     """
 
@@ -111,10 +112,12 @@ class Finals:
         return self.decision
 
     def _left_in(self) -> list[TrialRecord]:
-        """Returns the finalists that loss parity has not ruled out, without configurations that failed too often in the finals.
+        """Returns the finalists that loss parity has not ruled out.
 
-        The leader's losses are compared now, those of the others only if they are chosen: a comparison may take as long as a
-        pair of the finals.
+        Once a configuration has failed too often in the finals, all that ever failed there are left out.
+
+        Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
+        take as long as a pair of the finals.
         """
         searched = self._session.searched
         if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
@@ -135,7 +138,7 @@ class Finals:
         reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
         by_part = sorted(
             candidates, key=lambda candidate: self._known_part(candidate) is candidate
-        )  # candidates with an ablation first
+        )  # candidates that lost changes in the ablation come first
         return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
@@ -206,7 +209,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time for the effects of the winner's changes, which matter more than the round.
+        """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
 
         The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
         """
@@ -260,7 +263,7 @@ class Finals:
         noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
-        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # one that violates a constraint is not kept
+        if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # an infeasible baseline is not kept
             decision.reason += "; the baseline is kept, since it needs no changes"
         return decision
 
@@ -286,9 +289,8 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        number = record.repeats or 0
-        is_barred = bool(number) and record.outcome is Outcome.infeasible
-        if is_barred or (record.score is None and not record.outcome.is_no_answer):
+        if is_lost(record):
+            number = record.repeats or 0
             self._lost[number] = self._lost.get(number, 0) + 1
 
     def _pair_s(self, entrant: TrialRecord) -> float:
@@ -311,7 +313,7 @@ def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecor
     """Returns {trial number: rate over the choosing rounds}; empty before the first round.
 
     The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
-    two rounds alone say little. On tables whose true rates are known, counting the search makes the choice 0.3 to 0.6 %
+    two rounds alone say little. In replays with known true rates, counting the search makes the choice 0.3 to 0.6 %
     better. On one recorded table, it raised the share of studies that reached 95 % of the optimum from 98 to 100 %. On another
     table, it lowered that share from 76 to 70 %; there the best two configurations differ by less than repeats of the same
     configuration.

@@ -13,7 +13,7 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 class Interleaving:
     """Measures rounds of one configuration against another.
 
-    Every two rounds run in the order ABBA or BAAB. The order in the first round is drawn at random, and the second reverses it,
+    Rounds run in pairs, as ABBA or BAAB. The order in the first round of a pair is drawn at random, and the second reverses it,
     so that a steady drift of the machine affects both configurations alike.
 
     Attributes:

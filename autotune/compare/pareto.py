@@ -9,7 +9,7 @@ from autotune.stats import MARGIN_FRAC
 from autotune.trials.session import Session
 
 FRONT = "Pareto front"  # the `why` of a trial that measures a point of the front again
-MAX_POINTS, ROUNDS = 3, 3  # maximum number of points to measure again, and of measurements of each point
+MAX_POINTS, ROUNDS = 3, 3  # maximum number of points to measure again, and how often to measure each
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
@@ -44,7 +44,7 @@ def measured_again(point: TrialRecord, records: Sequence[TrialRecord]) -> list[T
 def confirm_front(session: Session, reported: set[int]) -> None:
     """Measures points of the front again while there is time, since a rate that was measured only once may be too high.
 
-    Leaves out the points that are `reported` already.
+    Leaves out trials whose numbers are in `reported`, since the finals measured them again already.
     """
     names = session.runner.goal.names
     found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
@@ -59,7 +59,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the points to measure again: the best at each secondary objective, then the worst at the deciding one."""
+    """Returns up to MAX_POINTS points: the best at each secondary objective, then those worst at the deciding one."""
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}
     return list(distinct.values())[:MAX_POINTS]

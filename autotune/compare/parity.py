@@ -9,15 +9,20 @@ the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
+Comparing takes time that the finals need. So it is left out unless enough pairs of the finals fit after it to give an interval:
+a gain that is not measured again is not known, whatever its losses.
+
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
+from autotune import stats
 from autotune.knobs.catalogue import knob
 from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
@@ -30,6 +35,8 @@ from autotune.wording import changes_phrase
 MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps
 BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
 MIN_S = 5.0  # minimum time of the steps in one run, no matter how small the budget
+NO_TIME = "no time was left for it: the finals need the rest"
+NOT_COMPARED = "losses_not_compared"  # evidence key of a trial whose losses should have been compared; says why they were not
 NO_LOSS = "no loss was seen: backward() was not called on a single number"
 # A run with one of these outcomes has no losses to compare. Other outcomes, such as `disturbed`, do not affect the losses.
 UNTRAINED = {
@@ -72,21 +79,38 @@ class Parity:
         can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = arithmetic_changes in self._settled or any(arithmetic_changes <= key for key in passed)
-        return bool(arithmetic_changes) and can_be and not is_settled and not self._is_late and self._has_time()
+        return bool(arithmetic_changes) and can_be and not is_settled and self._has_time(candidate)
 
-    def _has_time(self) -> bool:
-        """Whether there is time for the first steps of the baseline and of one candidate. If not, notifies the user once."""
-        session = self._session
-        runs = [record for record in session.records if record.kind is Kind.parity and not record.changed]
-        each_s = max((run.seconds for run in runs), default=without_window_s(session.baseline) + MIN_S)
-        each_s = max(each_s, without_window_s(session.baseline))
-        has_time = (1 if runs else 2) * each_s <= session.budget.left_s
-        if not has_time and not self._is_notified:
-            session.listener.notice(
-                "No time to compare losses, so it is not checked whether the winner trains like the baseline."
-            )
-        self._is_notified = self._is_notified or not has_time
+    def _has_time(self, candidate: TrialRecord) -> bool:
+        """Whether there is time for the missing runs, besides the finals. If not, notifies the user once."""
+        runs = self._references()
+        each_s = max((run.seconds for run in runs), default=without_window_s(self._session.baseline) + MIN_S)
+        each_s = max(each_s, without_window_s(self._session.baseline))
+        is_room = (1 if runs else 2) * each_s <= self._session.budget.left_s - self._kept_s(candidate)
+        has_time = is_room and not self._is_late
+        if not has_time:
+            self._tell_no_time(candidate)
         return has_time
+
+    def _references(self) -> list[TrialRecord]:
+        return [record for record in self._session.records if record.kind is Kind.parity and not record.changed]
+
+    def _kept_s(self, candidate: TrialRecord) -> float:
+        """Returns the time that the finals need at least: for as many pairs as give an interval."""
+        session = self._session
+        each_s = [min(one.fresh_s, session.costs.again_s(one.knobs, one.changed)) for one in (candidate, session.baseline)]
+        return stats.MIN_PAIRS * sum(each_s)
+
+    def _tell_no_time(self, candidate: TrialRecord) -> None:
+        """Notes that a configuration was not compared for lack of time, and notifies the user once."""
+        if NOT_COMPARED not in candidate.evidence:
+            candidate.evidence[NOT_COMPARED] = NO_TIME
+            self._session.folder.write_trial(candidate)
+        if not self._is_notified:
+            self._session.listener.notice(
+                "No time to compare losses besides the finals: whether the winner trains like the baseline is not checked."
+            )
+        self._is_notified = True
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
         """Returns the failed run that rules out these changes; None if there is none."""
@@ -98,6 +122,7 @@ class Parity:
             self._check(candidate)
         except OutOfTime:
             self._is_late = True
+            self._tell_no_time(candidate)
 
     def _check(self, candidate: TrialRecord) -> None:
         arithmetic_changes = arithmetic(candidate.changed, is_held=self._is_held)
@@ -106,8 +131,9 @@ class Parity:
             return
         first = min(arithmetic_changes, key=_cause_rank)
         if len(arithmetic_changes) > 1:  # finds the cause, so that configurations without it may still win
-            alone = self._compared({first: arithmetic_changes[first]}, candidate)
-            record = alone if self._of(alone).verdict is Verdict.failed else record
+            with contextlib.suppress(OutOfTime):  # then all of the changes are ruled out together
+                alone = self._compared({first: arithmetic_changes[first]}, candidate)
+                record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)
         barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         self._session.listener.notice(
@@ -126,8 +152,7 @@ class Parity:
         record = self._run(changed, candidate, self._seed) if _is_usable(reference) else reference
         found = self._comparison(record, reference)
         if found.may_be_chance:
-            other = self._run({}, candidate, (self._seed + 1) % 2**32)
-            found = self._comparison(record, reference, other)
+            found = self._beside_chance(found, record, reference, candidate)
         self._settled[configuration_key(changed)] = found
         if record is reference:  # the baseline's own run failed, so there is nothing to compare with
             return dataclasses.replace(reference, changed=changed)
@@ -140,6 +165,17 @@ class Parity:
             record.reason = found.reason
         self._session.folder.write_trial(record)
         return record
+
+    def _beside_chance(
+        self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
+    ) -> Comparison:
+        """Returns a failed comparison again, now that another run of the baseline has shown how much is chance."""
+        try:
+            other = self._run({}, candidate, (self._seed + 1) % 2**32)
+        except OutOfTime:
+            reason = f"{found.reason}; no time was left to see whether two runs of the baseline differ as much"
+            return dataclasses.replace(found, verdict=Verdict.unknown, reason=reason)
+        return self._comparison(record, reference, other)
 
     def _comparison(self, record: TrialRecord, reference: TrialRecord, other: TrialRecord | None = None) -> Comparison:
         if record.outcome in (Outcome.nonfinite, Outcome.parity):
@@ -159,15 +195,24 @@ class Parity:
             is_same = record.kind is Kind.parity and record.changed == changed and record.evidence.get("seed") == seed
             if is_same and record.outcome is not Outcome.interrupted:
                 return record
-        budget_s = session.budget.total_s
         return session.first_steps(
             changed,
             candidate,
             why=f"loss parity of {changes_phrase(changed)}" if changed else "loss parity: the baseline's losses",
             seed=seed,
             max_steps=self._config.parity.steps,
-            max_s=MAX_S if budget_s is None else max(MIN_S, min(MAX_S, BUDGET_FRAC * budget_s)),
+            max_s=self._most_s(candidate),
+            kept_s=self._kept_s(candidate),
         )
+
+    def _most_s(self, candidate: TrialRecord) -> float:
+        """Returns the longest time of the steps in one run, so that all missing runs leave enough time for the finals."""
+        budget = self._session.budget
+        if budget.total_s is None:
+            return MAX_S
+        each_s = (budget.left_s - self._kept_s(candidate)) / (1 if self._references() else 2)
+        spare_s = each_s - without_window_s(self._session.baseline)
+        return max(MIN_S, min(MAX_S, BUDGET_FRAC * budget.total_s, spare_s))
 
     def _bar(self, failed: TrialRecord) -> list[int]:
         """Marks the search trials that contain the changes of a failed run; returns their numbers."""
@@ -216,7 +261,9 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
         passed = [run for run in runs if run.evidence["parity"]["verdict"] == Verdict.passed]
         run = next((run for run in passed if arithmetic_changes.items() <= run.changed.items()), None)
         run = run or next((run for run in runs if run.changed == arithmetic_changes), None)
-        why = no_losses(records[0]) if not records[0].losses else loss_words(records) or "it was not compared yet"
+        why = (
+            no_losses(records[0]) if not records[0].losses else loss_words(records) or _why_not_yet(arithmetic_changes, records)
+        )
         found = {"verdict": str(Verdict.unknown), "reason": why, "trial": None}
         if run is not None:
             found = {**run.evidence["parity"], "trial": run.number}
@@ -224,6 +271,12 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
             found["reason"] = f"the baseline's run ended as {reference.outcome}: {reference.reason or no_losses(reference)}"
     found |= {"knobs": arithmetic_changes, "training": training, "failed": failed}
     return {**found, "text": _text(found)}
+
+
+def _why_not_yet(changed: Knobs, records: list[TrialRecord]) -> str:
+    """Returns why changes were not compared, by the trials that have them."""
+    able = (record.evidence.get(NOT_COMPARED) for record in records if changed.items() <= record.changed.items())
+    return next(filter(None, able), "it was not compared yet")
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best 
 
 
 def is_barred(baseline: TrialRecord) -> bool:
-    """Whether the baseline violates a constraint. Then the best configuration that violates none wins, even if slower."""
+    """Whether the baseline violates a constraint. If so, the best configuration without a violation wins, even if slower."""
     return baseline.outcome is Outcome.infeasible
 
 

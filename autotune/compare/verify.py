@@ -68,7 +68,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
         return Comparison(verdict="ambiguous", reason="one round only: no interval", left=left)
     if left.ci[1] < 1 / (1 + margin):
         kept = f"{left.ratio:.2f} [{left.ci[0]:.2f}, {left.ci[1]:.2f}]"
-        reason = f"{now.ratio:.2f}x here and now, but {claimed.ratio:.2f}x is claimed: {kept} times as much"
+        reason = f"{now.ratio:.2f}x here and now, but {claimed.ratio:.2f}x is claimed: only {kept} times the claim"
         return Comparison(verdict="no longer holds", reason=reason, left=left)
     if now.ci[1] < 1 + stats.FASTER_FRAC < claimed.ratio:
         reason = f"it is not faster than the baseline any more: {now.ratio:.3f}x, at most {now.ci[1]:.3f}x"
@@ -143,7 +143,7 @@ class Verification:
                 self._is_overrun_told = True
                 session.listener.notice(
                     f"At least {MIN_ROUNDS} rounds always run, and they do not fit into {verify.minutes:g} min: they take "
-                    f"about {seconds_text(needed_s)} more."
+                    f"about {seconds_text(needed_s)} from now."
                 )
             self._round += 1
             if turns.round():
@@ -250,7 +250,7 @@ def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, bes
 
 
 def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
-    """Returns the rates of long runs and rounds, in units per second, whatever the objective is; None without a long run."""
+    """Returns the rates of long runs and rounds, in units per second, whatever the objective is; None before a long run."""
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None

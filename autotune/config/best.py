@@ -69,8 +69,8 @@ class Best:
     def handed_over(self, words: Sequence[str], *, known: Collection[str] = ()) -> tuple[Knobs, list[str]]:
         """Returns the knobs that a command sets through literal arguments, and what is wrong with the command.
 
-        The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). A command that omits them would
-        train with other values.
+        The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). If its best batch size is 128, a
+        command without `--batch-size 128` would train with another value.
 
         Args:
             words: the command to check, or the arguments of this process.
@@ -97,7 +97,7 @@ def read_best(path: Path) -> Best:
     """Returns the content of a best.yaml.
 
     Raises:
-        BadInput: the file cannot be read, has no knobs, unknown keys or unusable values; lists every problem.
+        BadInput: the file cannot be read, or has unknown keys, unusable values or no knobs; lists every problem.
     """
     document = yaml_file.read(path, "BEST")
     if document is not None and not isinstance(document, dict):

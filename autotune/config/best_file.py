@@ -73,7 +73,7 @@ class Provenance:
     @classmethod
     def of(cls, said: Any) -> Provenance:
         """Returns the provenance from a file's `provenance` entry. The entry can have any type and content."""
-        # The export wrote escapes because a `${` in a recorded command is the user's text, not a reference.
+        # Undoes the export's escapes. It escapes each `${`, which in a recorded command is the user's text, not a reference.
         said = mapping(mapped(said, lambda value: plain(value) if isinstance(value, str) else value))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(
@@ -112,7 +112,7 @@ def words(said: Any) -> list[str]:
 
 
 def number(said: Any) -> float | None:
-    """Returns a number that can be computed with; None for anything else."""
+    """Returns a number as a float; None for anything else ("2.5", True, nan) and for numbers too large to compute with."""
     return float(said) if shapes.number(said) else None
 
 

@@ -36,7 +36,7 @@ class Claim:
         file: path of the file, as the user gave it.
         study: name of the study that the file comes from; "" if unknown.
         changed: knobs in which the best configuration differs from the baseline.
-        pinned: knobs that the user pinned, for baseline and best alike; without secret ones.
+        pinned: knobs that the user pinned, without the secret ones. Baseline and best both have them.
         secret: keys of the pinned knobs that are secret.
         speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
         baseline, best: measured rate of each of the two configurations.
@@ -66,7 +66,7 @@ class Claim:
 
     @property
     def parts(self) -> dict[str, str]:
-        """Key -> reference to the user's own code in the recipe. Code that only the file names is never run."""
+        """Key -> reference to the user's code in the recipe, such as {"train.step": "mine.steps:step"}; see `check_parts`."""
         return {key: str(self.settings[key]) for key in PARTS.values() if key in self.settings}
 
     def check_parts(self, overrides: Sequence[str]) -> None:

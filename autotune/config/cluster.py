@@ -17,7 +17,7 @@ from autotune.knobs.values import shown
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # properties of a whole job, which a step of it cannot change
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
 SRUN = "srun"
-# Options of srun without a value, or with one that must follow an equals sign.
+# Options of srun that take no value, or whose value must follow an equals sign. The next word is never their value.
 SRUN_FLAGS = (
     *("-E", "-I", "-K", "-O", "-Q", "-X", "-Z", "-b", "-k", "-l", "-s", "-u", "-v"),
     *("--contiguous", "--disable-status", "--exact", "--exclusive", "--immediate", "--kill-on-bad-exit", "--label"),
@@ -49,7 +49,7 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and matching keys; `environment` shows whether this is a job."""
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`; `environment` tells whether this is a job."""
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [
@@ -110,7 +110,7 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
-    """Returns what the study needs but the node lacks, as problems."""
+    """Returns a problem if the node has too few GPUs for the study."""
     nproc, more = config.launch.nproc, GPUS[config.launcher]
     if config.device.kind == "cuda" and not num_gpus:
         return [f"device.kind: the job has no GPU on its node, got 'cuda'. Give {more.format(1)}, or device.kind=cpu."]
@@ -203,6 +203,6 @@ def _is_program(word: str) -> bool:
 
 
 def _exported(word: str) -> list[str]:
-    """Returns [VALUE] for the word --export=VALUE, [""] for --export, whose value is the next word; [] for another word."""
+    """Returns [VALUE] for the word --export=VALUE, [""] for --export (the next word is its value), [] for any other word."""
     name, _, value = word.partition("=")
     return [value] if name == EXPORT else []

@@ -52,7 +52,7 @@ class CommandTemplate:
     cwd: str = field(default_factory=os.getcwd)
 
     def argv(self, knobs: Knobs) -> list[str]:
-        """Returns the argument list with placeholders filled from `knobs`, or with the baseline's values for missing knobs."""
+        """Returns the argument list with placeholders filled. Knobs that are not in `knobs` get the baseline's values."""
         values = {**self.placeholders, **{key: value for key, value in knobs.items() if key in self.placeholders}}
         if self.is_recipe:  # placeholders are whole arguments; other braces, such as in data.root, are the user's text
             ours = {f"{{{key}}}": str(value) for key, value in values.items()}
@@ -110,8 +110,8 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
 def starter(nproc: int) -> list[str]:
     """Returns the words between the interpreter and a recipe's script: torchrun if several processes train.
 
-    There are no restarts, so that a failed rank ends the trial. With fewer ranks, or after a restart, another program would be
-    measured.
+    torchrun must not restart failed ranks, so that a failed rank ends the trial. A trial with fewer or restarted ranks would
+    not measure the same program.
     """
     if nproc == 1:
         return []

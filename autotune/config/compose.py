@@ -76,7 +76,7 @@ class Composed:
         hidden: the secret knob values; the other attributes contain stand-ins for them.
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
-        on_node: composes the same again for a node with the given facts; raises BadInput if the study cannot run there.
+        on_node: composes the same input for a node with the given facts; raises BadInput if the study cannot run there.
     """
 
     config: StudyConfig
@@ -108,9 +108,9 @@ def compose(
         command: the words after `--`; None if a recipe is tuned.
         config_dirs: the user's configuration folders from `--config-dir`, searched before conf/.
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
-        facts: result of `machine.host_facts()`, if the caller already has it.
-        document: more configuration, which was already checked; overrides and files take precedence over it.
-        node: facts about the node, in the same form, if trials run on another machine; None while the node is unknown.
+        facts: result of `machine.host_facts()`; None to call it here.
+        document: further keys and values, already checked; overrides and files take precedence over them.
+        node: such facts about the node, if trials run on another machine; None if they run here or the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -271,7 +271,7 @@ def _hydra(given: Split) -> DictConfig:
 
 
 def _composition_problem(error: BaseException) -> str:
-    """Returns the problem of a failed composition, with its causes, which contain the useful half of Hydra's message."""
+    """Returns the problem of a failed composition. It includes the error's causes, which say what is wrong."""
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None:
@@ -358,7 +358,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
         raise BadInput(problems)
     domains: dict[str, Domain | None] = {**read_space(config.search_space, here), **given.domains}
     left_out = {}
-    for pair in clashes(domains.keys() | asked):  # knobs on the command line take precedence over those of the search space
+    for pair in clashes(domains.keys() | asked):  # the command line takes precedence over the search space
         for key, other in (pair, pair[::-1]):
             if key not in asked:
                 left_out[key] = f"{other} sets the same variable"

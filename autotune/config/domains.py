@@ -25,7 +25,7 @@ from autotune.knobs.values import MAX_TEXT, shown, value_of
 from autotune.records import KnobValue
 from autotune.space import Choice, Domain, IntInterval
 
-MAX_VALUES = 256  # of one domain; more could not be searched, and range(0,10**12) would fill memory
+MAX_VALUES = 256  # maximum length of a domain's list; more could not be searched, and range(0,10**12) would fill memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 MAX_KEY = 200  # characters
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
@@ -53,7 +53,7 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     """Returns the domain of listed values.
 
     Raises:
-        BadInput: there are no values, too many, or unusable ones; lists every unusable value.
+        BadInput: the list is empty or too long, or contains unusable values; lists every unusable value.
     """
     listed = list(itertools.islice(raw, MAX_VALUES + 1))
     if not listed:
@@ -86,7 +86,7 @@ def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]
         host_context: the machine whose bounds apply.
 
     Raises:
-        BadInput: no such file, not a mapping, unknown knobs or unusable domains; lists them all.
+        BadInput: no such file, not a mapping, unknown knobs or unusable domains; lists every problem.
     """
     if name == NOTHING:
         return {}

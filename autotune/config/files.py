@@ -60,11 +60,11 @@ def read(path: Path, group: str, host_context: HostContext) -> Chosen:
 
     Args:
         path: the file.
-        group: the configuration group of the file. The file's keys belong to this group unless it says `# @package`.
+        group: the configuration group of the file. The keys belong to it unless the file has a header `# @package`.
         host_context: the machine whose bounds apply.
 
     Raises:
-        BadInput: not YAML, not a mapping, unknown keys or unusable values; lists them all.
+        BadInput: not YAML, not a mapping, unknown keys or unusable values; lists every problem.
     """
     document = yaml_file.read(path, group)
     document = {} if document is None else document

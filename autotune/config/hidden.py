@@ -31,7 +31,8 @@ class HiddenValues:
     """Stand-ins and the secret values that they replace.
 
     Attributes:
-        values: knob key -> stand-in -> value. MASK alone stands for a pinned value, or for the value in autotune's environment.
+        values: knob key -> stand-in -> value. The stand-in is MASK and a number. For a pinned value, or the value in autotune's
+            environment, it is MASK alone.
     """
 
     values: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -65,7 +66,7 @@ class HiddenValues:
         Args:
             key: the knob.
             stand_in: the recorded stand-in.
-            configured: the variable's value in the configuration. It is a stand-in, too, unless the user gave a reference.
+            configured: the variable's value in the configuration: a stand-in, or the secret if the user gave a reference to it.
         """
         name = key.removeprefix(PREFIX)
         value = os.environ.get(name, "") if is_masked(configured) else configured
@@ -113,7 +114,7 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
         command: the study's recorded command.
 
     Raises:
-        BadInput: a secret was typed for the study and is not in the environment now; lists all such secrets.
+        BadInput: the user typed a secret when starting the study, and it is not in the environment now; lists all of these.
     """
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):

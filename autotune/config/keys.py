@@ -41,7 +41,7 @@ CONFIG_GROUPS = ("model", "data")  # keys whose value is the name of a file in c
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
-# Keys that say where, how long and over what to search. Studies that differ only in these keys measure the same thing.
+# Keys that say where and how long to search, and which knobs. Studies that differ only in these keys measure the same thing.
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.slots", "launch.queue_minutes", "search_space", "tiers",
     "program.python", "study.name",
@@ -82,7 +82,7 @@ def _scratch() -> DictConfig:
 
 
 def unknown_key(key: str, value: Any) -> str:
-    """Returns the problem of a key that does not exist, and suggests keys, preferably the same name in another group."""
+    """Returns the problem of a key that does not exist. It suggests the same name in another group, or else similar keys."""
     wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in KNOWN_AS:
         return f"{wrong} {KNOWN_AS[key]}"

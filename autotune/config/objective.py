@@ -81,7 +81,7 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
 
 
 def _lacking(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
-    """Returns a problem if the machine cannot measure what is requested. If that is unknown here, the baseline finds out."""
+    """Returns a problem if the study has no GPU that measures what is requested; [] if the GPUs are unknown."""
     key, value, fact, what = asked
     if gpus is None:
         return []

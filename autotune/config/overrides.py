@@ -1,4 +1,4 @@
-"""Splits command-line overrides by meaning: a pin or plain key for Hydra, or a domain to search."""
+"""Sorts command-line overrides by meaning: keys with one value for Hydra, files to read, or domains to search."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def split(overrides: Sequence[str], folders: list[Path], host_context: HostConte
 
 
 def _command_before_dashes(overrides: Sequence[str]) -> str:
-    """Returns the problem of words that are a command without `--`; "" if they are not a command."""
+    """Returns the error message for a command that is given without `--` before it; "" if the words are not a command."""
     words = [typed for typed in overrides if "=" not in typed]
     if not words or not (os.path.isfile(words[0]) or shutil.which(words[0])):
         return ""

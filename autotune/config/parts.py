@@ -18,7 +18,7 @@ FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory 
 
 
 def problems_of_parts(config: StudyConfig) -> list[str]:
-    """Returns what is wrong with the references to the user's code. To check it, the recipe's interpreter imports the code."""
+    """Returns what is wrong with the references to the user's code. The recipe's interpreter imports the code to check them."""
     parts = parts_of(config)
     wrong = [
         f"{key}: not a reference to a function, got {shown(reference)}. {FORM}"

@@ -108,9 +108,10 @@ def parts_of(config: StudyConfig) -> dict[str, str]:
 
 
 def script_of(config: StudyConfig) -> Script:
-    """Returns the built-in script of a recipe, which also supplies the parts that are not the user's own code.
+    """Returns the built-in script of a recipe.
 
-    The model decides which script it is; without a model's name, the data decide.
+    The script also supplies the parts that are not the user's own code. The model decides which script it is; without a model's
+    name, the data decide.
     """
     if config.model.name is not None:
         return SCRIPTS.get(config.model.source, VISION)  # `checks.problems_of` rejects unknown sources
@@ -172,7 +173,7 @@ def _model(config: StudyConfig) -> list[str]:
     if source == "timm" and said is not None and "No module named 'timm'" in said.stderr:
         return [_missing(source, python)]
     there_are = said.stdout.split() if said is not None and said.returncode == 0 else []
-    if not there_are or name in there_are:  # without a list, the baseline fails on an unknown model
+    if not there_are or name in there_are:  # without a list, an unknown model is noticed only when the baseline fails
         return []
     return [no_such("model.name", name, there_are, f"classifier of {source}")]
 

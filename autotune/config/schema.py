@@ -261,11 +261,11 @@ class RayOptions:
     """What autotune asks Ray for, for launcher=ray.
 
     Attributes:
-        address: address of the cluster: HOST:PORT, or auto for RAY_ADDRESS or else the cluster that runs on this machine.
+        address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
         cpus: number of CPUs that Ray reserves, so that its other jobs do not get them. Trials may use every core of the node.
-        autoscaling: whether to wait for a node that the cluster does not have yet, because it adds nodes on demand.
+        autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
     """
 
     address: str = "auto"
@@ -287,7 +287,7 @@ class LaunchOptions:
         slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
             one for each GPU if the program uses a single GPU, else one. Trials run in parallel only if a calibration shows
             that they do not slow each other down. Applies to commands, too.
-        queue_minutes: longest wait for a node of a cluster; null for no limit. It costs no budget.
+        queue_minutes: longest wait for a node of a cluster; null for no limit. Waiting does not use up the budget.
         slurm: what autotune asks Slurm for.
         ray: what autotune asks Ray for.
     """

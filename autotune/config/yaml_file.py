@@ -72,7 +72,7 @@ def loaded(text: str) -> Any:
     """Returns what a YAML text holds, as `read` does for a file.
 
     Raises:
-        ValueError: it is not plain YAML; says why in a line.
+        ValueError: it is not plain YAML; the message says why in one line.
     """
     try:
         return yaml.load(text, _Loader)

@@ -1,6 +1,7 @@
 """Splits the time of a step into categories.
 
-The categories are ordered. If several apply at the same instant, only the first counts, so their seconds sum to the step.
+The categories are ordered. If several apply at the same instant, only the first counts, so the seconds of all categories add up
+to the step.
 
 On a GPU the device comes first: the host's work counts only while the device has nothing to do. On the CPU the innermost
 operator of the training thread counts. While that thread only waits for autograd's threads, their operators count.
@@ -53,12 +54,12 @@ class Breakdown:
     """Seconds of a step by category.
 
     Attributes:
-        is_gpu: whether a GPU's events come first.
-        seconds: category -> mean seconds per step, in order of priority; of GPU_CATEGORIES or CPU_CATEGORIES.
+        is_gpu: whether the trace has events of a GPU; the categories are then GPU_CATEGORIES, otherwise CPU_CATEGORIES.
+        seconds: category -> mean seconds per step, in order of priority.
         by_step: seconds of each step, shape (steps, categories).
         step_s: mean seconds of a step.
-        other_parts: parts of "other" by place, ("between forward and backward", seconds per step); [] if "other" is at most
-            MAX_OTHER_FRAC.
+        other_parts: parts of "other", such as ("between forward and backward", seconds per step); [] if "other" is at most
+            MAX_OTHER_FRAC of the step.
         collective_s: seconds per step in which a collective ran, exposed or not.
     """
 
@@ -98,12 +99,15 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
-    """Returns when each category applies, in order of priority; "other" is the rest. A category can have several layers."""
+    """Returns the layers in order of priority. A category can have several; "other" has none, because it is the rest."""
     return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
 
 
 def swept(layers: Sequence[Layer], windows: Floats, categories: Sequence[str]) -> Floats:
-    """Returns the seconds of each window by category, shape (windows, categories); the last category is the rest."""
+    """Returns the seconds of each window by category, shape (windows, categories).
+
+    Each instant counts for the first layer that covers it, or for the last category if no layer does.
+    """
     totals = {name: np.zeros(len(windows)) for name in categories}
     covered, before = NOTHING, np.zeros(len(windows))
     for name, when in layers:
@@ -206,7 +210,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns where no category applies, as (the ranges before and after, seconds per step), the longest first."""
+    """Returns where no category applies, such as ("between forward and backward", seconds per step), longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

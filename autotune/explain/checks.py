@@ -87,7 +87,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the check in which pairs tried a finding's remedy earlier, with today's prediction; None if there was none."""
+    """Returns an earlier check that tried a finding's remedy in pairs, updated to today's prediction; None if there is none."""
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
     made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
@@ -109,8 +109,8 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing, and a change of the code may help, the finding stays, but without the setting. Its gain is
-    then a bound. A change of the code leaves part of the cost, so it gains at most what was measured without the cause. If this
-    measurement is less certain than the prediction, the prediction stays.
+    then a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the
+    code leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs without it, in turn, less what usually remains after a change of the code"
@@ -146,7 +146,7 @@ def measured_gain(pairs: Sequence[tuple[float, float]], noise: Noise) -> Gain:
 def accuracy(checks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Returns how many predictions were tried, and how many held: {"checked", "held"}.
 
-    Fixed programs do not count: a fix may remove a part of the cost, or none.
+    Checks of fixed programs do not count, because a fix may remove only part of the cost, or nothing.
     """
     known = [check for check in checks if check.get("how") != FIXED]
     return {"checked": len(known), "held": sum(bool(check["held"]) for check in known)}

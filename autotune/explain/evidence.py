@@ -26,7 +26,7 @@ GENERATED = "torchinductor_"  # part of the paths of code that torch.compile gen
 def phases_of(lines: Lines) -> dict[str, float]:
     """Returns phase -> seconds per step, timed on the GPU if the program uses one, else in the training thread.
 
-    The training thread runs ahead of a GPU. Where it waits for the GPU does not show what the GPU computes at that time.
+    The training thread runs ahead of a GPU, so the phase in which it waits is often not the phase that the GPU is executing.
     """
     return lines.phases_s if lines.device_phases_s is None else lines.device_phases_s
 
@@ -36,8 +36,8 @@ class Operations:
     """The operators of a step in one rank's trace.
 
     Attributes:
-        count: calls of operators in a step outside its input, including calls from inside other operators.
-        by_operator: rows of the table of operators, with their "seconds" per step, most first. These are seconds on the GPU if
+        count: calls of operators in a step, including calls from inside other operators, but not in the phase "input".
+        by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
         busy_s: seconds per step that the device computes; None on the CPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
@@ -78,7 +78,7 @@ class Evidence:
     """Everything known about one configuration.
 
     Attributes:
-        record: the trial that measured it first.
+        record: the trial that first measured the configuration.
         cwd: folder of the program; paths inside are shown relative to it.
         host_context: machine and program.
         lines, memory: documents of these passes, by rank; () for a pass that wrote none.
@@ -132,7 +132,7 @@ class Evidence:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input, or of a step at the device rate D if that is shorter."""
+        """Seconds of a step without its wait for input; at most the seconds of a step at the device rate D, if known."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
@@ -176,7 +176,7 @@ class Evidence:
         return file.removeprefix(os.path.join(self.cwd, "") if self.cwd else "")
 
     def place(self, file: str, line: int) -> str:
-        """Returns "file:line", as `shown`."""
+        """Returns "file:line", with the path as `shown` returns it."""
         return f"{self.shown(file)}:{line}"
 
     def place_of(self, line: Line | Site) -> str:
@@ -238,7 +238,7 @@ class Evidence:
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
-        """Returns whether all trials of the study with this value failed, or were no faster."""
+        """Returns whether the study's trials with this value failed or were no faster, see `Tried.is_refuted`."""
         return self.tried is not None and self.tried.is_refuted(knob, value)
 
     def larger(self, knob: str, now: float, wanted: float) -> int | None:

@@ -39,16 +39,19 @@ def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
     return Gain(low=low, mid=mid, high=high, kind=kind)
 
 
-def gain_of_part(whole: Gain, remaining: Saved, kind: Kind) -> Gain:
+def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float | None = None) -> Gain:
     """Returns the gain if only a part of a cost is removed.
 
     Args:
-        whole: the gain if all of it is removed.
-        remaining: share of it that remains: at most, usually, at least.
+        whole: the gain if the whole cost is removed.
+        remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
+        limiting: the cost as a share of what limits the rate alone. Removing a half of it then saves half of this share, until
+            something else limits the rate: not half of what removing all of it saves. None if it adds to a step's other costs.
     """
-    saved = (gain / (1 + gain) for gain in (whole.low, whole.mid, whole.high))  # as a share of the step
-    low, mid, high = ((1 - left) * max(0.0, each) for left, each in zip(remaining, saved, strict=True))
+    saved = [max(0.0, gain / (1 + gain)) for gain in (whole.low, whole.mid, whole.high)]  # as a share of the step
+    parts = [(1 - left) * (each if limiting is None else limiting) for left, each in zip(remaining, saved, strict=True)]
+    low, mid, high = map(min, parts, saved)
     return gain_of(1.0, (low, mid, high), kind)
 
 

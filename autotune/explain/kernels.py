@@ -39,7 +39,7 @@ COLUMNS = {
 
 
 def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], list[str]]:
-    """Returns the rows of the table, the most seconds first, and notes on what is left out.
+    """Returns the rows of the table, sorted by seconds, longest first, and notes on what is left out.
 
     Launches with the same name, launch configuration and operator share a row.
     """

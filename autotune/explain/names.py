@@ -142,7 +142,10 @@ def computes_in_tf32(kernel: str) -> bool:
 
 
 def tensor_core_eligible(kernel: str, operator: str = "") -> str:
-    """Returns whether Tensor Cores could do a kernel's work: matrix products, convolutions, attention. `operator` may be ""."""
+    """Returns whether Tensor Cores could do a kernel's work: YES for matrix products, convolutions and attention.
+
+    `operator` is the operator that launched the kernel; "" if it is unknown.
+    """
     if _CUDA_CORES.search(kernel) or _TENSOR_CORE.search(kernel):
         return YES
     if _NO_MATRIX.search(kernel):

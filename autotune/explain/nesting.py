@@ -9,7 +9,7 @@ import numpy as np
 from autotune.explain.intervals import Floats, Ints
 from autotune.explain.trace import Trace
 
-RESOLUTION_S = 1e-9  # Kineto's; if two events overlap by less than this, the second comes after the first, not inside it
+RESOLUTION_S = 1e-9  # of Kineto's times; if two events overlap by less, the second counts as following the first
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,7 @@ class Nesting:
     owners: Ints
 
     def spread_down(self, values: Ints) -> Ints:
-        """Returns each event's value; an event without a value (-1) gets the one of its nearest ancestor with a value."""
+        """Returns each event's value; an event without a value (-1) gets that of its nearest ancestor that has one."""
         found = values.tolist()
         for at, parent in enumerate(self.parents.tolist()):  # a parent comes first
             if found[at] < 0 and parent >= 0:
@@ -50,7 +50,7 @@ class Nesting:
 def nested(trace: Trace, chosen: Ints) -> Nesting:
     """Returns the nesting of some events, given by ascending indices, within each thread.
 
-    Because times are rounded, an event may begin inside another and end after it. Then it is cut at the end of the other.
+    Because times are rounded, an event may begin inside another and end after it. It is then cut where the other ends.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)

@@ -100,7 +100,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
 def operator_rows(
     trace: Trace, host: Host, found: Operators, *, rank: int = 0, peaks: Peaks | None = None
 ) -> tuple[list[Row], list[str]]:
-    """Returns the rows of the table, the most seconds first, and notes on what is left out."""
+    """Returns the rows of the table, sorted by seconds, longest first, and notes on what is left out."""
     if not len(found.places):
         return [], ["no operators were recorded in the steps"]
     nesting, steps = host.nesting, found.num_steps
@@ -185,7 +185,7 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     flops[inside] = np.nan
     num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
-    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # counted at its callees already
+    num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # already counted for the operators inside
     _move_into_backends(trace, host, flops, num_bytes)
     return flops, num_bytes
 
@@ -205,7 +205,7 @@ def _is_inside(parents: Ints, marked: Mask) -> Mask:
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
-    """Moves the work of a convolution or attention to the backend's operator inside it, which takes the time."""
+    """Moves the work of a convolution or attention to the backend's operator inside it, where the time is spent."""
     parents, events = host.nesting.parents, host.nesting.chosen
     backends = trace.is_named(BACKEND.search)[events] & (trace.categories[events] == OPERATOR)
     for place in np.flatnonzero(backends).tolist():
@@ -218,7 +218,7 @@ def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floa
 
 
 def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
-    """Returns which calls an operator makes directly to itself with the same shapes. Its total includes them already."""
+    """Returns which calls come directly from the same operator with the same shapes, whose total already includes them."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
     nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])

@@ -27,7 +27,7 @@ class Passes:
     Attributes:
         lines, traced, memory: rank -> document.
         traces: rank -> path of its trace.
-        absent: pass -> why its file is missing, for all ranks or for one.
+        absent: pass -> why files are missing; each reason is about one rank or about all.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Passes:
 
 
 def read_passes(folders: Sequence[Path], mask: Callable[[str], str] = str) -> Passes:
-    """Returns the files of the passes, masked. If a document is in two of the folders, the last one counts."""
+    """Returns the files of the passes, masked. If several folders hold the same document, the last folder counts."""
     found = Passes()
     for folder in folders:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -126,7 +126,7 @@ def _check_numbers(value: Any) -> None:
 
 
 def _masked(value: Any, mask: Callable[[str], str]) -> Any:
-    """Returns a document without secrets, and without lone surrogates, which paths may contain but files cannot."""
+    """Returns a document without secrets, and without lone surrogates, which a path may contain but UTF-8 text may not."""
     if isinstance(value, dict):
         return {_writable(name): _masked(item, mask) for name, item in value.items()}
     if isinstance(value, list):

@@ -84,7 +84,7 @@ class Tables:
         return [] if table is None else table.rows if rank is None else table.of_rank(rank)
 
     def add(self, table: Table, reason: str = "") -> None:
-        """Adds a table; if it has no rows, records that it is absent for this reason."""
+        """Adds a table. If it has no rows, it is recorded as absent instead, with this reason."""
         if table.rows:
             self.tables[table.name] = table
         else:
@@ -216,7 +216,8 @@ class _OfTraces:
     def _step_s(self, rank: int) -> float:
         """Returns the seconds of a step without a profiler if they are known, else of a profiled step.
 
-        Before its profiler starts, the pass "trace" runs the plain program; the pass "lines" makes Python a bit slower.
+        The pass "trace" runs the plain program before its profiler starts. The pass "lines" runs without a profiler, but makes
+        Python a bit slower. If both are known, the smaller time counts.
         """
         lines, traced = self._passes.lines.get(rank), self._passes.traced[rank]
         known = [seconds for seconds in (step_s(lines) if lines else 0.0, traced.plain_step_s) if seconds]
@@ -269,7 +270,7 @@ def read_tables(folder: Path) -> Tables:
 
     Raises:
         OSError: there is no index of tables, or it cannot be read.
-        ValueError: the file of the index holds something else.
+        ValueError: that file is not an index of tables, or is of another version.
     """
     target = folder / FOLDER
     index = read_json(target / INDEX)

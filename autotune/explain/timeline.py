@@ -14,7 +14,7 @@ from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, T
 from autotune.plain_text import one_line
 
 MAX_RECTANGLES = 400
-MERGED_FRAC = 0.001  # rectangles of one category with a gap of less than this share of the step are merged
+MERGED_FRAC = 0.001  # neighbours of one category are merged if the gap between them is a smaller share of the step
 MAX_NAME_CHARS = 100
 PHASES, TRAINING, AUTOGRAD, STREAM = "phases", "training thread", "autograd thread", "stream"
 

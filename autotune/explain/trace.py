@@ -58,7 +58,7 @@ class Trace:
         arguments: the distinct arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels.
         device_name: name of the first device; "" on the CPU.
-        left_out: numbers of steps that do not count.
+        left_out: which steps do not count: 3 stands for "ProfilerStep#3".
         notes: what was left out.
     """
 
@@ -174,7 +174,7 @@ def _text_of(path: Path) -> tuple[str, bool]:
 
 # Columns -------------------------------------------------------------------------------------------------------------------
 
-_TAKEN = object()  # stands for an event whose columns are kept
+_TAKEN = object()  # replaces an event after it is parsed, so that only its columns stay in memory
 
 
 class _Columns:

@@ -18,13 +18,14 @@ from autotune.trials.session import configuration_key
 # H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
-# A trial whose rate is below this share of the most similar trial's refutes a value even if the two differ in other knobs.
+# If a trial with a value has less than this share of the most similar trial's rate, the value is refuted even though the two
+# trials differ in other knobs.
 HALVED = 0.5
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
 def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
-    """Returns the spread of one measurement from process to process, as far as this and earlier studies have measured it."""
+    """Returns the spread of one measurement from process to process, from this and earlier studies, or else USUAL_NOISE."""
     return pooled([noise_of(rounds_of(records)), earlier]) or USUAL_NOISE
 
 
@@ -57,8 +58,9 @@ class Tried:
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
         """Returns whether trials with this value failed or were no faster than the most similar trials without it.
 
-        False if a trial with the value was faster, or if `gain` returns a measured gain. If the two trials differ in other
-        knobs as well, those may cause the loss. So the trial then counts only if its rate is below HALVED times the other's.
+        False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial and the most similar one
+        differ in other knobs as well, those may cause the loss. So the trial then counts only if it ran and its rate is below
+        HALVED times that of the other.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
@@ -74,7 +76,7 @@ class Tried:
     def _results(
         self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
     ) -> list[tuple[float, int]]:
-        """Returns the result of `_compared` for a trial with the value; [] for a check without a rate to compare it with.
+        """Returns the result of `_compared` for a trial with the value; [] for a check if its round has no rate to compare.
 
         A check is compared with the other side of its round: the machine may have been faster or slower during the search.
         """

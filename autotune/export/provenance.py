@@ -90,7 +90,7 @@ def _again(summary: Summary) -> dict[str, Any]:
     return {
         "identity": {name: value for name, value in identity.items() if name.startswith("machine.") or name in PROGRAM},
         "settings": summary.get("settings") or {},
-        "pinned": sorted(summary.get("pinned") or {}),  # knobs; the baseline has them, too
+        "pinned": sorted(summary.get("pinned") or {}),  # knobs that the user pinned; the baseline has them, too
         **({"target": summary["target"]} if summary.get("target") else {}),  # the training DataLoader, for `autotune apply`
         "program": program,
     }

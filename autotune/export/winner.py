@@ -25,10 +25,10 @@ class Winner:
 
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
-        active: the knobs among `knobs` that have an effect; for example, prefetch_factor has none with num_workers=0. Includes
-            `forced`.
+        active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
+            num_workers=0.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
-            the trial added; {} otherwise. In `autotune apply`, it chooses in the same way.
+            the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
         full: the value of every known knob: from `knobs`, else the program's own.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
@@ -63,7 +63,7 @@ class Winner:
 
 
 def _own(summary: Summary) -> Knobs:
-    """Returns the program's own values of the knobs, as far as they are values that the knobs may have."""
+    """Returns the program's own values of the knobs, except values of a type that the knob cannot have."""
 
     def is_known(key: str, value: KnobValue) -> bool:
         kind = CATALOGUE[key].type if key in CATALOGUE else object

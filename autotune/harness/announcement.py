@@ -18,7 +18,7 @@ from .process import num_nodes
 
 AHEAD = 2  # rank 0 announces the number this many steps ahead; all ranks see it in time, because they run in lockstep
 ASK_EVERY_S = 0.1  # between two requests to the store, each of which goes through the network
-AHEAD_S = 0.3  # on several nodes, the last step is at least this many seconds ahead
+AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seconds ahead
 
 
 class Announcement:
@@ -40,7 +40,7 @@ class Announcement:
                 return
 
     def heard(self) -> Optional[int]:
-        """Returns what rank 0 has told; None if nothing yet. Called after every step by the other ranks."""
+        """Returns the number once rank 0 has announced it, None until then. Called after every step by the other ranks."""
         if os.path.exists(self._file):
             with open(self._file, encoding="utf-8") as file:
                 return int(json.load(file)["step"])

@@ -60,7 +60,7 @@ class ProbedSampler:
 
 
 def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
-    """Attaches a probe to the batch sampler of a new loader iterator and returns it; None without batching."""
+    """Attaches a probe to the batch sampler of a new loader iterator and returns the probe; None without batching."""
     if not getattr(iterator, "_auto_collation", False) or not hasattr(iterator, "_sampler_iter"):
         return None
     probe = BatchSizeProbe()

@@ -1,8 +1,8 @@
 """Checkpoints a module's repeated blocks: their activations are not kept, and the backward pass runs the blocks again.
 
-A block is an outermost module that has children and is directly in a plain Sequential or ModuleList. Only blocks of the most
-frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is used instead,
-because it also changes other things that checkpointing requires (key-value caches).
+A block is a module that has children and is directly in a plain Sequential or ModuleList, but not inside another block. Only
+blocks of the most frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is
+used instead, because it also changes other things that checkpointing requires (key-value caches).
 """
 
 from __future__ import annotations

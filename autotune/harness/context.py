@@ -61,7 +61,7 @@ class TrialContext(abc.ABC):
         clock: times steps; the device's clock from the first step on.
         applied: what the harness does in a real run; None in a trial.
         losses: records losses; None in a real run.
-        explained: the pass of a trial in mode "explain"; None in all others.
+        explained: the pass of a trial in mode "explain"; None in other modes.
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: the handlers of all knobs.
 
@@ -124,4 +124,4 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook that runs after usual steps. After others, it calls `otherwise`, the harness's full hook."""
+        """Returns a fast hook for usual steps. After any other step, it calls `otherwise`, the harness's full hook."""

@@ -120,7 +120,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # not for a single evaluation: rare evaluations are left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is not awaited longer: rare ones are left out
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -86,7 +86,7 @@ class Delayed(Tensor):
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns a tensor that stands for the content's floats; if `kind` is given, the tensor's class stands for `kind`."""
+        """Returns a tensor that stands for the content's floats as a tensor of class `kind`; None for plain tensors."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
@@ -141,7 +141,8 @@ def computed(data: Tensor, steps: Steps) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(steps: Steps, device: torch.device) -> Sequence[Tuple[str, Tensor]]:
-    # Operands are tensors: instead of dividing by a plain number, CUDA multiplies by its reciprocal, so the last bit differs.
+    # Operands are tensors, because CUDA replaces division by a plain number with multiplication by its reciprocal, whose result
+    # may differ in the last bit.
     found = []
     for name, operand in steps:
         shape = (-1, 1, 1) if isinstance(operand, tuple) else ()

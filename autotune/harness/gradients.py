@@ -55,7 +55,7 @@ class Gradients:
         self.num_calls = self.num_done = self.num_cleared = 0  # step() calls in whole cycles, real steps, zero_grad() calls
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
-        self.gathered = self._num_discarded = 0
+        self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass started from
         self._first_samples = 0.0  # samples of the first forward call
@@ -65,7 +65,7 @@ class Gradients:
         self._parallel = context.handlers.parallel
         if self.every != 1:
             self._parallel.is_due = self._is_due
-        # All is patched now: a scheduler may wrap an optimizer's step before the harness knows whether losses are scaled.
+        # Patch everything at once: a scheduler may wrap an optimizer's step before the harness knows whether losses are scaled.
         may_scale = knobs.get(module_knobs.AMP) == "fp16"
         if self._is_derived or self.every != 1 or self.set_to_none is not None or may_scale:
             self.is_in_place = True
@@ -142,7 +142,7 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether the harness drives this optimizer's steps: it drives the first optimizer that steps, until another does."""
+        """Whether the harness drives this optimizer's steps: true for the first optimizer that steps, until another steps."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -168,7 +168,7 @@ class Gradients:
         return self.gathered + 1 >= (self.every or 1)
 
     def _is_due(self) -> bool:
-        # In checked cycles every pass communicates, as the program may still turn out to use what `no_sync` would hold back.
+        # In checked cycles every pass communicates: the program may turn out to use gradients, which must then be averaged.
         return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:

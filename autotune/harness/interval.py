@@ -29,7 +29,7 @@ def mean_half_width_frac(
     Args:
         rates: rate of each block, per second, in order.
         seconds: length of each block.
-        quantile: 97.5 % quantile of Student's t by its degrees of freedom; None for `student_t`.
+        quantile: returns the 97.5 % quantile of Student's t for a number of degrees of freedom; None for `student_t`.
     """
     n = len(rates)
     if n < MIN_BLOCKS:

@@ -147,7 +147,7 @@ class Kept:
         return removed
 
     def making_folders(self, make: Call) -> Call:
-        """Returns an `os.mkdir` that records new folders, and accepts one whose removal was only pretended."""
+        """Returns an `os.mkdir` that records new folders, and raises no error for a folder whose removal was only pretended."""
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""

@@ -27,7 +27,7 @@ from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
-LEAST_STEPS = 3  # after this many steps, a loader that fed only the first and is no longer iterated over does not train
+LEAST_STEPS = 3  # after this many steps, a loader does not train if it fed only the first step and its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 
@@ -201,7 +201,7 @@ class LoaderWatch:
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
-        """Returns what each worker calls: to observe itself in the pass "lines", or to skip stages; None in other trials."""
+        """Returns a function for each worker to call, which observes it in the pass "lines" or skips stages; None otherwise."""
         if self._spec.skipped:
             number = -1 if info is None else info.number
             trains = info is None or self._may_train(info)
@@ -436,7 +436,7 @@ class LoaderWatch:
         return self.training.num_workers if self.training else 0
 
     def target(self) -> Optional[List[Dict[str, Any]]]:
-        """Returns the construction sites of the training loader and of the loaders it was made from, in order."""
+        """Returns the sites of the loaders that the training loader was made from, then its own; None if it is not known."""
         if self.training is None:
             return None
         chain = [self.training]

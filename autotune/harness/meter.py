@@ -18,10 +18,11 @@ from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
-LONG_COMPILATIONS = 3  # compilations of up to this many times the longest one do not use up the warm-up's time limit
+# Time spent compiling, up to this many times the longest compilation, does not count against the warm-up's time limit.
+LONG_COMPILATIONS = 3
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
-# 4.60 / 2.78); for more blocks, it is less than that.
+# 4.60 / 2.78); for more blocks, the ratio is smaller.
 RACE_WIDTH = 1.66
 CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> this factor: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
 CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
@@ -350,7 +351,7 @@ class Meter:
         self.reason = self.reason or reason
 
     def _still_moves(self) -> bool:
-        """Returns whether another window was started because the step time changed over this one."""
+        """Returns whether another window was started because the step time changed during this one."""
         found = self._whole()
         rates, between = (found.rates_per_s, []) if found else (self._window.rates_per_s, self._warm.rates_per_s)
         last = trend(rates)

@@ -348,7 +348,7 @@ class ModuleWatch:
 
 
 def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether it has one now."""
+    """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether this succeeded."""
     module, original = root.module, type(root.module)
 
     nesting = watch.nesting
@@ -372,7 +372,7 @@ def is_in_backward() -> bool:
 
 
 def _width(module: Any) -> Optional[int]:
-    """Returns the number of inputs of a module's first layer, if that is a matrix; None otherwise."""
+    """Returns the number of inputs of a module's first layer if the module's first parameter is a matrix; None otherwise."""
     first = next(members.parameters(module), None)
     shape = members.shape_of(first) or ()
     return int(shape[1]) if len(shape) == 2 else None

@@ -32,7 +32,7 @@ class OptimizerWatch:
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
         self._steps_of_others = self._counted_steps = 0
-        self._short: Any = None  # the clock's hook while the short hook is enough
+        self._short: Any = None  # the clock's short hook while that is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
         self.num_skipped = 0
@@ -81,7 +81,7 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
-            # The scaler gives its scale only to a fused optimizer, which unscales itself; others fail if given a scale.
+            # The scaler passes its scale to fused optimizers, and others would fail with it. So first set the implementation.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
@@ -148,7 +148,7 @@ class OptimizerWatch:
     _after._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def uninstall(self) -> None:
-        """Removes the hooks from optimizers that have their knobs (mode "apply"); optimizers made later get hooks again."""
+        """Removes the hooks from optimizers whose knobs are set (mode "apply"); optimizers made later get hooks again."""
         self.is_uninstalled, self._clock = True, None
         for optimizer in self.optimizers():
             if id(optimizer) not in self._prepared:
@@ -234,7 +234,7 @@ class OptimizerWatch:
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Does nothing; in mode "apply", replaces the hook after steps of an optimizer that has its knobs."""
+    """Does nothing; in mode "apply", takes the place of the hook after steps of an optimizer once its knobs are set."""
 
 
 def _is_left_alone(optimizer: Any) -> bool:

@@ -66,7 +66,7 @@ class _Site:
 
     def add(self, patch: Patch) -> None:
         if patch in self._layers:
-            return  # it could not be removed before
+            return  # it is still there, because it could not be removed
         if not self._layers:
             self._before = vars(self.owner).get(self._name, MISSING)  # others may have patched and restored it
         self._put(patch)
@@ -146,7 +146,7 @@ class Patches:
 
 
 def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
-    """Replaces a method of one object for its lifetime, for example of an iterator that lasts an epoch."""
+    """Replaces a method of one object as long as the object lives, for example of an iterator that lasts an epoch."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(wrap(getattr(owner, name))))
 
 

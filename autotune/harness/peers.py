@@ -53,7 +53,7 @@ class Peers:
 
     Attributes:
         is_joint: whether other processes train the same parameters.
-        span: begin and end, on the monotonic clock, of the common measurement; None before all are ready.
+        span: begin and end, on the monotonic clock, of the common measurement; None until all processes have measured.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -65,8 +65,8 @@ class Peers:
         self._number = -1  # number of the claim; -1 for none yet
         self._memory: Optional[str] = None
         self._beat = 0
-        self._open_s: Optional[float] = None
-        self._full_s: Optional[float] = None
+        self._open_s: Optional[float] = None  # when this process's window opened
+        self._full_s: Optional[float] = None  # when it had made enough steps since
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
         self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> (last beat, number of renewals, time of the last)

@@ -96,9 +96,9 @@ class MemoryWatch:
             self._retries_before = int(self._cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def summary(self) -> Dict[str, Any]:
-        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}; None if unknown.
+        """Returns {"kind", "peak_bytes", "peak_reserved_bytes", "capacity_bytes", "alloc_retries"}.
 
-        The retries are those since the window opened.
+        Unknown values are None. The retries are those since the window opened.
         """
         if self._cuda is not None:
             stats, cuda = self._cuda.memory_stats(self._index), self._cuda

@@ -40,7 +40,7 @@ STAND_IN = "***"  # followed by a number, replaces the value of a secret environ
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
-# In "scratch": the tuner's request for the stacks of processes that it cannot signal (away.py), and the file of each of them.
+# In "scratch": the tuner's request for the stacks of processes that it cannot signal (away.py), and the file of each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
@@ -229,7 +229,7 @@ class Window:
         is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.
         reason: why the window ended, or why it is not steady.
         is_raced: whether the window was ended early because the rate was certainly below `Spec.race_below_per_s`.
-        clock_gap_frac: |seconds between device events, added up - wall time| / wall time; None on the CPU.
+        clock_gap_frac: |sum of the seconds between device events - wall time| / wall time; None on the CPU.
         block_s: seconds of each block; empty in results of earlier versions.
         cycles: number of whole cycles in the window; each cycle is a block. 0 if the steps do not come in cycles.
     """

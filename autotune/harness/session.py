@@ -113,7 +113,7 @@ class Session(TrialContext):
             skipping.skip_functions(self.spec.skipped, is_needed=self.rank == 0)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook for usual steps, which one loader feeds and which need nothing else; others go to `otherwise`.
+        """Returns a short hook for usual steps, which one loader feeds and which need nothing else; others call `otherwise`.
 
         It does the same as `step_done`, but in a single call instead of seventeen: each call of cold code costs a microsecond
         (measured).

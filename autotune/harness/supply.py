@@ -124,7 +124,7 @@ class Supply:
 
     @property
     def is_falling(self) -> bool:
-        """Whether the window consumed more than was made in it."""
+        """Whether more batches were taken in the window than were made in it."""
         return self.fall_frac > FALL_FRAC
 
     def regime(self, num_threads: Optional[int]) -> Optional[str]:

@@ -31,7 +31,10 @@ class Trend(NamedTuple):
 
 
 def trend(rates: List[float]) -> Trend:
-    """Returns the slope of the step time's logarithm over equal parts (see CHUNKS), by least squares; 0 for fewer than five."""
+    """Returns the trend over equal parts (see CHUNKS): a least-squares line through the step time's logarithm.
+
+    It is Trend(0.0, 0.0) for fewer than five parts.
+    """
     size = max(1, len(rates) // CHUNKS)
     chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
     y = [-math.log(rate) for rate in chunks if rate > 0]
@@ -51,7 +54,7 @@ def keeps_changing(whole: Trend, last: Trend, least_frac: float) -> bool:
     """Returns whether the step time has certainly changed by more than `least_frac`, and was still changing at the end.
 
     Args:
-        whole: trend of everything since the first suspicious window.
+        whole: trend from the beginning of the first suspicious window to the end.
         last: trend of the last window alone; a step time that has settled by then is steady.
         least_frac: smallest change over the whole that matters.
     """

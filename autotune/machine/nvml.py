@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
+FOREIGN = "another package named pynvml hides nvidia-ml-py"
+# What NVIDIA's package has in every release. Others of its name, such as the first `pynvml` of PyPI, may lack some of it.
+NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 # Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
 SLOWDOWNS = {
     0x04: "power_cap",
@@ -37,9 +40,7 @@ class Nvml:
             return None
         try:
             return getattr(self._module, name)(*arguments)
-        except (self._module.NVMLError, AttributeError, TypeError):  # TypeError: older releases have other signatures
-            return None
-        except UnicodeDecodeError:  # under WSL, some drivers return names that are no text
+        except Exception:  # an NVMLError; or whatever older releases and drivers under WSL, with names that are no text, raise
             return None
 
     def text(self, name: str, *arguments: Any) -> str | None:
@@ -55,21 +56,35 @@ class Nvml:
 @contextlib.contextmanager
 def session() -> Iterator[Nvml]:
     """Yields NVML, initialised for the time of the context. Sessions may be nested: the driver is initialised once."""
-    try:
-        import pynvml
-    except Exception as error:  # a different package of that name may raise anything
-        yield Nvml(None, f"{MISSING} ({type(error).__name__}: {error})")
+    pynvml, problem = library()
+    if pynvml is None:
+        yield Nvml(None, problem)
         return
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        yield Nvml(None, str(error), getattr(error, "value", None))
+    except Exception as error:
+        code = getattr(error, "value", None)  # without a code it is no NVMLError: the package is broken
+        yield Nvml(None, _with(MISSING, error) if code is None else str(error), code)
         return
     try:
         yield Nvml(pynvml)
     finally:
-        with contextlib.suppress(pynvml.NVMLError):  # the driver may be gone by now: nothing is left to shut down
+        with contextlib.suppress(Exception):  # the driver may be gone by now: nothing is left to shut down
             pynvml.nvmlShutdown()
+
+
+def library() -> tuple[Any, str]:
+    """Returns the pynvml module and "", or None and why it cannot be used."""
+    try:
+        import pynvml
+    except (Exception, SystemExit) as error:  # a different package of that name may raise anything
+        return None, _with(MISSING if isinstance(error, ModuleNotFoundError) else FOREIGN, error)
+    lacking = [name for name in NEEDED if not hasattr(pynvml, name)]
+    return (None, f"{FOREIGN}: it lacks {', '.join(lacking)}") if lacking else (pynvml, "")
+
+
+def _with(problem: str, error: BaseException) -> str:
+    return f"{problem} ({type(error).__name__}: {error})"
 
 
 def text_of(value: Any) -> str | None:

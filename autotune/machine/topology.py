@@ -29,7 +29,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
     """Returns how this machine is connected, as plain values.
 
     Returns:
-        "gpus": a list of {"pci", "numa_node" (None if unknown), "nvlinks" (their number), "nvlinks_active" (number)};
+        "gpus": a list of {"pci", "numa_node" (None if unknown), "nvlinks" (how many), "nvlinks_active" (how many are up)};
         "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch"; "adapters": InfiniBand and
         RoCE ports, each {"name", "port", "is_active", "state", "rate", "layer"}; "interfaces": names of the network interfaces
         that are up; "numa_nodes": number of the node -> its CPUs, in the kernel's format.
@@ -40,7 +40,7 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
 
 
 def as_host_context(found: Mapping[str, Any]) -> Topology:
-    """Returns the part of `topology()` that knobs use. With {}, from an older record, everything is unknown."""
+    """Returns the part of `topology()` that knobs use. `found` is {} in older records; then nothing is known."""
     links = found.get("links") or []
     paths = {path for row, line in enumerate(links) for column, path in enumerate(line) if column != row}
     return Topology(
@@ -77,7 +77,7 @@ def interfaces(sys: Path = SYS) -> list[str]:
 
 
 def numa_nodes(sys: Path = SYS) -> dict[str, str]:
-    """Returns NUMA node -> its CPUs, "0-15,32-47"."""
+    """Returns the CPUs of each NUMA node: {"0": "0-15,32-47"}."""
     return {path.name.removeprefix("node"): read(path / "cpulist") for path in sys.glob("devices/system/node/node[0-9]*")}
 
 

@@ -9,7 +9,7 @@ from autotune.harness.protocol import whole_number
 
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs; None if it is not set, so that every GPU is visible.
+    """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs. Returns None if it is not set: then every GPU is visible.
 
     Like CUDA, stops at the first invalid entry: "" shows no GPU, "0,-1,1" only GPU 0 (CUDA programming guide, "CUDA
     Environment Variables").
@@ -26,11 +26,11 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program sees, in CUDA's order; {} for a GPU that NVML does not list.
+    """Returns the GPUs that a program sees, in CUDA's order. A GPU that cannot be identified is {}.
 
     Args:
         gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
-        environment: CUDA_VISIBLE_DEVICES in it may hold numbers, UUIDs or the beginnings of UUIDs.
+        environment: its CUDA_VISIBLE_DEVICES may hold numbers, UUIDs or the beginnings of UUIDs.
     """
     visible = visible_devices(environment)
     if visible is None:

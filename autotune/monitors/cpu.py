@@ -73,7 +73,7 @@ class CpuLook:
         processes: all visible processes, by id.
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
-        own: ids of this study's processes, without those of other slots; None for the tuner and all its descendants.
+        own: ids of this study's processes, without those of other slots; None stands for the tuner and all its descendants.
     """
 
     time_s: float
@@ -178,7 +178,7 @@ class CpuMonitor:
         return tree(look.processes, self._root) if look.own is None else look.own
 
     def trial(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of the trial's processes: all descendants of the tuner but its direct children, which are helpers."""
+        """Returns the ids of the trial's processes: the tuner's descendants except its children, which are autotune's own."""
         parents = {pid: look.processes[pid].parent for pid in self.own(look) if pid != self._root}
         return frozenset(pid for pid, parent in parents.items() if parent != self._root)
 

@@ -6,6 +6,7 @@ allowed to read, is queried once and is None from then on, never zero. Without a
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS, text_of
+from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS, library, text_of
 from autotune.plain_text import one_line
 
 Value = TypeVar("Value")
@@ -100,7 +101,7 @@ class DeviceMonitor:
             gpu.memory_used_bytes: largest of all samples.
             gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
             without counters, share of the steady samples.
-            gpu.energy_j, gpu.energy_s: energy by the counter, and the time in which it was used.
+            gpu.energy_j, gpu.energy_s: energy used in the window, by the counter, and the window's seconds.
             gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
             busy and under no power cap.
         """
@@ -233,10 +234,8 @@ class NvmlDevice(DeviceMonitor):
 
     def close(self) -> None:
         """See `DeviceMonitor.close`."""
-        try:
+        with contextlib.suppress(Exception):  # the driver may be gone by then; nothing is left to shut down
             self._nvml.nvmlShutdown()
-        except self._nvml.NVMLError:  # the driver may be gone by then; nothing is left to shut down
-            return
 
     def _counters(self) -> DeviceCounters:
         counted = {name: self._slowdown_s(name) for name in SLOWDOWN_FIELDS}
@@ -278,14 +277,11 @@ class NvmlDevice(DeviceMonitor):
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
-        except self._nvml.NVMLError as error:  # other errors are transient: a busy driver answers the next time
+        except Exception as error:  # without a code: another release of the package, or a driver under WSL that returns no text
             code = getattr(error, "value", None)
-            if code in FOR_GOOD:
+            if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None
-        except (AttributeError, UnicodeDecodeError):  # an older nvidia-ml-py; under WSL, a driver that returns no text
-            self._unsupported.add(name)
-        return None
 
 
 def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) -> DeviceMonitor:
@@ -296,15 +292,13 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
         uuid: the device's UUID, "GPU-...", or "MIG-..." for a slice; or its beginning, as CUDA_VISIBLE_DEVICES may have it.
         nvml: replaces the pynvml module in tests.
     """
+    nvml = nvml or library()[0]
     if nvml is None:
-        try:
-            import pynvml as nvml  # type: ignore[no-redef]  # lazily: a machine without a GPU never needs it
-        except Exception:  # a different package of that name may raise anything
-            return NoDevice()
+        return NoDevice()
     try:
         nvml.nvmlInit()
         handle = _by_uuid(nvml, uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(index)
-    except (nvml.NVMLError, UnicodeDecodeError):
+    except Exception:  # an NVMLError; or whatever another release of the package raises
         return NoDevice()
     return NvmlDevice(nvml, handle)
 
@@ -312,7 +306,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 def _by_uuid(nvml: Any, uuid: str) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except nvml.NVMLError:
+    except Exception:  # no device has this UUID; or another release, which wants bytes or has no such function
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         found = [handle for handle in handles if str(text_of(nvml.nvmlDeviceGetUUID(handle))).startswith(uuid)]
         if len(found) != 1:

@@ -134,7 +134,7 @@ class MachineWatch:
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, by name for the tracker; device memory is counted since `before`."""
+        """Returns the metrics of the window, by name for the tracker. The peak of device memory is taken since `before`."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:
@@ -181,7 +181,7 @@ def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()
         kind: `device.kind`.
         index: `device.index`, the first device.
         num: how many devices; each process of a recipe has its own.
-        uuids: the devices of a slot, which are watched instead.
+        uuids: the devices of a slot. If given, these are watched, and `index` and `num` do not count.
     """
     if kind == "cpu":
         return NoDevice()

@@ -3,7 +3,7 @@
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-Each of your parts is named PACKAGE.MODULE:FUNCTION. The working directory is searched first for it. Its signature must be:
+Each of your parts is named PACKAGE.MODULE:FUNCTION. Modules are looked for in the working directory first. Signatures must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
@@ -179,7 +179,7 @@ def check_call(function: Callable[..., Any], call: str) -> None:
     """Checks that a function can be called with the arguments of `call`, if its signature is known.
 
     Raises:
-        ValueError: it cannot; the error says how the function is called.
+        ValueError: it cannot be called like this; the error says why.
     """
     try:
         signature = inspect.signature(function)

@@ -36,7 +36,7 @@ PASSED_BY = (
     "site-packages",
     "dist-packages",
     "__pycache__",
-)  # folders to skip: they lie in the standard library's folder and are far larger
+)  # folders to skip: they lie in the standard library's folder, and are far larger than the library
 MAX_TEXT_BYTES = 16 * 2**20  # every loader process holds the text, and more of it would not change the speed
 MAX_WORD = 12
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
@@ -244,7 +244,10 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules that have parameters, from the model's outermost module lists and the lists directly inside those."""
+    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+
+    If an item is itself an nn.ModuleList, its items are yielded in its place.
+    """
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself

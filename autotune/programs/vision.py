@@ -246,7 +246,10 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the modules that have parameters, from the model's outermost module lists and the lists directly inside those."""
+    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+
+    If an item is itself an nn.ModuleList, its items are yielded in its place.
+    """
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
         if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself

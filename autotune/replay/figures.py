@@ -78,9 +78,9 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns the best rate among the baseline and ten random configurations, divided by the rate of the optimum.
+    """Returns what ten random trials reach in the median: the best rate among them and the baseline, over the optimum's rate.
 
-    This is the exact median over all draws without replacement; a configuration's rate is the mean over its repeats. There are
+    The median is exact, over all draws without replacement; a configuration's rate is the mean over its repeats. There are
     C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
     """
     rates = {key: worth(group) for key, group in groups.items()}

@@ -28,7 +28,7 @@ def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
 
 
 def facts_of(ended: Ended) -> Facts:
-    """Returns the facts that the outcome is decided from; only knobs with a report are checked."""
+    """Returns the facts that decide the outcome. Of the knobs, only those with a report are checked."""
     facts = ended.facts(Spec(trial=0, nonce="", folder=""))
     return replace(facts, excused=frozenset(ended.evidence.get(NOT_FINITE) or ()))
 

@@ -41,7 +41,7 @@ class World:
 
     Attributes:
         optimum: see `optimum_of`.
-        serves: what the measurements that are served from now on are used for.
+        serves: the use of all measurements that are served from now on.
 
     Args:
         table: the recording.

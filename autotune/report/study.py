@@ -31,7 +31,7 @@ class Study:
         summary: its summary, without secrets and without numbers that are not finite.
         records: the trials' records, by number, without those that cannot be read.
         tables: number of an explained trial -> its tables.
-        space: searched knob -> its values, () for an interval. If study.json cannot be read, the knobs that were changed.
+        space: searched knob -> its values, () for an interval. If study.json cannot be read: changed knob -> ().
         unread: a sentence for each missing or damaged file, on what the report lacks without it.
         name: what to type for the study on a command line: one word, followed by the option for its runs folder if needed.
         label: its name in a comparison with other studies.

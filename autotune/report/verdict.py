@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.plain_text import one_line
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
@@ -22,6 +23,7 @@ from autotune.wording import (
     verdict_text,
 )
 
+MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and the characters of the reason of each
 MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
@@ -87,10 +89,26 @@ def more_time(summary: Summary) -> str:
 
 
 def objective_lines(summary: Summary) -> list[str]:
-    """Returns notes on the ratio: a baseline that violates a constraint, the ratio without training changes, break-even."""
+    """Returns notes on the ratio.
+
+    They name a baseline that violates a constraint, what looked faster and failed, the ratio without training changes, and
+    break-even.
+    """
     baseline = summary.get("baseline") or {}
     barred = f"The unchanged program cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
-    return [line for line in (barred, same_training_text(summary), break_even_text(summary)) if line]
+    return [line for line in (barred, failed_text(summary), same_training_text(summary), break_even_text(summary)) if line]
+
+
+def failed_text(summary: Summary) -> str:
+    """Returns which configurations looked faster and then failed, and how; "" if there are none, or if the best is faster."""
+    failed = summary.get("failed_finalists") or []
+    named = [
+        f"trial {entry['trial']}, {ratio_text(entry['ratio'])} ({changes_phrase(entry['overrides'])}): {entry['outcome']}"
+        + (f", {one_line(entry['reason'], MAX_REASON)}" if entry.get("reason") else "")
+        for entry in failed[:MAX_FAILED]
+    ]
+    more = [f"{len(failed) - MAX_FAILED} more"] if len(failed) > MAX_FAILED else []
+    return f"Faster in the search, but failed when checked again: {'; '.join([*named, *more])}" if named else ""
 
 
 def same_training_text(summary: Summary) -> str:
@@ -129,11 +147,12 @@ def reason_of(summary: Summary) -> str:
 def advice_of(summary: Summary) -> str:
     """Returns the reason of the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio else "")
+    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # it could be faster if these did not fail
+    return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio and not is_open else "")
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns "no interval", with the reason unless `origin_text` gives it, as it does for a single round of the finals."""
+    """Returns "no interval: REASON"; "no interval" for a rate of the finals, whose reason `origin_text` gives ("one round")."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 

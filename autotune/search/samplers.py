@@ -88,7 +88,7 @@ SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]]
 
 
 def grid_levels(distribution: BaseDistribution) -> list[Any]:
-    """Returns the values that a grid visits: every choice or every integer; on a log scale, the low end times powers of two.
+    """Returns the values that a grid visits: every choice or integer; on a log scale from 1 to 12: 1, 2, 4, 8 and 12.
 
     Raises:
         BadInput: a float range, which has no finite list of values.

@@ -82,7 +82,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial besides what Optuna learns: all that a sampler needs."""
+    """Returns what the journal keeps of a trial in addition to what Optuna learns: further facts that a sampler needs."""
     return {
         "outcome": str(record.outcome),
         "score": scores_of(record)[0],
@@ -97,7 +97,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: the changes named by its error or knob reports, else all."""
+    """Returns the changes that may have made a trial fail: those that its error or knob reports name; if none is named, all."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -114,11 +114,11 @@ def _memory_violation(peak_bytes: int | None, capacity_bytes: int | None) -> flo
 class _Journal(JournalFileBackend):
     """Optuna's journal file. Waits a little if the disk is full, and leaves no half-written line.
 
-    Optuna writes 20 records per trial and reads each of them back. This class reads the file only if another process has
-    written to it, too. It does not call fsync, because the journal can be rebuilt from the trials' records.
+    Optuna writes 20 records per trial and reads each of them back. This class reads the file only if another process
+    has also written to it. It does not call fsync, because the journal can be rebuilt from the trials' records.
 
     Args:
-        file: the journal, which is empty.
+        file: the journal; it must be empty.
     """
 
     def __init__(self, file: Path) -> None:
@@ -134,7 +134,7 @@ class _Journal(JournalFileBackend):
         return not self._has_others and os.stat(self._file).st_size == self._size_bytes
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Yields the records from a number on."""
+        """Yields the records from number `log_number_from` on."""
         found, self._unread = self._unread, []
         size_bytes = os.stat(self._file).st_size
         if size_bytes == self._size_bytes:
@@ -225,7 +225,7 @@ class _Storage(JournalStorage):
                 continue
             is_in_order = not trials or trial.number in trials or trial.number > next(reversed(trials))
             trials[trial.number] = trial
-            if not is_in_order:  # never so if trials are listed from their beginning to their end
+            if not is_in_order:  # a later trial got one of these states before this one did
                 trials = dict(sorted(trials.items()))
         self._listed[states] = trials, set()
         return list(trials.values())
@@ -269,7 +269,10 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna: its own record, or an earlier one of its configuration; `limits` as in `told`."""
+    """Reports a proposed trial to Optuna, by its record or that of an earlier trial of its configuration.
+
+    `limits` are those of `told`.
+    """
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))

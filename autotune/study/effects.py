@@ -1,4 +1,4 @@
-"""Completes the effects of the best's changes for the summary: adds estimates, and the budget needed for the missing ones."""
+"""Completes the effects of the best trial's changes for the summary: adds estimates, and the budget for measuring the rest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_estimates(
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
-    """Returns the budget with which an attribution can measure each missing effect once, {"minutes", "more_minutes"}.
+    """Returns how much time a study needs to measure each missing effect once: {"minutes": 30, "more_minutes": 10}.
 
     Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
     """

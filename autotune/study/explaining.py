@@ -40,8 +40,8 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-# After an outcome in FAILED, skipping the same stages is not tried again unless the user asks for it. Outcomes in MAY_PASS may
-# be due to chance.
+# If a check that skips stages ended with an outcome in FAILED, skipping them is not tried again unless the user asks for it.
+# Outcomes in MAY_PASS may be due to chance.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -173,7 +173,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it if a signal killed it, because the same program ran to its end without the pass."""
+        """Runs a pass. Repeats it once if a signal killed it: this may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):
@@ -317,7 +317,7 @@ class Explaining:
         return next((one for one in failed if one.started_at >= edited_at), None)
 
     def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial whose outcome left a finding unmeasured, in this call or an earlier one; None if there is none."""
+        """Returns the trial, of this call or an earlier one, whose outcome left a finding unmeasured; None if there is none."""
         if not _is_open(finding):
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
@@ -459,7 +459,7 @@ def _unskippable_text(finding: Finding) -> str:
 
 
 def _is_open(finding: Finding) -> bool:
-    """Whether a finding can be tried, and was not yet."""
+    """Whether a finding can be tried and has not been tried yet."""
     return finding.check is None and (finding.value is not None or finding.without is not None)
 
 

@@ -28,11 +28,11 @@ MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
-# machines run, because neighbours compete for a machine's memory, disk and power. What all machines share, like a file
-# system, shows in the first pair: a loss of more than about 5 % there widens the interval so far that trials do not run in
-# parallel.
+# machines run, because neighbours compete for a machine's memory, disk and power. If neighbours slow each other through
+# something that all machines share, like a file system, the first pair shows it: a loss of more than about 5 % there widens the
+# interval so far that trials do not run in parallel.
 SAMPLE_SLOTS = 16
-SLOT_MARGINS = 3  # a single slot may be slower than the others by this many margins
+SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # calibrate again once the best is this many times as fast, or after this many trials
 AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster
@@ -45,7 +45,7 @@ class Calibration:
     Attributes:
         ratio: rate with neighbours over rate alone.
         margin: by how much the ratio may fall below 1.
-        slowest: name of the slowest slot of those that ran in every pair, and its ratio.
+        slowest: name and ratio of the slowest slot among those that ran in every pair.
         num_slots: number of slots that ran in every pair.
     """
 
@@ -58,7 +58,8 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost no more than the margin, on every slot.
 
-        Also False if a trial is certainly faster with neighbours: it has fewer threads on a slot, so the rates do not compare.
+        Also False if a trial is certainly faster with neighbours: a trial on a slot has fewer threads than alone, so that the
+        two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
@@ -213,7 +214,7 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
 
 
 def _order(number: int, places: Sequence[Place]) -> tuple[Sequence[Place], Sequence[Place]]:
-    """Returns the slots of the two halves of a pair, [] for alone. The order of the halves alternates from pair to pair."""
+    """Returns the slots of the two halves of a pair; [] stands for the trial alone, which goes first in every other pair."""
     return ([], places) if number % 2 else (places, [])
 
 

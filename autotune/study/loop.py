@@ -57,9 +57,10 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
-DRAIN_S, BUDGETED_DRAIN_S = 60.0, 5.0  # longest wait for the tracker at the end, without and with a time budget
-# While trials run, the summary is written at most this often, and takes at most this share of the tuner's time, because it
-# grows with the number of trials. If the tuner is killed before it is written, the summary is made again from the records.
+# Longest wait for the tracker at the end, without and with a time budget, and how long it goes unmentioned.
+DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
+# While trials run, the summary is written at most once in SUMMARY_EVERY_S, and takes at most SUMMARY_FRAC of the tuner's time,
+# because it grows with the number of trials. If the tuner is killed before that, the summary is made again from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
 # With many trials, the summary is written only once their number has grown by this share, or after this time. Otherwise a study
 # of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
@@ -268,7 +269,7 @@ class _Study:
     def _open(self) -> Tracking | None:
         if self._earlier:
             self._folder.tidy()
-            self._end_leftovers()  # before the records: a trial that has one counts as sealed
+            self._end_leftovers()  # before records are written: a trial that has a record counts as sealed
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
         self._folder.write_config(self._inputs.yaml)
@@ -286,7 +287,7 @@ class _Study:
             return None
 
     def _end_leftovers(self) -> None:
-        """Ends what an earlier tuner left running for this study, and removes secrets from what that has written."""
+        """Ends the processes that an earlier tuner left running for this study, and removes secrets from their files."""
         for line in self._inputs.launcher.sweep(self._folder.path):
             self._listener.notice(line)
         seal_leftovers(self._folder.path, self._inputs.secrets)
@@ -395,7 +396,8 @@ class _Study:
         )
         # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
         summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
-        # Before the summary: once it is final, the tracker reads the folder for the last time, and `resume` does nothing more.
+        # The report comes first: once the summary is final, the tracker reads the folder for the last time, and `resume` does
+        # nothing more.
         if status != "running":
             self._report(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
@@ -422,7 +424,7 @@ class _Study:
         if not self._is_summary_old or (began_s := clock.monotonic()) < self._next_summary_s:
             return
         num = len(self._session.records)
-        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always so below 50 trials
+        has_grown = num + 1 >= (1 + SUMMARY_GROWTH_FRAC) * self._num_summarised  # always true below 50 trials
         if has_grown or began_s >= self._next_summary_s + SUMMARY_LATEST_S:
             self._write("running")
             now_s = clock.monotonic()
@@ -473,7 +475,7 @@ class _Study:
         self._session.interrupts.hear_again()
         drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
         try:
-            code = tracking.wait(timeout=drain_s)
+            code = self._awaited(tracking, drain_s)
         except subprocess.TimeoutExpired:
             tracking.terminate()
             return f"not done {drain_s:.0f} s after the study's end"
@@ -481,6 +483,17 @@ class _Study:
             tracking.terminate()
             return "skipped"
         return f"see {self._folder.path / 'tracking.log'}" if code else ""
+
+    def _awaited(self, tracking: Tracking, drain_s: float) -> int:
+        """Waits for the tracker, and says so if that takes a while; returns its exit status."""
+        if drain_s <= BUDGETED_DRAIN_S:
+            return tracking.wait(timeout=drain_s)
+        try:
+            return tracking.wait(timeout=SILENT_S)
+        except subprocess.TimeoutExpired:
+            left_s = drain_s - SILENT_S
+            self._listener.waiting(f"waiting for the copy in MLflow, for at most {left_s:.0f} s more; Ctrl-C skips it")
+            return tracking.wait(timeout=left_s)
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:

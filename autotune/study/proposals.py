@@ -176,7 +176,7 @@ class Search(Settled):
             yield from self._cheap(until=self._is_time_for_late)
         self._session.schedule.drain()
         self._compare_losses()
-        if self._is_led:  # the late proposals then only restrict the best to lower tiers, to report these next to the winner
+        if self._is_led:  # late proposals then only take changes away from the best, for example for the best of each tier
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -201,9 +201,9 @@ class Search(Settled):
             yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
 
     def _is_answerable(self, key: str, knobs: Knobs) -> bool:
-        """Whether a trial would show whether a change fails. A trial that runs out of memory would not.
+        """Whether a trial of `knobs` would show whether its change of `key` fails. A trial that runs out of memory would not.
 
-        False if a running trial asks the same of the change, even if it was asked on another configuration.
+        False if a running trial already tests the same change, even on another configuration.
         """
         asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):
@@ -313,7 +313,7 @@ class Search(Settled):
         return self._session.budget.is_time_for_late(self._num_begun, [each_s] * len(Tier), late_frac=1.0)
 
     def _next(self) -> Proposal | None:
-        """Returns the next cheap proposal; None if there is none, with the reason in `_reason`."""
+        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         return self._new() or self._doubted()
 
     def _doubted(self) -> Proposal | None:
@@ -339,13 +339,20 @@ class Search(Settled):
             return None
         if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
             self._reason = NO_IMPROVEMENT
-            if self._session.schedule.num_running or not sampler.is_provisional:
+            if not self._knows_more():
                 return None
             sampler.ask_again()
         if self._num_small >= ANSWER_AFTER:
             self._reason = ANSWER_FIRST
-            return None
+            if not self._knows_more():
+                return None
+            self._num_small = ANSWER_AFTER - 1
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
+
+    def _knows_more(self) -> bool:
+        """Whether all trials have ended whose results were only supposed at the last proposal."""
+        sampler = self._study.sampler
+        return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
 
     def _is_turn_of_single_change(self) -> bool:
         """Whether the next proposal is a single change rather than a proposal of TPE.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from autotune import stats
 from autotune.compare import noise, parity
 from autotune.compare.attribution import Attribution
 from autotune.compare.break_even import break_even, search_cost
-from autotune.compare.decision import ONE_ROUND_FRAC, Decision
+from autotune.compare.decision import ONE_ROUND_FRAC, Decision, failed_finalists
 from autotune.compare.pareto import front, measured_again
 from autotune.compare.tiers import is_barred, leader
 from autotune.compare.trend import trend
@@ -83,6 +84,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
         "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
         "speedup": speedup,
+        "failed_finalists": [] if about.verifies else _failed_finalists(records, best, standing),
         "break_even": _break_even(records, baseline, best, standing),
         "search_cost": _search_cost(about, records, standing, best, speedup),
         "front": _front(records, about, standing),
@@ -137,7 +139,7 @@ def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: St
 
 
 def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
-    """Returns the search's best, or the baseline if unpaired measurements do not confirm its gain."""
+    """Returns the search's best, `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
     baseline = records[0]
     if is_barred(baseline) or not _unpaired(baseline, records, standing):
         return top
@@ -205,7 +207,7 @@ def _entry(
 
 
 def _forced(record: TrialRecord) -> dict[str, str]:
-    """Returns how the harness started the workers that the trial added, {"worker_start": "fork"}, if it had to choose."""
+    """Returns {"worker_start": "fork"} if the harness had to choose how to start the workers that a trial added; else {}."""
     key = MULTIPROCESSING_CONTEXT.key
     report = record.knob_reports.get(key) or {}
     is_forced = report.get("status") == APPLIED and report.get("reason") and key not in record.changed
@@ -223,7 +225,9 @@ def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
 
 def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns the measurements of a configuration to use if the finals have no pair; [] if it was not measured again.
+    """Returns a configuration's measurements for a comparison without pairs.
+
+    Returns [] if the finals have a pair, or if they did not measure the configuration again.
 
     One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
     others.
@@ -320,7 +324,7 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up if no pair is complete, usually from one measurement per side; None if there is no comparison."""
+    """Returns the speed-up without a complete pair, usually from one measurement per side; None if there is no comparison."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
@@ -343,10 +347,26 @@ def _unproven(
     }
 
 
+def _failed_finalists(records: list[TrialRecord], best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
+    """Returns the configurations that looked faster and then failed, if no configuration was found to be faster."""
+    if best is None or best.changed or standing.decision is None:
+        return []
+    return [
+        {
+            "trial": first.number,
+            "overrides": first.changed,
+            "ratio": (first.score or 0.0) / (records[0].score or math.inf),
+            "outcome": failed.outcome,
+            "reason": failed.reason,
+        }
+        for first, failed in failed_finalists(records, standing.decision)
+    ]
+
+
 def _attribution(
     about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
 ) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first. "cumulative" is the product of the effects so far."""
+    """Returns the effect of each change of the best, largest first. "cumulative" multiplies the effects up to this one."""
     found = _of_best(best, standing)
     if best is None or not best.changed or found is None:
         return []

@@ -30,7 +30,7 @@ from autotune.wording import (
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 
-# Outcome -> status, a green tick or a red cross in MLflow; FAILED for the others. FINISHED means that the trial's rate counts.
+# Outcome -> run status, which MLflow shows as a tick or a cross; FAILED if not listed. FINISHED: the trial's rate counts.
 STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
 # Outcome -> the run's color in charts, to distinguish the rates that count from the others.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
@@ -39,7 +39,7 @@ STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KI
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
 # A run of another layout is replaced by a new run, because MLflow cannot remove a metric from a run.
-LAYOUT = "2"
+LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
 
@@ -208,14 +208,14 @@ def _front_lines(summary: Summary) -> list[str]:
 
 
 def _place(outcome: Outcome) -> int:
-    """Returns a trial's place in the table: first trials that count, then rates that do not, failures, and raced trials."""
+    """Returns a trial's part of the table: 1 if it may win, 2 if its rate does not count, 3 if it failed, 4 if it was raced."""
     if outcome is Outcome.raced:
         return 4
     return 1 if outcome.may_win else 2 if outcome.has_value else 3
 
 
 def _order(place: int, ratio: float | None) -> str:
-    """Returns a text by which runs sort: by part of the table, then the largest ratio first."""
+    """Returns a text that sorts runs by their `_place`, and those of the same place by ratio, the largest first."""
     return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 

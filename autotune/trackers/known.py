@@ -67,7 +67,7 @@ class KnownRuns:
         )
 
     def update(self, newer: KnownRuns) -> None:
-        """Replaces the runs that MLflow has found again, and adds those that are new."""
+        """Takes over the runs of a newer answer from MLflow: replaces those already known, and adds the others."""
         self._runs |= newer._runs
 
     def forget(self, mark: str) -> None:

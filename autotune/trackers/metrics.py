@@ -1,8 +1,8 @@
 """Converts the numbers of trials and studies to MLflow metrics: plain words, the units people use, three digits.
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
-shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first, so
-the rate has the only capital at the beginning of a trial's metrics.
+shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first. So
+the rate is the only metric of a trial whose name begins with a capital.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from autotune.records import COST, ENERGY, TIME, Kind, Summary, TrialRecord
 
 MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
 
-RATIO = "ratio to baseline"
+RATIO = "ratio to baseline"  # of a study, as in its verdict: measured in the finals
+# Of a trial: its one measurement divided by the baseline's first. The largest of many such ratios is overstated.
+SINGLE_RATIO = "ratio measured once"
 STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # D and L
 MEMORY = "memory GiB"
 
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
 OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per sample J", COST: "cost per epoch"}
 
-# End of a stored name -> the unit in MLflow, and the factor between the two. The first that fits counts.
+# End of a stored name -> the unit in MLflow, and the factor between the two. The first end that fits is used.
 _UNITS = (
     ("_bytes_per_s", "MiB per s", 2.0**-20),
     ("_per_s", "per s", 1.0),
@@ -51,7 +53,7 @@ _START = ("spawn", "import", "init", "first_batch")  # phases before the first s
 
 
 def rate_name(unit: str) -> str:
-    """Returns the metric of a trial's rate: "Samples per second"."""
+    """Returns the name of the metric that holds a trial's rate: "Samples per second"."""
     return f"{unit.capitalize()} per second"
 
 
@@ -62,7 +64,7 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
     low, high = trial.ci or (None, None)
     numbers: dict[str, Any] = {
         rate_name(trial.unit): trial.value,
-        RATIO: ratio(trial, baseline),
+        SINGLE_RATIO: ratio(trial, baseline),
         STEP_ALONE: trial.device_rate,
         LOADER_ALONE: trial.loader_rate,
         MEMORY: _times(trial.peak_memory_bytes, 2.0**-30),
@@ -84,13 +86,16 @@ def ratio(trial: TrialRecord, baseline: TrialRecord | None) -> float | None:
 
 
 def study_metrics(summary: Summary) -> dict[str, float]:
-    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description."""
+    """Returns the metrics of a study's run: baseline, best, their ratio, trials and minutes. The rest is in its description.
+
+    There is no ratio before the finals: the search overstates it.
+    """
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
     rate = rate_name(str(summary.get("unit") or "samples"))
     numbers: dict[str, Any] = {
         f"Best {rate.lower()}": best.get("value"),
         f"baseline {rate.lower()}": baseline.get("value"),
-        RATIO: speedup.get("ratio"),
+        RATIO: speedup.get("ratio") if speedup.get("num_rounds") or speedup.get("ci") else None,
         "ratio claimed": ((summary.get("verification") or {}).get("claimed") or {}).get("ratio"),
         "minutes": _times((summary.get("seconds") or {}).get("total"), 1 / 60),
         "trials": len(summary.get("trials") or []),
@@ -114,7 +119,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
     """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
 
-    They have a point for each trial since the first measurement. There are no curves before they have two points.
+    A curve has a point for each trial since the first measurement. Returns {} if there would be fewer than two points.
     """
     scores = dict(best_so_far(trials))
     first = min(scores, default=math.inf)

@@ -1,9 +1,9 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, creating a SQLite store five.
-It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed server. If the
-answer to a request is lost, the server may still have carried out the request. So duplicates are deleted afterwards, and
-the mirror counts as complete only after MLflow has been queried once more.
+It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, and creating a SQLite store
+takes five. It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed
+server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are deleted
+afterwards, and the mirror counts as complete only after MLflow has been queried once more.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class MlflowTracker(Tracker):
                 raise _Unreachable("MLflow does not have all that was written")
 
     def make_store(self) -> None:
-        """Makes the embedded store unless it exists, so that a page can be shown that no study is on yet.
+        """Makes the embedded store unless it exists, so that MLflow's pages can be shown before the first study.
 
         Raises:
             BadInput: it cannot be made.
@@ -131,8 +131,7 @@ class MlflowTracker(Tracker):
         import mlflow
         from mlflow.exceptions import MlflowException
 
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # problems are reported here, once and without credentials
+        _quiet()
         self._ensure_store()
         try:
             client = mlflow.MlflowClient(tracking_uri=self.uri)
@@ -149,11 +148,12 @@ class MlflowTracker(Tracker):
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy import Engine, event
 
+        _quiet()
         # Fifty migrations would each wait for the disk, possibly while a trial is measured. The file has a temporary name and
         # is worthless until it is complete, so it is flushed once, at the end.
         event.listen(Engine, "connect", _do_not_wait_for_disk)
         try:
-            open_store: Any = SqlAlchemyStore  # without annotations
+            open_store: Any = SqlAlchemyStore  # it has no type annotations
             made = open_store(uri, store.artifacts_path(self._runs).as_uri())
             made.engine.dispose()  # the file is renamed next, so no connection may stay open
         finally:
@@ -196,7 +196,7 @@ class MlflowTracker(Tracker):
         return known
 
     def _ask_again(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
-        """Queries MLflow for the study's own run and the trials that were just written. The others have not changed."""
+        """Queries MLflow for the study's own run and the trials that were just written. Other trials have not changed."""
         assert self._known is not None
         for trial in written:
             self._known.forget(contents.mark(trial))
@@ -323,6 +323,12 @@ class MlflowTracker(Tracker):
             first = 0 if contents.is_over else max(0, len(entities) - METRICS_A_BATCH)
             for start in range(first, len(entities), METRICS_A_BATCH):
                 self._client.log_batch(run_id, metrics=entities[start : start + METRICS_A_BATCH])
+
+
+def _quiet() -> None:
+    """Silences MLflow's own messages, once it is imported: problems are reported here, once and without credentials."""
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)
 
 
 def _do_not_wait_for_disk(connection: Any, _: Any) -> None:

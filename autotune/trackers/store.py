@@ -42,7 +42,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
     """Returns the tracking address: `asked`, else the study's own, else MLFLOW_TRACKING_URI, else the embedded store.
 
     Raises:
-        BadInput: credentials or variables in the study's own address were not written down, and the environment lacks them.
+        BadInput: the study's own address has masked credentials or names a variable, and the environment lacks these.
     """
     if asked:
         return asked
@@ -62,7 +62,7 @@ def study_uri(folder: StudyFolder) -> str | None:
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
-    """Creates the embedded store by `make` if it does not exist, and returns its address.
+    """Creates the embedded store with `make` if it does not exist, and returns its address.
 
     Six processes that opened a fresh MLflow SQLite file at once broke it permanently. So one process creates it, under a lock
     and a temporary name, and renames it when it is complete; the others wait.

@@ -26,7 +26,7 @@ LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
 # Reading a study takes longer with every trial, and trials run meanwhile: at most this share of one core's time is spent on it.
 SHARE_FRAC = 0.05
 # How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
-# on two cores that an MLflow UI was using, too.
+# on two cores that an MLflow UI was also using.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is running"

@@ -1,8 +1,8 @@
 """Makes the pages of MLflow's experiment: for each program a table of its trials and a page of charts, and a list of failures.
 
 MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
-MLflow 3.17 reads the view's name and its state as one compressed text; MLflow 3.10 reads the fields of the state directly. So
-the tag contains the compressed text as well as the fields.
+MLflow 3.17 reads the state from a compressed text next to the view's name; MLflow 3.10 reads the fields of the state directly.
+So the tag contains the compressed text as well as the fields.
 
 Trials are not sorted by date, because MLflow would then hide them all below their study, which stays folded. They are sorted by
 a tag: first trials that count, by ratio; then failures; last, trials that were stopped early.
@@ -20,7 +20,7 @@ from typing import Any
 
 from autotune.masking import without_credentials
 from autotune.records import StudyRecord, TrialRecord
-from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, STEP_ALONE, curve_names, rate_name
+from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, SINGLE_RATIO, STEP_ALONE, curve_names, rate_name
 
 KIND = ("mlflow.experimentKind", "custom_model_development")  # otherwise MLflow shows the pages for language models
 NOTE = "mlflow.note.content"
@@ -32,7 +32,7 @@ MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
 MAX_KNOBS, MAX_AXES = 8, 5
 BATCH = "loader.batch_size"
-# Knobs that change the rate most, first; the others follow by name.
+# Knobs that change the rate most. Their columns come first; the other knobs follow, sorted by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")
 # Columns of the tables, each with its width in pixels.
 _WIDTH = 160
@@ -80,12 +80,14 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
     """
     name, at = program(study), int(study.started_at * 1000)
     whose = f"tags.program = '{name}'"
-    state = _state(first, _searched(study))
-    failed = {**state, "searchFilter": f"{whose} AND attributes.status = 'FAILED'", **_columns(_FAILED)}
+    knobs = _searched(study)
+    while len(table := _view(name, at, _state(first, knobs, f"{whose} AND tags.repeat = 'no'"))) > MAX_TAG_CHARACTERS and knobs:
+        knobs.pop()
+    failed = {**_state(first, knobs, f"{whose} AND attributes.status = 'FAILED'"), **_columns(_FAILED)}
     wanted = {
         KIND[0]: KIND[1],
         TAG + ALL: _view("all programs", at, _state(None, _FIRST[:5])),
-        TAG + key(study): _view(name, at, {**state, "searchFilter": f"{whose} AND tags.repeat = 'no'"}),
+        TAG + key(study): table,
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
@@ -130,14 +132,16 @@ def _content(tag: str, value: str | None) -> Any:
         return value
 
 
-def _state(first: TrialRecord | None, knobs: Sequence[str]) -> dict[str, Any]:
+def _state(first: TrialRecord | None, knobs: Sequence[str], shown: str = "") -> dict[str, Any]:
+    """Returns the state of a table: its columns and charts, for the runs that the search `shown` finds."""
     rate = rate_name(first.unit if first else "samples")
-    numbers, settings = (RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY), [(f"params.`{name}`", _WIDTH) for name in knobs]
+    numbers = (RATIO, SINGLE_RATIO, rate, STEP_ALONE, LOADER_ALONE, MEMORY)
+    settings = [(f"params.`{name}`", _WIDTH) for name in knobs]
     return {
         **_DEFAULTS,
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
-        "searchFilter": "",
+        "searchFilter": shown,
         **_columns([*_OUTCOME, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,

@@ -39,7 +39,7 @@ ATTRIBUTION_MIN_TRIALS = 6
 # Share of the search's time after which late proposals begin: late enough to have found a good configuration, early enough for
 # costly values to fit.
 LATE_FRAC = 0.65
-# Maximum share of the budget that the search gives up beyond FINALS_MAX_FRAC, for pairs that give an interval.
+# In addition to FINALS_MAX_FRAC, the search gives up at most this share of the budget, for pairs that give an interval.
 CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
@@ -57,7 +57,7 @@ _BATCH = "loader.batch_size"
 
 @dataclass(kw_only=True)
 class Budget:
-    """The study's clock.
+    """How much time and how many trials a study may use, and has left.
 
     Attributes:
         clock: source of time.
@@ -256,8 +256,8 @@ class Costs:
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
 
-        Only as much of the search trial's window counts as a trial of the finals needs. The whole window may be longer, because
-        it restarted or was extended to get an interval.
+        Counts only the part of the search trial's window that a trial of the finals needs. The whole window may be longer,
+        because it restarted or was extended to get an interval.
         """
         compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
         return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
@@ -334,7 +334,7 @@ def outlook(
         seconds: durations of the search trials so far, ascending.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
-        is_room: whether a first search trial and its finals fit. If so, it may use the finals' reserve.
+        is_room: whether a first search trial and its finals fit, if that trial may use the finals' reserve.
         num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)

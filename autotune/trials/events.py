@@ -56,8 +56,8 @@ class Listener:
     `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
     `trial_started`, `progress` (several times a second) and `trial_ended`, interleaved if trials run in parallel; `planned`
     once before the search; `finals_started` before the finals' trials; `attribution_started` among them when the ablation
-    begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` at any time,
-    for tracking even after `finished`.
+    begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` and
+    `waiting` at any time, for tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:
@@ -117,6 +117,9 @@ class Listener:
 
     def notice(self, message: str) -> None:
         """There is a message for the user, for example that an interrupt was received."""
+
+    def waiting(self, message: str) -> None:
+        """The study waits for something outside of it. The message says for what, and for how long at most."""
 
     def finished(self, summary: Summary) -> None:
         """The verdict is on disk."""

@@ -27,11 +27,11 @@ OWN_SHARE = "own_share"  # another evidence key: CPU time that autotune used dur
 class Level:
     """How much disturbance a study accepts in addition to the usual limits: none, unless the machine never gets quiet.
 
-    autotune must work on a machine that is never quiet, too. A disturbance that lasts through both attempts of the baseline, or
+    autotune must also work on a machine that is never quiet. A disturbance that lasts through both attempts of the baseline, or
     of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
-    Search rates from before and after that moment are not comparable. The rates of the finals are, since their configurations
-    take turns. On a fully loaded machine an increase is not visible. Then only the turns and the ratio's interval protect the
-    comparison.
+    Search rates from before and after that moment are not comparable. The rates of the finals are comparable, since their
+    configurations take turns. On a fully loaded machine, a disturbance that gets worse does not show. Then nothing protects the
+    comparison but these turns and the ratio's interval.
 
     Attributes:
         amounts: {kind: accepted amount}.
@@ -77,7 +77,7 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" for no reason.
+    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if no reason exists.
 
     A short trial reads the same files as the trials before it. So its data may be in memory, while a whole epoch does not fit.
 

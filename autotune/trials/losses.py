@@ -18,7 +18,7 @@ MIN_STEPS = 5  # fewer steps say nothing about later ones
 # another summation order. Medians and a floor are needed because the losses of single batches jump. The loss of resnet18 on
 # photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32
 # and bf16 alike, so means of the last quarter differ tenfold for no reason.
-TAIL_FRAC = 0.25  # share of the steps, at the end, whose median loss is compared: single batches are noise
+TAIL_FRAC = 0.25  # the median loss of this last share of the steps is compared, because single batches are noise
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.
 NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text says what differences are relative to
@@ -47,8 +47,8 @@ class Comparison:
         reason: the numbers in one line, or why the comparison is inconclusive.
         num_steps: number of optimizer steps that both have made.
         loss, reference_loss: median over the last quarter of these steps; None if not finite.
-        difference_frac: how much worse (above 0) or better the loss is, relative to the baseline's level, or to half its
-            largest loss if that is more; None when unknown.
+        difference_frac: how much worse the loss is, negative if it is better, relative to the baseline's level or to half its
+            largest loss, whichever is larger; None when unknown.
         tolerance_frac: how much worse the loss may be.
     """
 

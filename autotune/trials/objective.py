@@ -9,7 +9,7 @@ means an improvement. For N samples, T(N) = start + compile + N / throughput; th
     energy_per_sample  joules per sample, of all devices             samples per joule
     cost_per_epoch     machine.price_per_hour x hours of an epoch    samples per unit of currency
 
-Compilation counts with an empty cache, as in the user's first run: the study's own cache would make it look cheaper.
+The compile time is that of an empty cache, as in the user's first run: the study's own cache would make it look shorter.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 
     Args:
         record: one measurement of the configuration.
-        cold_compile_s: seconds that compiling such a configuration took elsewhere in the study; the longer time counts.
+        cold_compile_s: seconds that compiling such a configuration took elsewhere; used if more than in `record`.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     return (
@@ -191,7 +191,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 
 
 class ColdCompiles:
-    """The longest compile phase with each compile mode outside the finals.
+    """The longest compile phase with each compile mode, without trials of the kinds in REPEATED.
 
     The first trial with a mode compiles everything. Later trials use the study's cache, which the user's first run does not
     have.

@@ -35,7 +35,7 @@ QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this shar
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, the program counts as a different one
 
 
 @dataclass(kw_only=True)
@@ -164,7 +164,7 @@ class TrialRunner:
             self.listener.notice(self._level.accept(finished.record))
         if request.kind is Kind.baseline and finished.results:
             self.goal.learn(finished.results, capacity_bytes=memory_seen_bytes(self.inputs, finished.results[0]))
-        # Last, when the numbers are final.
+        # This comes last, when the numbers are final.
         self.goal.judge(finished.record, finished.results, cold_compile_s=request.cold_compile_s)
         return self.keep(finished)
 
@@ -259,7 +259,7 @@ class TrialRunner:
             StoppedNow: on KeyboardInterrupt; the record is written.
         """
         record = finished.record
-        # Before the record is written, because a trial with a record may be shown.
+        # This comes before the record is written, because a trial with a record may be shown.
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)

@@ -47,7 +47,7 @@ class Schedule:
         return len(self._running)
 
     def run(self, request: Request, take: Take) -> None:
-        """Runs a trial alone, once all running trials have finished. Calls `take` with it.
+        """Runs a trial alone, once all running trials have finished. Calls `take` with the finished trial.
 
         Raises:
             Ending: the user stopped it; running trials were ended and recorded.
@@ -58,7 +58,9 @@ class Schedule:
         self.drain()
 
     def begin(self, request: Request, take: Take) -> None:
-        """Starts a trial once a slot is free. When the trial has finished, a later call of a method calls `take` with it.
+        """Starts a trial once a slot is free, and returns.
+
+        Once the trial has ended, the next method that waits for a trial, such as `drain`, calls `take` with it.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.

@@ -318,7 +318,9 @@ class Session:
             (r for r in self.records if r.score and r.kind is not Kind.check and configuration_key(r.changed) == key), None
         )
 
-    def first_steps(self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, **limits: float) -> TrialRecord:
+    def first_steps(
+        self, changed: Knobs, candidate: TrialRecord, *, why: str, seed: int, kept_s: float = 0.0, **limits: float
+    ) -> TrialRecord:
         """Runs the seeded first steps of the baseline with some changes; returns a record with losses but no measurement.
 
         Args:
@@ -326,12 +328,13 @@ class Session:
             candidate: the trial whose losses are in question.
             why: one line on why it is run.
             seed: seed of random, numpy and torch.
+            kept_s: how much of the budget to leave.
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
             OutOfTime: the trial would not end in time.
         """
-        most_s, ends_s = self._most_s(max(candidate.seconds, self.baseline.seconds)), self.budget.ends_s()
+        most_s, ends_s = self._most_s(max(candidate.seconds, self.baseline.seconds)), self.budget.ends_s(kept_s=kept_s)
         self._check_time(without_window_s(self.baseline), ends_s)
         max_s = None if most_s is None else most_s + limits["max_s"]
         request = self._request(
@@ -404,7 +407,7 @@ class Session:
 
         Args:
             first: the trial.
-            places: the slots; [] for alone.
+            places: the slots; [] to measure it alone.
             round_number: round of the calibration.
         """
         finished: list[Finished] = []
@@ -466,7 +469,7 @@ class Session:
             self.listener.time_left(self.outlook(is_searching=is_searching))
 
     def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
-        """Returns a callback for a finished trial: it does the work after every trial, then calls `take`."""
+        """Returns a callback for a finished trial: it does what is due after every trial, then calls `take`."""
 
         def taken(finished: Finished) -> None:
             self.after_trial()

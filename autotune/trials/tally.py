@@ -25,7 +25,7 @@ class Tally:
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
         self.num_over, self.seconds, self.has_worked = 0, list[float](), False
         self._best: list[TrialRecord] = []  # by objective
-        self._worst: dict[int, list[float]] = {}  # by the number of a trial's scores
+        self._worst: dict[int, list[float]] = {}  # for trials with 1, 2, ... known scores: the lowest of each score
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
         for record in records:
             self.add(record)
@@ -60,7 +60,7 @@ class Tally:
         return self._best[turn] if turn < len(self._best) else None
 
     def worst(self, num: int) -> list[float]:
-        """Returns the lowest score of any trial for each of `num` objectives; [] if none has all scores."""
+        """Returns the lowest score of any trial for each of `num` objectives; [] if no trial has all `num` scores."""
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:

@@ -38,8 +38,8 @@ def test_what_comes_after_torch_is_named(place: Place) -> None:
     done = ended(place.popen([sys.executable, "called.py", "after"]))
     assert seen(done)["batch"] == 8
     assert "autotune: 2 of 4 settings of best.yaml in effect" in done.stderr
-    assert "threads.omp=1: not applicable: torch was imported before, and OMP_NUM_THREADS is read then" in done.stderr
-    assert "env.MALLOC_ARENA_MAX=1: not applicable: MALLOC_ARENA_MAX is read as a process starts" in done.stderr
+    assert "threads.omp=1: not applicable: torch is already imported and has read OMP_NUM_THREADS" in done.stderr
+    assert "env.MALLOC_ARENA_MAX=1: not applicable: MALLOC_ARENA_MAX is read only when a process starts" in done.stderr
 
 
 @pytest.mark.thorough

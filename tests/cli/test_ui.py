@@ -154,12 +154,19 @@ def test_a_server_whose_parent_died_before_it_could_look_ends_at_once():
         assert child.wait(10) == 0
 
 
-def test_the_server_is_not_started_without_a_store_which_it_would_leave_half_made_if_it_were_killed(tmp_path, monkeypatch):
-    make_study(tmp_path)
-    monkeypatch.setattr(ui_module.sys, "executable", "/bin/false")  # `autotune sync --all` is killed
+@pytest.mark.parametrize(("how", "num"), [("exit 2", 1), ("kill -9 $$", ui_module.SYNCS)])
+def test_the_server_is_not_started_without_a_store_and_only_a_killed_sync_runs_again(tmp_path, monkeypatch, capfd, how, num):
+    """The server would leave the store half made if it were killed. A sync that failed has said why, once."""
+    make_study(tmp_path / "runs")
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho why >&2\n{how}\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(ui_module.sys, "executable", str(python))
+    runs = tmp_path / "runs"
     with pytest.raises(AutotuneError, match=r"the tracking store sqlite:////.*mlflow\.db could not be made"):
-        ui_module._serve(store.embedded_uri(tmp_path), tmp_path, host="127.0.0.1", port=None)
-    assert not store.store_file(tmp_path).exists()
+        ui_module._serve(store.embedded_uri(runs), runs, host="127.0.0.1", port=None)
+    assert not store.store_file(runs).exists()
+    assert capfd.readouterr().err.splitlines().count("why") == num
 
 
 def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_path, capsys):
@@ -170,12 +177,14 @@ def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_pat
     assert store.store_file(tmp_path).exists()
 
 
-def test_a_store_that_cannot_be_made_is_told_in_one_line(tmp_path, capsys, monkeypatch):
-    make_study(tmp_path).config_file.write_text("tracker:\n  uri: none\n")
+@pytest.mark.parametrize("uri", ["none", "null"], ids=["tracked elsewhere", "tracked here"])
+def test_a_store_that_cannot_be_made_is_told_in_one_line(tmp_path, capsys, monkeypatch, uri):
+    make_study(tmp_path).config_file.write_text(f"tracker:\n  uri: {uri}\n")
 
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".mlflow.lock"))
 
     monkeypatch.setattr(store, "ensure_store", refuse)
-    with pytest.raises(BadInput, match=r"the store cannot be made \(.*Permission denied.*\), got 'sqlite:////"):
+    with pytest.raises(BadInput, match=r"the store cannot be made \(.*Permission denied.*\), got 'sqlite:////") as raised:
         sync_all(tmp_path, uri=store.embedded_uri(tmp_path))
+    assert len(raised.value.problems) == 1

@@ -9,7 +9,9 @@ from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
 from autotune.explained import limit_lines
 from autotune.quantities import number_text
-from autotune.report.verdict import headline, next_commands
+from autotune.report.first_lines import first_lines
+from autotune.report.study import Study
+from autotune.report.verdict import advice_of, headline, next_commands
 from tests.support.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
@@ -69,6 +71,22 @@ def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     said = lines({**folder.read_summary(), "parity": found}, folder.path)
     assert "parity  loss within 0.4 % of the baseline's loss over 40 steps" in said
     assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
+
+
+def test_no_verdict_of_same_hides_that_what_looked_faster_failed(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    same = {"ratio": 1.0, "ci": [0.99, 1.01], "verdict": "same", "reason": "", "num_rounds": 5}
+    failed = {"trial": 7, "overrides": {"precision.amp": "bf16"}, "ratio": 1.32, "outcome": "device_oom", "reason": "CUDA OOM"}
+    summary = {**folder.read_summary(), "speedup": same, "failed_finalists": [failed] * 4}
+    text = "Faster in the search, but failed when checked again: trial 7, 1.32x (bf16): device_oom, CUDA OOM; trial 7"
+    shown = io.StringIO()
+    Console(file=shown, width=1000, theme=THEME).print(panel(summary, folder.path))
+    gained = first_lines(Study(folder=folder, summary=summary))[0]
+    for said in ("\n".join(lines(summary, folder.path)), shown.getvalue(), " ".join(gained.more)):
+        assert text in said
+        assert "; 1 more" in said
+        assert "about as well as it can" not in said
+    assert "about as well as it can" in advice_of({**summary, "failed_finalists": []})
 
 
 def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):

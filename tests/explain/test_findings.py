@@ -8,7 +8,7 @@ from autotune.explain import checks, explanation
 from autotune.explain.evidence import Operations
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
-from autotune.explain.gains import Gain
+from autotune.explain.gains import Gain, gain_of_part
 from autotune.explained import WITHOUT
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, WORKER, Compiled
 from autotune.knobs.base import HostContext
@@ -618,8 +618,8 @@ def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
         ([made.stage("transform: Blur", 0.002), made.stage("transform: Jitter", 0.001)], "slow augmentation", 2),
         ([made.stage("collate", 0.003)], "slow collate", ("collate",)),
         ([made.stage("item", 0.003, blocked_s=0.0028)], "slow storage", ("item",)),  # all of a sample is skipped
-        ([made.stage("item", 0.003, blocked_s=0.0028), made.stage("decode", 0.002)], "slow storage", None),
-        ([made.stage("decode", 0.004, blocked_s=0.002)], "slow decode", None),  # its wait for storage is another cause
+        ([made.stage("item", 0.003, blocked_s=0.0028), made.stage("decode", 0.004)], "slow storage", None),
+        ([made.stage("decode", 0.004, blocked_s=0.0024)], "slow decode", None),  # its wait for storage is another cause
     ],
 )
 def test_how_a_slow_stage_can_be_measured_by_leaving_it_out(stages, cause, skipped):
@@ -643,6 +643,40 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert gain.high == pytest.approx(1.1)
     assert gain.kind == "predicted"
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
+
+
+def test_the_data_sets_own_code_may_have_two_causes():
+    lines = (made.worker_line("x = decode(x)", 0.06), made.worker_line("x = x * 1.01", 0.03, line=31))
+    stages = (made.stage("item", 0.003), made.stage("read", 0.0001))
+    every = {one.cause: one for one in found(made.evidence(made.lines(*lines, FORWARD_LINE, stages=stages, **SLOW_LOADER)))}
+    decode, augment = every["slow decode"], every["slow augmentation"]
+    assert (decode.where, augment.where) == ("train.py:30", "train.py:31")
+    assert "item: 2.00 ms of 3.10 ms" in decode.evidence
+    assert "item: 1.00 ms of 3.10 ms" in augment.evidence
+    assert augment.without is None, "most of a sample is decoding"
+    share = 2.0 / 3.1
+    assert decode.without.stages == ("item",)
+    assert decode.without.remaining == pytest.approx((1 - 0.5 * share, 1 - 0.8 * share, 1 - share))
+    assert decode.without.gain.mid > decode.gain.mid, "without all of a sample"
+
+
+def test_a_cost_that_limits_the_rate_alone_gains_its_share_until_something_else_does():
+    """The workers take 1 s for a step, the training thread a third of it: all of the workers' work removed gains 200 %."""
+    whole = Gain(low=2.0, mid=2.0, high=2.0, kind="measured")
+    gain = gain_of_part(whole, (0.9, 0.5, 0.1), "predicted", limiting=1.0)
+    assert gain.low == pytest.approx(1 / 0.9 - 1)
+    assert gain.mid == pytest.approx(1.0), "a loader twice as fast"
+    assert gain.high == pytest.approx(2.0), "the training thread"
+    assert gain_of_part(whole, (0.9, 0.5, 0.1), "predicted").mid == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("regime", "limiting"), [("separate", 3.0 / 3.1), ("shared", None)])
+def test_workers_with_cores_of_their_own_limit_the_rate(regime, limiting):
+    stages = (made.stage("decode", 0.003), made.stage("collate", 0.0001))
+    documents = made.lines(FORWARD_LINE, stages=stages, **SLOW_LOADER)
+    finding = top(made.evidence(documents, record=made.record(regime=regime)))
+    assert finding.without.limiting == (limiting and pytest.approx(limiting))
+    assert finding.from_json(finding.as_json()) == finding
 
 
 def test_pairs_that_vary_too_much_leave_the_prediction_as_it_is():

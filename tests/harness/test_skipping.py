@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pickle
@@ -334,6 +335,43 @@ def test_loaders_that_take_turns_stand_in_for_their_data_sets_once() -> None:
         for fetcher in fetchers:
             stages._begin_with(fetcher)
     assert [fetcher.dataset.dataset_of_program for fetcher in fetchers] == ["a", "b"]
+
+
+class Plus:
+    """A transform that adds a number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, value: int) -> int:
+        return value + self.number
+
+
+def composed(stages: SkippedStages, *transforms: Plus) -> Any:
+    stages._is_timing = True
+    return functools.partial(stages._around_compose(None), SimpleNamespace(transforms=transforms))
+
+
+def test_a_transform_that_a_compose_has_several_times_has_results_at_each_of_its_places() -> None:
+    plus = Plus(1)
+    call = composed(SkippedStages(["transform: Plus"]), plus, plus, plus)  # the number of results is no multiple of 3
+    assert {call(0) for _ in range(4 * KEPT)} == {3}
+
+
+def test_results_of_two_transforms_of_one_class_are_not_swapped_between_workers() -> None:
+    """A worker that first makes a sample without the first transform takes over those of the second one all the same."""
+    one, ten, names = Plus(1), Plus(10), ["transform: Plus"]
+    earlier = SkippedStages(names)
+    call = composed(earlier, one, ten)
+    assert [call(0) for _ in range(KEPT)] == KEPT * [11]
+    later = SkippedStages(names)
+    later.enter(lambda: True, earlier.by_place)
+    assert composed(later, negative, ten)(0) == 11  # as the earlier worker's second transform made it
+    assert composed(later, one, negative)(0) == -1  # the earlier worker's first transform made 1
+
+
+def negative(value: int) -> int:
+    return -value
 
 
 def test_batches_of_two_data_sets_are_kept_apart() -> None:

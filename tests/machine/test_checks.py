@@ -10,6 +10,7 @@ import pytest
 from autotune.harness.cores import numbers_of
 from autotune.machine.checks import Finding, Status, check_connections, check_data, check_gpus, check_host, check_program
 from autotune.machine.checks.network import legend, matrix
+from autotune.machine.nvml import FOREIGN
 
 GIB = 1 << 30
 GPU = {
@@ -161,6 +162,12 @@ def test_what_a_gpu_does_not_tell_is_not_called_fine() -> None:
         ({"problem": "Driver Not Loaded", "code": 9}, Status.error, "not loaded", "modprobe nvidia"),
         ({"problem": "Unknown Error", "code": 999}, Status.error, "NVML: Unknown Error", "dmesg"),
         ({"problem": "nvidia-ml-py is missing", "code": None}, Status.warning, "cannot be queried", "pip install nvidia-ml-py"),
+        (
+            {"problem": f"{FOREIGN}: it lacks nvmlInit", "code": None},
+            Status.warning,
+            "it lacks nvmlInit",
+            "pip uninstall pynvml;",
+        ),
         ({"problem": ""}, Status.error, "shows no GPU", "lspci"),
         ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.skipped, "AMD", ""),
     ],

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from autotune.machine.gpus import gpus, has_gpu_driver
+from autotune.machine.topology import topology
 from autotune.machine.visible import visible_gpus
+from autotune.monitors.nvml import NoDevice, open_device
 from tests.machine.fakes import fake_nvml, refuse
 
 ABLE = {"has_energy_counter": True, "has_power_reading": True}
@@ -51,6 +54,30 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch, broken
 def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus() == []
+
+
+FOREIGN = {
+    "no function of NVML": "version = '1.0'",
+    "fails when it is imported": "raise ValueError('Python 2 only')",
+    "ends Python when it is imported": "raise SystemExit(1)",
+    "other errors": """
+def nvmlInit(): pass
+def nvmlShutdown(): raise OSError("gone")
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): raise ValueError("bytes are wanted")
+""",
+}
+
+
+@pytest.mark.parametrize("body", FOREIGN.values(), ids=FOREIGN)
+def test_another_package_of_that_name_is_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None:
+    (tmp_path / "pynvml.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert gpus() == []
+    assert topology(tmp_path)["gpus"] == []
+    for uuid in (None, "GPU-1"):
+        assert type(open_device(uuid=uuid)) is NoDevice
 
 
 @pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])

@@ -17,7 +17,7 @@ import pytest
 
 from autotune.machine.probes import Probe, data, gpus, host, interpreters, ray
 from autotune.machine.probes.interpreter import _why_compiled_anew
-from tests.machine.fakes import MISSING, NVMLError, fake_nvml, refuse
+from tests.machine.fakes import MISSING, FakeNvml, NVMLError, fake_nvml, refuse
 
 ENVIRONMENT = dict(os.environ)
 
@@ -124,6 +124,8 @@ def mismatch() -> None:
     [
         (fake_nvml(nvmlInit=mismatch), "Driver/library version mismatch", 18),
         (None, "nvidia-ml-py is missing or broken", None),
+        (FakeNvml(nvmlDeviceGetCount=2, nvmlInit=OSError("no library")), "broken (OSError: no library)", None),
+        (SimpleNamespace(nvmlInit=print), "another package named pynvml hides nvidia-ml-py: it lacks nvmlShutdown", None),
     ],
 )
 def test_a_broken_nvml_is_a_problem_and_no_gpus(

@@ -1,9 +1,10 @@
 import pytest
 
-from autotune.compare.decision import Decision, choose, finalists, judge, without_finalist
+from autotune.cli.verdict import lines
+from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
-from tests.support.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 
 def trial(number, value, outcome=Outcome.ok, **changed):
@@ -217,6 +218,43 @@ def test_finalist_that_fails_when_measured_again_is_replaced(bench):
     summary = study.run()
     assert summary["best"]["knobs"]["threads.intra"] != 4
     assert summary["speedup"]["verdict"] == "faster"
+
+
+def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_faster(bench):
+    def failures(number, knobs):
+        is_final = any(line[0] == "finals_started" for line in study.listener.calls)
+        return OUT_OF_MEMORY if is_final and knobs["precision.amp"] == "bf16" else None
+
+    space = ["search_space=none", "precision.amp=choice('off','bf16')", "optimizer.implementation=choice('default','foreach')"]
+    gains = {("precision.amp", "bf16"): 1.15}
+    study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *space, minutes=20)
+    summary = study.run()
+    assert summary["best"]["overrides"] == {}
+    assert summary["speedup"]["verdict"] == "same"
+    failed = summary["failed_finalists"]
+    assert failed
+    assert all(entry["overrides"]["precision.amp"] == "bf16" for entry in failed)
+    assert all(entry["outcome"] == "device_oom" and 1.1 < entry["ratio"] < 1.2 for entry in failed)
+    text = f"Faster in the search, but failed when checked again: trial {failed[0]['trial']}, "
+    assert any(line.startswith(f"note  {text}") and "device_oom" in line for line in lines(summary, study.folder.path))
+
+
+def test_a_failed_comparison_of_losses_counts_and_what_was_reported_or_was_slower_does_not():
+    reported, faster, slower = trial(1, 150.0, A="1"), trial(2, 200.0, A="2"), trial(3, 90.0, A="3")
+    again = [
+        TrialRecord(number=4 + n, kind=kind, knobs={}, changed={}, outcome=outcome, repeats=number)
+        for n, (kind, outcome, number) in enumerate(
+            [
+                (Kind.final, Outcome.crash, 1),
+                (Kind.parity, Outcome.parity, 2),
+                (Kind.final, Outcome.timeout, 3),
+                (Kind.final, Outcome.disturbed, 2),
+            ]
+        )
+    ]
+    records, ratio = [BASELINE, reported, faster, slower, *again], Ratio(ratio=1.0, ci=(0.99, 1.01), num_rounds=5)
+    assert failed_finalists(records, Decision(finalist=reported, ratio=ratio, verdict="same")) == [(faster, again[1])]
+    assert failed_finalists(records, Decision()) == [(faster, again[1]), (reported, again[0])]
 
 
 def test_failures_alone_say_nothing_about_speed():

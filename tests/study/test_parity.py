@@ -1,11 +1,16 @@
 """The loss-parity gate in whole studies, on a launcher without processes."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 
-from autotune.compare.parity import arithmetic
+from autotune.compare.parity import Parity, arithmetic, report
+from autotune.config.compose import compose
 from autotune.export import export
-from autotune.records import Kind, Outcome
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
+from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.listener import RecordingListener
 
@@ -145,6 +150,40 @@ def test_the_search_s_second_half_leaves_out_what_failed(bench):
     assert failed.changed == {"precision.amp": "bf16"}
     assert later
     assert all("precision.amp" not in trial.changed for trial in later)
+
+
+@pytest.mark.parametrize(("left_s", "has_time"), [(139.0, False), (141.0, True)])
+def test_losses_are_compared_only_in_time_that_the_finals_do_not_need(tmp_path, left_s, has_time):
+    """Two runs of 15 s, then two pairs of 15 s and 40 s for an interval."""
+    baseline = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok, value=1.0, seconds=15.0)
+    baseline.phases_s, baseline.losses = {"steady": 5.0}, curve(0.97)
+    candidate = dataclasses.replace(baseline, number=1, kind=Kind.search, changed={"precision.amp": "bf16"}, seconds=40.0)
+    candidate.evidence, written, listener = {}, [], RecordingListener()
+    parity = Parity(
+        SimpleNamespace(
+            inputs=SimpleNamespace(config=compose([], command=["true"], facts=MACHINE).config),
+            records=[baseline, candidate],
+            baseline=baseline,
+            budget=SimpleNamespace(left_s=left_s),
+            costs=SimpleNamespace(again_s=lambda *_: 1000.0),
+            folder=SimpleNamespace(write_trial=written.append),
+            listener=listener,
+        )
+    )
+    assert [parity.is_open(candidate) for _ in range(2)] == [has_time] * 2
+    assert written == ([] if has_time else [candidate])
+    assert len(listener.named("notice")) == len(written)
+    why = "it was not compared yet" if has_time else "no time was left for it: the finals need the rest"
+    assert report(candidate, [baseline, candidate])["text"] == f"not checked: {why}"
+
+
+@pytest.mark.parametrize(("minutes", "start_s"), [(3, 12), (4, 20), (8, 40)])
+def test_a_comparison_leaves_the_finals_the_time_for_an_interval(bench, space, minutes, start_s):
+    surface = Surface(gains=GAINS, losses=lambda knobs, seed: curve(0.97), start_s=start_s, loader_per_s=1e6)
+    summary = bench(surface, *space, minutes=minutes).run()
+    assert summary["speedup"]["ci"] is not None
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert summary["parity"]["verdict"] == "passed" or "no time was left" in summary["parity"]["text"]
 
 
 def test_a_study_that_goes_on_does_not_compare_again(bench, space):

@@ -2,18 +2,20 @@
 
 import dataclasses
 import math
+import subprocess
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from autotune import stats
+from autotune.cli.plain import View
 from autotune.compare.verify import LONG, ROUND, compare, differences
 from autotune.config.claim import Claim, Rate, Verify
 from autotune.errors import NothingWorked
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
 from autotune.stats import Ratio
-from autotune.study import resume_study
+from autotune.study import resume_study, run_study
 from tests.support.fake_launcher import Failure, Surface
 
 BF16 = {"precision.amp": "bf16"}
@@ -180,6 +182,29 @@ def test_a_program_that_does_not_train_is_not_the_claim_s_fault(verified):
     crash = Failure(error={"type": "RuntimeError", "message": "no data", "traceback": ""})
     with pytest.raises(NothingWorked, match="no data"):
         verified(Surface(failures=lambda *_: crash)).run()
+
+
+@pytest.mark.parametrize("takes_s", [1.0, 20.0, 90.0])
+def test_a_long_wait_for_the_copy_in_mlflow_is_told_on_standard_error(bench, takes_s, capsys):
+    class Tracking:
+        waited_s = 0.0
+
+        def wait(self, timeout):
+            self.waited_s += min(timeout, takes_s - self.waited_s)
+            if self.waited_s < takes_s:
+                raise subprocess.TimeoutExpired("sync", timeout)
+            return 0
+
+        def terminate(self):
+            pass
+
+    tracking, wanted = Tracking(), Verify(claim=claim(), rounds=2, minutes=10.0, long_minutes=None)
+    study = bench(FASTER, "study.budget.minutes=null", "search_space=quick", verify=wanted, start_tracking=lambda _: tracking)
+    study.inputs.space.domains.clear()
+    run_study(study.inputs, study.folder, View())
+    assert tracking.waited_s == min(takes_s, 60.0)
+    said = "autotune: waiting for the copy in MLflow, for at most 57 s more; Ctrl-C skips it\n"
+    assert capsys.readouterr().err == (said if takes_s > 3 else "")
 
 
 def test_no_further_round_is_begun_that_would_not_fit_but_two_are_always_measured(verified):

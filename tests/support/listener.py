@@ -62,6 +62,10 @@ class RecordingListener(Listener):
         """Records the message."""
         self.calls.append(("notice", message))
 
+    def waiting(self, message: str) -> None:
+        """Records the message."""
+        self.calls.append(("waiting", message))
+
     def finished(self, summary: Summary) -> None:
         """Records the summary."""
         self.calls.append(("finished", summary))

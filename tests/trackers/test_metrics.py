@@ -15,6 +15,7 @@ UNITS = (
     " W",
     " MHz",
     "ratio to baseline",
+    "ratio measured once",
     "trials",
     "minutes",
 )
@@ -46,13 +47,13 @@ def test_the_rate_names_what_it_counts():
 def test_a_trial_is_compared_with_the_baseline_by_its_score():
     baseline = trial(number=0, kind=Kind.baseline, value=10.0, scores={"energy_per_sample": 2.0})
     found = metrics.trial_metrics(trial(value=30.0, scores={"energy_per_sample": 5.0}), baseline)
-    assert found[metrics.RATIO] == 2.5
+    assert found[metrics.SINGLE_RATIO] == 2.5
 
 
 def test_without_a_baseline_there_is_no_ratio():
     failed = trial(number=0, kind=Kind.baseline, outcome=Outcome.crash)
-    assert metrics.RATIO not in metrics.trial_metrics(trial(value=30.0), failed)
-    assert metrics.RATIO not in metrics.trial_metrics(trial(value=30.0))
+    assert metrics.SINGLE_RATIO not in metrics.trial_metrics(trial(value=30.0), failed)
+    assert metrics.SINGLE_RATIO not in metrics.trial_metrics(trial(value=30.0))
 
 
 def test_a_trial_without_a_rate_has_no_metrics():
@@ -136,6 +137,14 @@ def test_no_curve_is_a_single_point(folder):
 def test_curve_follows_the_score():
     records = [trial(number=n, value=9.0 - n, scores={"energy_per_sample": score}) for n, score in enumerate((2.0, 3.0, 2.5))]
     assert metrics.curves(records) == {"progress/best score": [(0, 2.0), (1, 3.0), (2, 3.0)]}
+
+
+def test_a_study_has_no_ratio_before_the_finals_which_the_search_overstates(folder):
+    summary = folder.read_summary()
+    summary["speedup"] = {"ratio": 4.56, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run"}
+    assert metrics.RATIO not in metrics.study_metrics(summary)
+    summary["speedup"] |= {"ratio": 2.92, "num_rounds": 1}
+    assert metrics.study_metrics(summary)[metrics.RATIO] == 2.92
 
 
 def test_study_has_its_ratio_and_its_minutes(folder):

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from autotune.knobs.catalogue import CATALOGUE
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.trackers import views
 
@@ -59,12 +60,14 @@ def test_old_mlflow_reads_the_state_from_the_tag_itself():
 
 
 def test_views_fit_into_a_tag_of_old_mlflow():
-    space = {f"loader.{name}": {"choice": [0, 1]} for name in "abcdefghijkl"}
-    long = study(title="x" * 500, space=space)
+    longest = sorted(CATALOGUE, key=len)[-20:]
+    long = study(title="x" * 500, space={name: {"choice": [0, 1]} for name in longest})
     tags: dict[str, str] = {}
     for number in range(30):
         tags |= views.tags(dataclasses.replace(long, title=f"{number} {long.title}"), FIRST, "7" * 18, tags)
     assert max(map(len, tags.values())) <= 5000
+    columns = view(tags, views.key(dataclasses.replace(long, title=f"0 {long.title}")))["selectedColumns"]
+    assert 4 <= sum(name.startswith("params") for name in columns) <= 8
 
 
 def test_what_is_there_already_is_not_written_again():

@@ -34,13 +34,14 @@ NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger b
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
 # How many times as fast 16-bit matrix products are, if the program's own products were not timed: at least, usually, at most.
 FASTER_16_BIT = (1.1, 2.0, 8.0)
-LEFT_FRAC = 0.5  # lower limit for the share of the saving that remains in a step, where memory is new and caches are cold
-HALF_BYTES = 0.5  # other operators save at most this share of their seconds, because their numbers have half as many bytes
+# Products are timed alone. In a step, where memory is new and caches are cold, at least this share of the saving remains.
+LEFT_FRAC = 0.5
+HALF_BYTES = 0.5  # operators other than products save at most this share of their seconds, as they move half as many bytes
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
-MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in such operators
+MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in memory-bound operators
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of these operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
-NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds of operators
+NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
 # and normalisation, too, have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
@@ -208,7 +209,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     if operations is None:
         return
     (knob, value), idle = _relief(evidence), idle_frac(evidence)
-    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # only the model is compiled
+    phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # compiling changes only the model
     busy_s = evidence.step_s - evidence.input_s
     if idle is None and OPTIMIZER not in phases:
         busy_s -= evidence.phases_s.get(OPTIMIZER, 0.0)
@@ -272,7 +273,7 @@ def gain_of_larger_batch(share: float, times: float) -> Gain:
     """Returns the gain of a larger batch.
 
     Args:
-        share: largest share of the step that does not grow with the batch.
+        share: upper limit for the share of the step that does not grow with the batch, see NOT_GROWING_FRAC.
         times: the larger batch, as a multiple of today's.
     """
     low, mid, high = (times / (frac * share + times * (1 - frac * share)) - 1 for frac in NOT_GROWING_FRAC)

@@ -23,12 +23,14 @@ class Without:
         gain: predicted gain if the skipped stages took no time.
         remaining: share of their time that is left after a remedy, as (largest, usual, smallest).
         function: the function to skip, in words; "" for stages of the loader.
+        limiting: their share of the workers' work, if the workers limit the rate and have cores of their own; else None.
     """
 
     stages: tuple[str, ...]
     gain: Gain
     remaining: Saved
     function: str = ""
+    limiting: float | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +42,7 @@ class Without:
 
     def remedied(self, measured: Gain) -> Gain:
         """Returns what a remedy gains, given the gain that was measured without the stages."""
-        return gain_of_part(measured, self.remaining, "predicted")
+        return gain_of_part(measured, self.remaining, "predicted", limiting=self.limiting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class Finding:
         knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
         without: how to measure the program without the cause; None if that is impossible.
-        unskippable: why that is impossible, in words; "" if it is possible, or if the reason is plain.
+        unskippable: why `without` is None, in words; "" if it is not None, or if the reason is plain.
         check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 

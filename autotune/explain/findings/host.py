@@ -33,7 +33,7 @@ LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "
 LOGGERS = re.compile(  # names of functions
     r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
 )
-SCORES = re.compile(  # not "symmetric", nor "process"
+SCORES = re.compile(  # matches neither "symmetric" nor "process"
     r"(?<![a-z])metric|(?-i:Metric)|torchmetrics|accuracy|topk|confusion|f1_score|(?<![a-z])roc(?![a-z])|auroc|auc\b|argmax|argsort"
     r"|bincount|sklearn",
     re.IGNORECASE,
@@ -76,7 +76,7 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def _functions(evidence: Evidence) -> list[list[Line]]:
-    """Returns the lines of each of the program's functions in the training thread, with those of its comprehensions."""
+    """Returns the program's lines in the training thread by function; a comprehension belongs to the function around it."""
     groups: dict[tuple[str, str], list[Line]] = {}
     for line in evidence.own_lines():
         groups.setdefault((line.file, function_of(line)), []).append(line)
@@ -89,7 +89,7 @@ def function_of(line: Line) -> str:
 
 
 def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
-    """Returns one cause for all lines of a function: the largest, but PYTHON only if the others take little time."""
+    """Returns one cause for all lines of a function: the one with the most seconds, where those of PYTHON count a third."""
     seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
     return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
@@ -156,7 +156,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
     Args:
         evidence: what is known of the configuration.
-        cause: why the lines cost time; some of them may do so for other causes.
+        cause: why the lines cost time; `cause_of` may return another cause for some of them.
         lines: the lines.
         inside: all lines of the function.
     """
@@ -191,7 +191,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether a function can be skipped to measure what some of its lines cost. It must do little else.
+    """Returns whether a function does little besides some of its lines, so that skipping it shows what they cost.
 
     The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
     computes gradients or calls the optimizer, because without it the program would not train.
@@ -214,7 +214,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 
 
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
-    """Returns what removing some seconds of the training thread saves, given what else would then limit the step."""
+    """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # slowed by the pass, which slows Python most
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s

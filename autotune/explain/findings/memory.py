@@ -16,7 +16,7 @@ OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
-LEAST_UNUSED_FRAC = 0.2  # of the reserved memory, at the peak of what is allocated
+LEAST_UNUSED_FRAC = 0.2  # share of the reserved memory that is unused when the most is allocated
 FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
 
 

@@ -40,7 +40,8 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 # decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
-MOST_FRAC = 0.8  # a part can be measured by skipping stages if it is at least this share of their work
+MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of their work
+LEAST_SHARE = 0.1  # a smaller share of an item's own code counts towards its larger cause
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
@@ -96,9 +97,9 @@ def parts(evidence: Evidence) -> list[Part]:
     for stage in stages(evidence):
         cpu_s, blocked_s = _work(stage)
         is_apart = blocked_s >= max(least_s, LEAST_BLOCKED_FRAC * (cpu_s + blocked_s))
-        cause = STORAGE if stage.name == READ else _cause(stage, evidence)
-        key = (cause, _together(stage))
-        found.setdefault(key, []).append((stage, cpu_s, 0.0 if is_apart else blocked_s))
+        for cause, share in _shares(stage, evidence).items():
+            costs = (stage, share * cpu_s, 0.0 if is_apart else share * blocked_s)
+            found.setdefault((cause, _together(stage)), []).append(costs)
         if is_apart:
             found.setdefault((STORAGE, ""), []).append((stage, 0.0, blocked_s))
     made = [_part(evidence, cause, costs) for (cause, _), costs in found.items()]
@@ -145,14 +146,13 @@ def is_behind(evidence: Evidence) -> bool:
     return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
 
 
-def _cause(stage: Stage, evidence: Evidence) -> str:
-    """Returns the cause that a stage's work on a CPU belongs to."""
-    if stage.name == COLLATE:
-        return COLLATING
-    if stage.name == DECODE:
-        return DECODING
+def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
+    """Returns the causes that a stage's work belongs to, with the share of each.
+
+    The data set's own code may decode and augment. Its work is divided by the seconds of its lines.
+    """
     if stage.name != ITEM:
-        return AUGMENTATION
+        return {{READ: STORAGE, DECODE: DECODING, COLLATE: COLLATING}.get(stage.name, AUGMENTATION): 1.0}
     seconds = {DECODING: 0.0, AUGMENTATION: 0.0}
     for line in _item_lines(evidence, stage):
         cause = _cause_of_line(line)
@@ -161,7 +161,9 @@ def _cause(stage: Stage, evidence: Evidence) -> str:
     for other in stages(evidence):  # library work with a stage of its own is also in the lines that call it: subtract it here
         if other.name == DECODE or (other.name.startswith(TRANSFORM) and not other.function):
             seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.batch
-    return DECODING if seconds[DECODING] > seconds[AUGMENTATION] else AUGMENTATION
+    whole = math.fsum(max(0.0, each) for each in seconds.values())
+    large = {cause: each / whole for cause, each in seconds.items() if each > 0 and each >= LEAST_SHARE * whole}
+    return {cause: share / sum(large.values()) for cause, share in large.items()} or {AUGMENTATION: 1.0}
 
 
 def _cause_of_line(line: Line) -> str:
@@ -237,19 +239,29 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 
 
 def _without(evidence: Evidence, part: Part) -> Without | None:
-    """Returns how to measure the program without a part; None if skipping its stages would also skip much other work.
+    """Returns how to measure the program without a part; None if most of what would be skipped is other work.
 
-    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample.
+    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample. Other work that is skipped as
+    well counts as remaining.
     """
     if _is_of_stream(evidence, part):
         return None
     skipped = (ITEM,) if {ITEM, READ} & {*part.stages} else part.stages
     inside = [one for one in stages(evidence) if one.name in skipped or (ITEM in skipped and one.name != COLLATE)]
-    if part.work_s < MOST_FRAC * math.fsum(math.fsum(_work(one)) for one in inside):
+    cpu_s = math.fsum(_work(one)[0] for one in inside)
+    work_s = cpu_s + math.fsum(_work(one)[1] for one in inside)
+    share = part.work_s / work_s if work_s else 0.0
+    if share < MOST_FRAC:
         return None
-    work_s, cpu_s = part.work_s * evidence.batch, part.cpu_s * evidence.batch
-    gain = replace(gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s, cpu_s=cpu_s), kind="predicted")
-    return Without(stages=skipped, gain=gain, remaining=REMAINING[part.cause])
+    batch, is_limiting = evidence.batch, evidence.num_workers and not evidence.is_shared and is_behind(evidence)
+    gain = gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s * batch, cpu_s=cpu_s * batch)
+    most, usual, least = (1 - (1 - left) * min(share, 1.0) for left in REMAINING[part.cause])
+    return Without(
+        stages=skipped,
+        gain=replace(gain, kind="predicted"),
+        remaining=(most, usual, least),
+        limiting=work_s / service_s(evidence) if is_limiting else None,
+    )
 
 
 def _basis(evidence: Evidence) -> str:
@@ -260,7 +272,7 @@ def _basis(evidence: Evidence) -> str:
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns how much of a step the input takes, and how much of that is in the training loader, unless nearly all is."""
+    """Returns how much of a step the input takes, and how much of it is in the training loader if other loaders matter."""
     of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
     rest = f", {step_time_text(evidence.wait_s)} of it in the training loader" if of_training else ""
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
@@ -298,7 +310,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns what the training thread saves if the workers, which keep up with it, use the cores less.
+    """Returns the seconds of a step that the training thread saves if workers that keep up with it use the cores less.
 
     Args:
         evidence: what is known of the configuration.
@@ -324,7 +336,7 @@ def _training_alone_s(evidence: Evidence, freed_s: float) -> Saved:
         freed = (0.0, 0.5 * freed_s, 1.3 * freed_s)
         most_s, likely_s, least_s = (busy_s * times - seconds for times, seconds in zip(ALONE_TIMES, freed, strict=True))
         return (most_s, likely_s, least_s)
-    likely_s = max(alone_s, busy_s - freed_s)  # it can use only what the workers leave of the cores
+    likely_s = max(alone_s, busy_s - freed_s)  # the training thread has only the cores that the workers leave
     return (ALONE_TIMES[0] * busy_s, likely_s, ALONE_TIMES[2] * alone_s)
 
 
@@ -354,7 +366,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns what more workers save. They make the input while the step runs, possibly on the same cores."""
+    """Returns the seconds of a step that more workers save by making the input while it runs, possibly on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:

@@ -41,10 +41,10 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
-    """Returns what equal work on all ranks saves.
+    """Returns the seconds of a step that equal work on all ranks saves.
 
-    At most, this is the slowest rank's excess over the next slowest one. If that rank's work is only spread over all ranks,
-    it is the excess over the mean. Without GPUs, the other ranks then need the cores that the slowest one used alone.
+    At most, the slowest rank's excess over the next slowest disappears. If all work is spread evenly instead, a step gets
+    shorter by the slowest rank's excess over the mean; without GPUs by less, as the ranks then share cores that it used alone.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)

@@ -185,7 +185,7 @@ class History:
         return None if allocated < 0 or reserved <= 0 else max(0.0, (reserved - allocated) / reserved)
 
     def at_peak(self, sources: Sources) -> List[Dict[str, Any]]:
-        """Returns the allocations at the peak by place, the most bytes first."""
+        """Returns a row for each place in the code whose allocations were live at the peak, most bytes first."""
         found: Dict[Tuple[str, int, str], List[int]] = {}
         for entry in self._at_peak:
             total = found.setdefault(_place(entry.get("frames") or [], sources), [0, 0])

@@ -40,11 +40,11 @@ class Pass:
     def leave_out(self, samples: float, wait_s: float) -> None:
         """Called if the program evaluated its model since the last step: the time since then does not count.
 
-        It is called at the end of such a step, before `step_done`, or when an epoch begins after the evaluation.
+        It is called at the end of the step that contains the evaluation, before `step_done`, or earlier if an epoch begins.
 
         Args:
             samples: training samples since the last step.
-            wait_s: seconds that the program waited for the loader since then.
+            wait_s: seconds that the program waited for the loader since the last step.
         """
 
     def finish(self) -> Any:

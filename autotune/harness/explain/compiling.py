@@ -40,9 +40,9 @@ def _seconds(metric: Any) -> float:
 
 
 def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]]:
-    """Returns the recompilations by code, the most seconds first.
+    """Returns one row for each function that was compiled again, those with the most seconds first.
 
-    If a whole model was recompiled, the code is the harness's own wrapper around the model's calls. The file is then "".
+    If a whole model was recompiled, the function is the harness's own wrapper around the model's calls. Its row has file "".
     """
     found: Dict[Any, Dict[str, Any]] = {}
     for metric in metrics:
@@ -61,7 +61,7 @@ def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]
 
 
 def _failed_guard(metric: Any) -> str:
-    """Returns why a function was compiled again, if the metrics do not (torch 2.6 and older); "" if not known."""
+    """Returns why a function was compiled again, where the metrics do not say it (torch 2.6 and older); "" if not known."""
     code = (metric.co_filename, metric.co_firstlineno, metric.co_name)
     for each, reasons in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).items():
         if (each.co_filename, each.co_firstlineno, each.co_name) == code and reasons:

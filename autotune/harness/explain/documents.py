@@ -127,7 +127,7 @@ class Compiled:
     """Recompilations and graph breaks of torch.compile.
 
     Attributes:
-        recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], the most seconds first.
+        recompilations: [{"file", "line", "function", "reason", "seconds", "count"}], most seconds first.
         graph_breaks: [{"file", "line", "reason", "count"}].
         seconds: spent compiling inside the observed steps.
     """
@@ -151,14 +151,14 @@ class Lines:
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
         num_samples: number of samples that the line sampler took of the training thread.
-        lines: of all phases, the largest self_s first; at most 300 for each `where`.
+        lines: lines of all phases, sorted by self_s, the largest first; at most 300 for each `where`.
         stages: of the training loader.
         syncs: the sites with the most seconds, at most 50.
         gc_s, gc_count: seconds and collections of the cyclic garbage collector per step.
         compiled: None if nothing was compiled.
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
         notes: what could not be measured, and why.
-        busy_cpu_s: CPU seconds per step of the training thread outside of input; None if unknown.
+        busy_cpu_s: CPU seconds per step that the training thread uses in all phases but "input"; None if unknown.
         is_stream: whether the training loader reads an iterable data set.
     """
 
@@ -225,14 +225,14 @@ class Memory:
             the bytes of parameters and optimizer state plus the peak of the steps' allocations. It is at least the sum of the
             parts below.
         parameters, gradients, optimizer_state, activations, input, other: bytes at the peak; `other` is the rest of peak_bytes.
-        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], the most activations first. The
-            numbers of a module do not include the modules inside it; the root's name is "".
+        by_module: [{"module": dotted name, "class", "activations", "parameters", "flops"}], sorted by activations, the largest
+            first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
         products: about that step's products with inputs in 32 bits (matrix products, convolutions and, on the CPU, attention):
-            "float32" and "bfloat16" -> seconds of all of them, each timed alone; "casts" -> seconds to convert all their
-            inputs; "timed_frac" -> the share of the products that was timed, by FLOPs. {} if there are none.
-        timeline: [[seconds since the step's begin, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
+            "float32" and "bfloat16" -> seconds that all of them take in this type, each timed alone; "casts" -> seconds to
+            convert all their inputs; "timed_frac" -> the share of the products that was timed, by FLOPs. {} if there are none.
+        timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
         alloc_retries: how often the allocator emptied its cache and tried again in the observed steps; None on the CPU.

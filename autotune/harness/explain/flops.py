@@ -33,7 +33,7 @@ class StepFlops:
         self.total = float(self._mode.get_total_flops())
 
     def by_module(self, num_roots: int) -> Dict[str, float]:
-        """Returns module -> FLOPs without those of inner modules; with several roots, names begin with a root's class."""
+        """Returns module -> FLOPs without those of inner modules. With several roots, a name is like "Encoder.layers.0"."""
         counts = self._mode.get_flop_counts()
         whole = {name: float(sum(each.values())) for name, each in counts.items() if name != "Global"}
         own = dict(whole)
@@ -60,7 +60,7 @@ def _counting_mode() -> Any:
     from torch.utils.flop_counter import FlopCounterMode
 
     aten = torch.ops.aten
-    on_cpu = {  # torch counts no FLOPs of the CPU's attention; the arguments are those of the GPU's
+    on_cpu = {  # torch counts no FLOPs of the CPU's attention, whose arguments are the same as on a GPU
         aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
     }

@@ -21,8 +21,8 @@ KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memo
 LEFT_BYTES = 64 << 20  # a worker leaves no more than this
 SENT_BYTES = KEPT_BYTES  # no more than this is sent to a worker that is not forked
 
-# Identifies a stage in all workers of a loader: its name, what else its results depend on, and how many such stages began
-# before it in its worker.
+# Identifies the same stage in all workers of a loader. ("collate", 32, 0) is the first stage of its worker that collates 32
+# samples: the name, what else the results depend on, and how many such stages began before it in that worker.
 Place = Tuple[Any, ...]
 
 
@@ -56,7 +56,7 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the kept results in turn, from the first on. A stage that alternates between image and mask still does."""
+        """Returns the next kept result; the first comes after the last. So images and masks still alternate, for example."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -111,7 +111,7 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    They are sent to a worker that is not forked as plain bytes. Otherwise torch would move each tensor to shared memory, of
+    If a worker is not forked, they are sent to it as plain bytes. Otherwise torch would move each tensor to shared memory, of
     which a container has little, and send it as an open file, of which a fork server passes on fewer than 256.
     """
 
@@ -122,7 +122,7 @@ class Known(Dict[Place, Again]):
 def _unpacked(known: Dict[Place, bytes]) -> Known:
     found = Known()
     for place, raw in known.items():
-        with contextlib.suppress(Exception):  # of a class that cannot be unpickled here
+        with contextlib.suppress(Exception):  # the result's class cannot be unpickled here
             found[place] = pickle.loads(raw)
     return found
 
@@ -149,7 +149,7 @@ class Left:
         return self.known
 
     def _add(self, place: Place, raw: bytes) -> None:
-        with contextlib.suppress(Exception):  # of a class that cannot be unpickled here
+        with contextlib.suppress(Exception):  # the result's class cannot be unpickled here
             other = pickle.loads(raw)
             again = self.known.setdefault(place, other)
             if again is other or again.kind != other.kind:
@@ -205,7 +205,7 @@ class _Pickler(pickle.Pickler):
 
 
 def copied(batch: Any) -> Any:
-    """Returns a copy of a batch, with tensors of its own: collating costs at least as much as copying them."""
+    """Returns a copy of a batch, with tensors of its own. Copying them takes no longer than the collating that is skipped."""
     if hasattr(batch, "clone"):
         return batch.clone()
     if isinstance(batch, MutableMapping):
@@ -221,7 +221,7 @@ def copied(batch: Any) -> Any:
 
 
 def apart(result: Any) -> Any:
-    """Returns a result in containers of its own: the program may take items out of them."""
+    """Returns the same items in copies of their containers: the program may take items out of a list or dictionary."""
     if isinstance(result, MutableMapping):
         made = copy.copy(result)
         for key, each in result.items():

@@ -17,19 +17,19 @@ from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has,
-# but for at most MOST times that length.
+# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has
+# seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # between samples of the training thread
 # A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
-# pass still has a thousand of them.
+# pass still has a thousand samples.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the kernel does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process. Those in the sampler's thread are not the sampler's cost."""
+    """Times the garbage collector's runs in the training process, and tells the sampler about those in the sampler's thread."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
@@ -48,9 +48,9 @@ class Collections:
 
 
 def samples_of(seen: List[float], num_steps: int) -> float:
-    """Returns the samples of all steps of a pass, extrapolated from the steps that the device had finished by its end.
+    """Returns the samples of all steps of a pass, extrapolated from the steps that the device had finished at the end.
 
-    A GPU may not have finished the last steps by then.
+    A GPU may still be computing the last steps then.
     """
     return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 

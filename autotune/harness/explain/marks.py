@@ -27,10 +27,10 @@ class Marks:
     Attributes:
         now: the current phase.
         seconds: phase -> host seconds since the marks were installed.
-        busy_cpu_s: CPU seconds of the training thread outside of input since the marks were installed.
+        busy_cpu_s: CPU seconds that the training thread has used in all phases but INPUT since the marks were installed.
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
-        on_step: if not None, called at the first change of phase of each step.
+        on_step: if not None, called in each step when the phase first changes.
         on_result: if not None, called with the phase and the result when a function that is a whole phase returns.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
         num_left_out: steps whose seconds do not count.
@@ -182,21 +182,21 @@ class Marks:
 
 
 def torch_is_compiling() -> Callable[[], bool]:
-    """Returns `torch.compiler.is_compiling`. If it returns true, a replacement only calls the original function."""
+    """Returns the function `torch.compiler.is_compiling`. While it returns true, our patches only call the original."""
     import torch
 
     return torch.compiler.is_compiling
 
 
 class DevicePhases:
-    """Times phases on a GPU: an event at each change of phase, read after it has happened. Not measured on a GPU yet."""
+    """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet."""
 
     def __init__(self, index: Optional[int] = None) -> None:
         self._index = index
         self._events: List[Tuple[str, Any]] = []
-        self._step_from = 0  # number of the last step's first event
+        self._step_from = 0  # index of the first event since the current step began
         self._seconds = dict.fromkeys((*STEP_PHASES, LEFT_OUT), 0.0)
-        self._of_step = dict(self._seconds)  # the part of `_seconds` from the last step
+        self._of_step = dict(self._seconds)  # the part of `_seconds` since the current step began
 
     def note(self, phase: str) -> None:
         """Records an event when the host begins to queue work of a phase, unless the work is captured for a CUDA graph."""
@@ -227,7 +227,7 @@ class DevicePhases:
         self._step_from, self._of_step = len(self._events), dict.fromkeys(self._of_step, 0.0)
 
     def leave_out_step(self) -> None:
-        """Subtracts the seconds since the last step began."""
+        """Subtracts the seconds since the current step began."""
         self._events[self._step_from :] = [(LEFT_OUT, event) for _, event in self._events[self._step_from :]]
         for phase, seconds in self._of_step.items():
             self._seconds[phase] -= seconds

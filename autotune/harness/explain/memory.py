@@ -21,7 +21,7 @@ from .marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 
-COMPILED = "activations of compiled code: not known, as it does not say what it saves; they are in `other`"
+COMPILED = "activations of compiled code: not known, as such code does not tell what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits: not known: {}"
 
@@ -128,7 +128,7 @@ class MemoryPass(Pass):
         """See the base class."""
         self._marks.uninstall()
         self._syncs.uninstall()
-        if self._num_steps < 3 or self._saved is None:  # the program ended before
+        if self._num_steps < 3 or self._saved is None:  # the program ended before the third step was over
             self._allocations.end()
             self._end_saved()
             return None
@@ -198,7 +198,7 @@ class MemoryPass(Pass):
 
 
 def _named(roots: List[Any]) -> Iterator[Tuple[Any, str]]:
-    """Yields modules and their names, without the parts that wrappers add; with several roots, the root's class comes first."""
+    """Yields modules and their names, without what wrappers add. With several roots, a name is like "Encoder.layers.0"."""
     for root in roots:
         for name, module in members.named_modules(root):
             yield module, plain_name(name if len(roots) == 1 else f"{type(root).__name__}.{name}".rstrip("."))

@@ -11,7 +11,8 @@ from .documents import BYTES, NARROW, WIDE
 LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
-QUEUED_S, MOST_QUEUED = 0.001, 50  # on a GPU: seconds of work (in at most so many calls) to queue before waiting for the device
+# On a GPU, calls are queued until they make up QUEUED_S of work, but at most MOST_QUEUED, before waiting for the device.
+QUEUED_S, MOST_QUEUED = 0.001, 50
 MEASURED_S, MOST_CALLS = 0.03, 10  # how long, and how many times at most, a call is repeated
 
 
@@ -42,7 +43,7 @@ def _flops_per_s(dtype: Any, device: str) -> float:
 def least_s(call: Callable[[], Any], device: str) -> float:
     """Returns the seconds of the fastest of a few calls. A first call, which may choose or compile kernels, does not count.
 
-    On a GPU, many short calls are queued before waiting for the device, since one launch and one wait take as long as a call.
+    On a GPU, many short calls are queued before waiting for the device, since a launch and a wait take as long as such a call.
     """
     _finished_s(call, device)
     num = max(1, min(MOST_QUEUED, round(QUEUED_S / max(_finished_s(call, device), 1e-9)))) if device == "cuda" else 1

@@ -134,7 +134,7 @@ class LineSampler(threading.Thread):
     # --- result ---
 
     def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
-        """Returns the lines, the most seconds first, at most MAX_LINES for each place where lines ran.
+        """Returns the lines, those with the most seconds first: at most MAX_LINES for each of MAIN, WORKER and THREAD.
 
         Args:
             num_steps: number of steps by which the seconds are divided.
@@ -159,7 +159,7 @@ class LineSampler(threading.Thread):
 
 
 def most_of_each(lines: List[Line]) -> List[Line]:
-    """Returns at most MAX_LINES lines of each `where`, the most seconds first. Lines of the program displace library lines."""
+    """Returns at most MAX_LINES lines of each `where`, sorted by seconds. If there are more, it drops library lines first."""
     found: List[Line] = []
     for where in (MAIN, WORKER, THREAD):
         here = sorted((line for line in lines if line.where == where), key=lambda line: (-line.self_s, -line.total_s))
@@ -204,4 +204,4 @@ def _undisturbed(looking: Iterator[Any]) -> None:
 _PLACE = operator.attrgetter("f_code", "f_lineno")
 _IS_FRAME = functools.partial(operator.is_not, None)
 _CALL = operator.methodcaller("__call__")
-_RESTORING = (gc.disable, gc.enable)  # by `gc.isenabled()`
+_RESTORING = (gc.disable, gc.enable)  # `gc.isenabled()` is the index of the function that restores this state

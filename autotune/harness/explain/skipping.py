@@ -1,7 +1,7 @@
 """Trains without some stages of the loader or functions of the program, to measure what they cost.
 
 Each process keeps their first few results and then hands these out in turn, so shapes and sizes stay realistic. The rate is
-what training would reach if they took no time. What the program computes means nothing in such a trial.
+what training would reach if the skipped code took no time. What the program computes means nothing in such a trial.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT_CALLS = 4  # results of a function of the program
 # A program may make new data sets and transforms each epoch. The oldest results are dropped beyond these limits of a process.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
 MOST_DECORATORS = 8  # of a function that is looked for
-ONCE = ("send", "__next__", "__enter__")  # what has one of these, a generator for example, can be used only once
+ONCE = ("send", "__next__", "__enter__")  # an object with one of these attributes, such as a generator, can be used only once
 
 
 class Items:
@@ -80,8 +80,8 @@ class SkippedStages(Stages):
         self._begun_of: Dict[Place, int] = {}  # how many stages of each name began in this process
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
-    def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function as a stage, or returns one of its earlier results."""
+    def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
+        """Calls a function as a stage, or returns one of its earlier results at this place of a Compose."""
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
@@ -89,7 +89,7 @@ class SkippedStages(Stages):
             dataset = self._dataset()  # many loaders share torch's default_collate
             again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), KEPT_BATCHES)
             return copied(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
-        again = self._results(id(function), function, (name,))
+        again = self._results((id(function), *where), function, (name, *where))
         return apart(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
 
     def _dataset(self) -> Any:
@@ -118,7 +118,7 @@ class SkippedStages(Stages):
             del self.by_place[place]
 
     def _begun(self, stage: Any, place: Place, most: int) -> Again:
-        """Returns results to begin with: those that earlier workers have left of the same stage, or none."""
+        """Returns what a stage begins with: the results that earlier workers left of the same stage, or an empty `Again`."""
         number = self._begun_of.get(place, 0)
         self._begun_of[place] = number + 1
         place = (*place, number)
@@ -131,7 +131,7 @@ class SkippedStages(Stages):
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
             self._begin_with(fetcher)
-        self._is_timing = True  # for every batch: here it means skipping
+        self._is_timing = True  # in this class: skip stages, in every batch
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
@@ -207,7 +207,7 @@ def check_skipped() -> None:
     """Checks that the functions were skipped.
 
     Raises:
-        RuntimeError: one was not: the program rarely calls it, or has kept it elsewhere, for example in a list of callbacks.
+        RuntimeError: one was not skipped: the program rarely calls it, or keeps it elsewhere, such as in a list of callbacks.
     """
     if _never:
         why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
@@ -265,7 +265,7 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
 
 
 class Method:
-    """Takes the place of a static method or, given a `classmethod`, of a class method."""
+    """Takes the place of a static method or, if `is_of_class`, of a class method."""
 
     def __init__(self, function: Any, *, is_of_class: bool) -> None:
         self._function, self._is_of_class = function, is_of_class
@@ -337,7 +337,7 @@ _left: Dict[int, Left] = {}  # number of a loader -> what its workers have left
 def begin(
     names: Tuple[str, ...], is_training: Callable[[], bool] = lambda: True, before: Optional[Dict[Place, Again]] = None
 ) -> SkippedStages:
-    """Skips stages in this process from now on; in a worker that is a fork, they are skipped already."""
+    """Skips stages in this process from now on. In a forked worker, the patches are inherited and not installed again."""
     global _skipped
     if _skipped is None:
         _skipped = SkippedStages(names)
@@ -347,7 +347,7 @@ def begin(
 
 
 def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
-    """Returns what each worker that now starts has to call, to skip stages.
+    """Returns the function that each worker that now starts must call to skip stages.
 
     Args:
         names: as for `begin`.

@@ -51,7 +51,7 @@ class Sources:
         return LIBRARY if file.startswith(self._libraries) or GENERATED in file else OWN
 
     def own_frame(self, frame: Any) -> Any:
-        """Returns the innermost frame of the program's own code, from a frame outwards; None without one."""
+        """Returns the innermost frame of the program's own code among a frame and its callers; None if there is none."""
         while frame is not None and self.kind(frame.f_code) is not OWN:
             frame = frame.f_back
         return frame
@@ -83,13 +83,13 @@ def text_of(file: str, line: int) -> str:
 
 
 def name_of(code: Any) -> str:
-    """Returns a function's qualified name; before Python 3.11 only its name, with "<locals>." if it is inside another."""
+    """Returns a function's qualified name. Before Python 3.11: its name, after "<locals>." if it is inside a function."""
     is_inside = bool(code.co_flags & inspect.CO_NESTED)
     return str(getattr(code, "co_qualname", f"<locals>.{code.co_name}" if is_inside else code.co_name))
 
 
 def code_of(thing: Any, names: Tuple[str, ...] = ()) -> Optional[Any]:
-    """Returns the code of a function, or of an object's first method in `names`; None if there is none."""
+    """Returns the code of a function, or of the first of the methods `names` that an object has; None if there is none."""
     functions: List[Any] = [thing, *(getattr(type(thing), name, None) for name in names)]
     for function in functions:
         function = getattr(function, "__wrapped__", function)

@@ -51,7 +51,7 @@ class Stages:
         num_timed: samples of the batches that were timed.
         is_fetching: whether a batch is being made.
         totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, calls], of timed batches.
-        places: stage -> its code.
+        places: stage -> file, line and function of its code.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class Stages:
 
     # --- timing ---
 
-    def timed(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function as a stage."""
+    def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
+        """Calls a function as a stage. `where` tells stages of one name apart: their position in a Compose, and its length."""
         if not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         begin = self._now()
@@ -222,9 +222,10 @@ class Stages:
         def composed(compose: Any, *inputs: Any) -> Any:
             if not self._is_timing or threading.get_ident() != self._thread:
                 return call(compose, *inputs)
-            for transform in compose.transforms:
+            transforms = compose.transforms
+            for position, transform in enumerate(transforms):
                 name = self._name(transform)
-                outputs = self.timed(name, transform, inputs, {})
+                outputs = self.timed(name, transform, inputs, {}, (position, len(transforms)))
                 inputs = outputs if len(inputs) > 1 else (outputs,)
             return inputs if len(inputs) > 1 else inputs[0]
 

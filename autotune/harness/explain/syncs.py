@@ -139,7 +139,7 @@ class SyncSites:
     # --- result ---
 
     def sites(self, num_steps: float) -> List[Site]:
-        """Returns the places with the most seconds, the most first; calls and seconds are per step."""
+        """Returns the MAX_SITES places with the most seconds, sorted by seconds; calls and seconds are per step."""
         found = []
         for (kind, code, line, phase), (count, seconds) in self._seen.items():
             file = code.co_filename if code.co_filename.startswith("<") else os.path.abspath(code.co_filename)

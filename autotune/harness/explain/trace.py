@@ -17,7 +17,7 @@ from .sources import Sources
 from .syncs import SyncSites
 
 MIN_STEPS, MAX_STEPS = 4, 50  # steps to trace, unless MAX_EVENTS or MAX_S allows fewer
-WANTED_S = 0.25  # short steps are traced for as long as this
+WANTED_S = 0.25  # short steps are traced until they add up to this
 MAX_EVENTS = 200_000  # of the whole trace
 MAX_S = 20.0  # after this time under the profiler, no further step is traced
 RANGE = "autotune::"
@@ -173,7 +173,7 @@ class TracePass(Pass):
         """Writes the trace and returns the name of its file; "" if it could not be written."""
         name = trace_file(self.context.rank)
         path = os.path.join(self.context.spec.folder, name)
-        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # .gz: the profiler compresses it
+        temporary = os.path.join(self.context.spec.folder, f"unfinished.{name}")  # ends in .gz, so it is compressed
         try:
             with quiet(self.notes):
                 self._profiler.export_chrome_trace(temporary)

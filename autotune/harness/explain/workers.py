@@ -94,7 +94,7 @@ def between(before: Reading, after: Reading, num_steps: float) -> Tuple[List[Sta
     """Returns stages, lines (seconds per step) and counts of all workers between two readings."""
     earlier = {path: reading["counts"] for path, reading in before.items() if path in after}
     if not any(now["counts"]["timed"] > earlier.get(path, {"timed": 0})["timed"] for path, now in after.items()):
-        before, earlier = {}, {}  # no worker has written in between: count from their start
+        before, earlier = {}, {}  # no worker has written new samples since `before`: count from the workers' start
     places: Dict[str, Any] = {}
     for now in after.values():
         places.update({name: tuple(place) for name, place in now["places"].items()})

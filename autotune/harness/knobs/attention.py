@@ -12,7 +12,8 @@ from .base import KnobHandler
 
 KEY = "backend.sdpa"
 KINDS = ("flash", "mem_efficient", "cudnn", "math")
-NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}  # part of ScaledDotProduct...Backward0 -> kind
+# Part of a graph node's name -> kind. The whole name is "ScaledDotProductFlashAttentionBackward0", for example.
+NODES = {"Flash": "flash", "Efficient": "mem_efficient", "Cudnn": "cudnn"}
 MAX_NODES = 100_000  # maximum number of nodes of a loss's graph that are searched
 UNSEEN = "no fused scaled_dot_product_attention was seen in the backward pass"
 

@@ -23,7 +23,7 @@ NOT_IN_BF16 = "rowwise scaling computes results in bf16: give precision.amp=bf16
 
 
 def observe(module: Any) -> Dict[str, bool]:
-    """Returns whether the module computes layers in float8, and whether it has layers that could be."""
+    """Returns whether the module computes layers in float8, and whether it has layers that could be converted to float8."""
     layers = [each for _, each in members.named_modules(module)]
     return {"is_float8": any(_is_converted(each) for each in layers), "has_linear": any(_fits(each) for each in layers[1:])}
 
@@ -66,7 +66,7 @@ def _is_converted(module: Any) -> bool:
 
 
 def _fits(module: Any) -> bool:
-    """Whether a layer can be replaced: a plain nn.Linear without hooks, which the new layer would not have."""
+    """Whether a layer can be replaced: a plain nn.Linear without hooks, because the new layer would lose them."""
     from torch.nn import Linear
 
     if type(module) is not Linear or module.in_features % MULTIPLE or module.out_features % MULTIPLE:

@@ -65,7 +65,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
-        self._why_forked = ""  # why added workers were forked; "" if none had to be
+        self._why_forked = ""  # why added workers had to be forked; "" if they did not
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -124,7 +124,7 @@ class LoaderKnobs(KnobHandler):
         return {**applicability(training), **(unforked(training) if is_asked else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for every knob that no other handler reports, and one if added workers had to be forked."""
+        """Returns a report for each knob that no other handler reports, and for CONTEXT if added workers had to be forked."""
         reports = {key: self._report(key, value) for key, value in self.asked.items()}
         if self._why_forked and CONTEXT not in reports:
             reports[CONTEXT] = self._report_forked()

@@ -52,7 +52,7 @@ class MemoryKnobs(KnobHandler):
 
 
 def limit_device(fraction: float, index: Optional[int]) -> None:
-    """Limits the share of a GPU's memory that this process may take, see `TrialContext.device_index`.
+    """Limits the share of a GPU's memory that this process may take; for `index`, see `TrialContext.device_index`.
 
     The allocator checks the limit only when it requests memory from the driver. So the memory cached by the first step is
     released: otherwise later steps could use all of it, even if it exceeds the limit.

@@ -1,8 +1,8 @@
 """Sets how often a program reads its metrics back from the device; each reading waits for the device.
 
-In a library's training loop (`adapters.METRIC_READERS`), this interval is set before training begins and read back at the end.
-If the program gets the interval on its command line, the steps between two readings of a loss are counted. The harness itself
-still reads losses independently of this knob (`losses.py`).
+In a library's training loop (`adapters.METRIC_READERS`), the interval between two readings is set before training begins, and
+looked up again at the end. If the program gets the interval on its command line, the steps between two readings of a loss are
+counted. The harness itself reads losses independently of this knob (`losses.py`).
 """
 
 from __future__ import annotations

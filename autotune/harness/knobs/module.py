@@ -127,7 +127,7 @@ class ModuleKnobs(KnobHandler):
         self._reports[COMPILE] = KnobReport(APPLIED)
 
     def _compiled_parts(self, module: Any) -> List[Any]:
-        """Returns the modules to compile: the whole module, or its repeated blocks. A module without any is compiled whole."""
+        """Returns the modules to compile: the repeated blocks if these are asked for and exist, otherwise the whole module."""
         if self._knobs.get(SCOPE, DEFAULTS[SCOPE]) == "blocks":
             if found := blocks(module):
                 self._reports[SCOPE] = KnobReport(APPLIED)

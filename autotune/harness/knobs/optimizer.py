@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 KEY = "optimizer.implementation"
-FUSED = f"{KEY}=fused"  # key of the reason why this value cannot be chosen
+FUSED = f"{KEY}=fused"  # a key of `applicability`, with the reason why "fused" cannot be chosen
 NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 
@@ -83,7 +83,7 @@ def _problem(optimizer: Any, value: str) -> str:
     if value == "fused" and "fused" not in optimizer.defaults:
         return f"{name} has no fused implementation"
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        return f"{name} is differentiable here"
+        return f"{name} was made with differentiable=True"
     if value == "foreach" and _has_tensor_settings(optimizer):
         return f"{name} has a learning rate or betas that are tensors, and is not capturable"
     if value == "fused":

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 from autotune.machine.checks.finding import Finding, Status, gpus_option, gpus_text
+from autotune.machine.nvml import FOREIGN
 from autotune.quantities import bytes_text, number_text
 
 _finding = functools.partial(Finding, "GPU")
@@ -20,6 +21,8 @@ REMEDIES = {
     15: ("a GPU has fallen off the bus", "sudo dmesg | grep -i xid; sudo reboot"),
     18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
+INSTALL = "pip install nvidia-ml-py"
+REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # both may have written the same files
 SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
 
@@ -56,7 +59,8 @@ def _driver(found: dict[str, Any], gpus: list[dict[str, Any]]) -> Finding:
     cost = "no program can use a GPU"
     if problem and code is None:
         cost = "autotune sees neither the GPUs nor their clocks, power and connections; programs are not affected"
-        return _finding("driver", f"the GPUs cannot be queried: {problem}", Status.warning, cost, "pip install nvidia-ml-py")
+        command = REPLACE if problem.startswith(FOREIGN) else INSTALL
+        return _finding("driver", f"the GPUs cannot be queried: {problem}", Status.warning, cost, command)
     if problem:
         meaning, command = REMEDIES.get(int(code or 0), ("", "sudo dmesg | grep -i nvrm"))
         return _finding("driver", f"NVML: {problem}{f' ({meaning})' if meaning else ''}", Status.error, cost, command)

@@ -58,7 +58,7 @@ def fastest(study: Study) -> Figure:
 
 
 def _side(study: Study, number: int) -> dict[str, Any]:
-    """Returns the summary's entry, with the reported rate, of a trial that is the baseline or the best; {} for other trials."""
+    """Returns the summary's entry of the best or the baseline, which has the reported rate; {} for other trials."""
     sides = [study.summary.get(role) or {} for role in ("best", "baseline")]
     return next((side for side in sides if side.get("trial") == number and side.get("value")), {})
 
@@ -126,7 +126,7 @@ def settings(study: Study) -> Figure:
 
 
 def _by_value(study: Study, key: str, trials: Trials) -> dict[KnobValue, Trials]:
-    """Returns value -> trials with it, in the order of the values. Includes values without trials if there are few."""
+    """Returns value -> trials with it. Values that were not tried are included if the setting has at most MAX_VALUES values."""
     with_it = [trial for trial in trials if key in (trial.get("knobs") or {})]
     seen = dict.fromkeys(trial["knobs"][key] for trial in with_it)
     values = study.space[key] if len(study.space[key]) <= MAX_VALUES else [v for v in study.space[key] if v in seen]

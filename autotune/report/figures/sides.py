@@ -61,7 +61,7 @@ def _tables(study: Study) -> dict[str, Tables]:
 
 
 def ms_text(seconds: float | None) -> str:
-    """Returns the duration of a part of a step; a dash for nothing."""
+    """Returns the duration of a part of a step; a dash for 0 or None."""
     return step_time_text(seconds) if seconds else DASH
 
 

@@ -49,7 +49,7 @@ def study_timeline(study: Study) -> Figure:
 
 
 def _placed(records: Iterable[TrialRecord]) -> list[tuple[float, TrialRecord]]:
-    """Returns (seconds since the study began, without long pauses; record), in order of time."""
+    """Returns (start, record) in order of time; starts are seconds since the first trial began, without long pauses."""
     known = sorted((each for each in records if each.started_at and each.seconds), key=lambda each: each.started_at)
     placed, cut_s, ended = list[tuple[float, TrialRecord]](), known[0].started_at if known else 0.0, math.inf
     for record in known:

@@ -27,7 +27,8 @@ ROOFLINE: dict[str, tuple[str, Callable[[float], str]]] = {
 PEAKS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "mfu_frac": ("arithmetic, share of the device's peak (MFU)", "peak_flops_per_s", flops_text),
     "bandwidth_frac": (
-        "memory traffic, minimum share of the device's peak", "peak_bytes_per_s", lambda rate: f"{number_text(rate / 1e9)} GB/s"
+        "memory traffic, at least this share of the device's peak", "peak_bytes_per_s",
+        lambda rate: f"{number_text(rate / 1e9)} GB/s",
     ),
 }  # fmt: skip
 SIXTEEN, THIRTY_TWO = "compute_16bit", "compute_32bit"

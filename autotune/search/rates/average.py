@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.forecast import Expected, Forecast
+from autotune.search.rates.forecast import MIN_DEVICE_RATES, Expected, Forecast
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import Scales
 from autotune.search.rates.regime import Machine
+from autotune.search.rates.views import Views
 
 WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally probable before the trials
 
@@ -33,7 +35,8 @@ class AveragedForecast:
         machine: cores, and whether the step computes on them.
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
-        priors: further arguments of `Forecast`.
+        gains, spreads: see `Views`.
+        min_device_rates: number of trials with a D from which D and L are learned separately.
     """
 
     def __init__(
@@ -44,22 +47,25 @@ class AveragedForecast:
         *,
         may_decompose: bool = True,
         scales: Mapping[float, Mapping[str, Scales]] | None = None,
-        **priors: Any,
+        gains: Mapping[str, Mapping[Any, float]] | None = None,
+        spreads: Mapping[str, float] | None = None,
+        min_device_rates: int = MIN_DEVICE_RATES,
     ) -> None:
-        self._coding, self._machine = coding, machine
         is_open = may_decompose and machine.is_cpu and machine.num_cores is not None
-        found = {
-            waiting: Forecast(
-                coding,
-                trials,
-                machine,
+        self._views, measured = Views(coding, machine, gains, spreads), [trial for trial in trials if trial.rate is not None]
+        codes = coding.encode([trial.params for trial in measured])
+        found: dict[float, Forecast] = {}
+        for waiting in WAITING if is_open else WAITING[:1]:
+            found[waiting] = Forecast(
+                self._views,
+                measured,
+                codes,
                 waiting=waiting,
                 may_decompose=may_decompose,
                 scales=(scales or {}).get(waiting),
-                **priors,
+                min_device_rates=min_device_rates,
+                like=found.get(WAITING[0]),
             )
-            for waiting in (WAITING if is_open else WAITING[:1])
-        }
         first = found[WAITING[0]]
         self.is_decomposed = first.is_decomposed
         self._forecasts = [one for one in found.values() if one.is_decomposed] if self.is_decomposed else [first]
@@ -72,7 +78,8 @@ class AveragedForecast:
         """Returns the forecasts for configurations, relative to a reference in a single row."""
         if len(self._forecasts) == 1:
             return self._forecasts[0].expected(codes, reference)
-        parts = [one.expected(np.vstack([codes, reference]), reference) for one in self._forecasts]
+        both = np.vstack([codes, reference])
+        parts = [one.expected(both, reference) for one in self._forecasts]
         means = np.array([one.mean for one in parts])
         mean, ratios = self._weights @ means, means - means[:, -1:]
         within, between = np.array([one.spread for one in parts]) ** 2, (ratios - self._weights @ ratios) ** 2
@@ -92,11 +99,18 @@ class AveragedForecast:
             [one.draws(codes, num=int(count), rng=rng) for one, count in zip(self._forecasts, counts, strict=True) if count]
         )
 
-    def supposed(self, configurations: Sequence[Mapping[str, Any]]) -> list[Seen]:
-        """Returns configurations as trials that had the expected result. On shared cores D is unknown."""
-        codes = self._coding.encode(configurations)
+    def conditioned(self, codes: Codes) -> AveragedForecast:
+        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall."""
+        found = copy.copy(self)
+        first, *others = self._forecasts
+        first = first.conditioned(codes)
+        found._forecasts = [first, *(one.conditioned(codes, like=first) for one in others)]
+        return found
+
+    def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
+        """Returns configurations, and their codes, as trials that had the expected result. On shared cores D is unknown."""
         expected = self.expected(codes, codes[:1])
-        is_shared = self._forecasts[0].is_shared(codes).tolist()
+        is_shared = self._views.are_shared(codes).tolist()
         rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)
         return [
             Seen(

@@ -57,6 +57,11 @@ class Features:
         """Returns some of the rows."""
         return Features(self.effects[rows], self.knobs[rows], self.squares[rows])
 
+    def plus(self, other: Features) -> Features:
+        """Returns the rows of both."""
+        pairs = ((self.effects, other.effects), (self.knobs, other.knobs), (self.squares, other.squares))
+        return Features(*map(np.vstack, pairs))
+
     def with_effect(self, column: Array) -> Features:
         """Returns the features with one more column of effects."""
         return Features(np.hstack([self.effects, column[:, None]]), self.knobs, self.squares)
@@ -132,7 +137,7 @@ class Coding:
 
     Args:
         distributions: the search space, by knob.
-        seen: other configurations. Their values inside a range also become levels.
+        seen: configurations whose values also become levels, if they lie inside a range.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 

@@ -54,7 +54,7 @@ class FailureModel:
     against other values.
 
     If all values of a failed trial are proven, it counts equally against all its pairs that have not worked together. If
-    exactly one pair occurs in several such failures, it is known to fail.
+    there are several such failures, and exactly one pair occurs in all of them, this pair is known to fail.
 
     Args:
         worked: a `Proven`, or the configurations from which to make one.

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.rates.coding import BATCH, Array, Codes, Coding, Features
+from autotune.search.rates.coding import Array, Codes
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel, Scales
-from autotune.search.rates.regime import Machine, combined, device_rate, shared_frac
+from autotune.search.rates.regime import combined, device_rate
+from autotune.search.rates.views import ALL, DEVICE, LOADER, REST, REST_USUAL, Views
 
-WORKERS, THREADS = "loader.num_workers", "threads.intra"
-DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
-# How much a knob may affect each side: 1 for the side that it belongs to, ELSEWHERE for the other side. Loader knobs belong to
-# the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
-LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
-ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-# Usual spreads of the residual. If they were 0, neighbours of the best would be dropped too soon.
-REST_USUAL = (0.08, 0.05, 0.03)
 REST_LEVEL = 0.05
-CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
 LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
 UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
-THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
-BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch b, which amortises a step's fixed cost: (b/(b + half))**trend
 # Number of trials with a D from which D and L are learned separately, and the same while trials run. What running trials will
 # show has to be predicted from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
 MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
@@ -65,40 +55,29 @@ class Forecast:
         evidence: logarithm of the probability density of the rates, given the forecasts of D and L, up to a constant.
 
     Args:
-        coding: the levels of the knobs.
-        trials: past trials, at least one of them with a rate.
-        machine: cores, and whether the step computes on them.
+        views: what the models see of configurations.
+        measured: past trials with a rate, at least one.
+        codes: their configurations.
         waiting: how much threads wait for the workers' cores, see `regime.combined`.
         may_decompose: whether to learn D and L separately.
-        gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
-        spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
         min_device_rates: number of trials with a D from which D and L are learned separately.
+        like: a forecast from the same trials and scales with another `waiting`, which does not affect L; None if there is none.
     """
 
     def __init__(
         self,
-        coding: Coding,
-        trials: Sequence[Seen],
-        machine: Machine,
+        views: Views,
+        measured: Sequence[Seen],
+        codes: Codes,
         *,
         waiting: float = 1.0,
         may_decompose: bool = True,
-        gains: Mapping[str, Mapping[Any, float]] | None = None,
-        spreads: Mapping[str, float] | None = None,
         scales: Mapping[str, Scales] | None = None,
         min_device_rates: int = MIN_DEVICE_RATES,
+        like: Forecast | None = None,
     ) -> None:
-        self._coding, self._machine, self._waiting, self._gains = coding, machine, waiting, gains or {}
-        self._latest: dict[str, tuple[Codes, Features]] = {}
-        known = scales or {}
-        spreads = spreads or {}
-        self._weights = {
-            side: {knob.key: scale(knob.key, side) * spreads.get(knob.key, 1.0) for knob in coding.knobs}
-            for side in (DEVICE, LOADER, ALL)
-        }
-        measured = [trial for trial in trials if trial.rate is not None]
-        codes = coding.encode([trial.params for trial in measured])
+        self._views, self._waiting, known = views, waiting, scales or {}
         rates = np.array([trial.rate for trial in measured], dtype=float)
         rough = np.array([ROUGH if trial.is_rough else 1.0 for trial in measured])
         loader = np.array([np.nan if trial.loader_rate is None else trial.loader_rate for trial in measured])
@@ -108,26 +87,28 @@ class Forecast:
         self._loader: LinearModel | None = None
         self._rest: LinearModel | None = None
         if not self.is_decomposed:
-            beside_usual = np.log(rates) - self._usual_device(codes)
-            self._device = LinearModel(self._features(ALL, codes), beside_usual, noise=rough, scales=known.get(ALL))
+            beside_usual = np.log(rates) - self._views.usual_device(codes)
+            self._device = LinearModel(self._views.features(ALL, codes), beside_usual, noise=rough, scales=known.get(ALL))
             self.spread = _rms(self._device.left_out_errors())
             self.scales, self.evidence = {ALL: self._device.scales}, self._device.evidence
             return
+        with_device = codes if has_device.all() else codes[has_device]
         self._device = LinearModel(
-            self._features(DEVICE, codes[has_device]),
-            np.log(device[has_device]) - self._usual_device(codes[has_device]),
+            self._views.features(DEVICE, with_device),
+            np.log(device[has_device]) - self._views.usual_device(with_device),
             noise=(rough * noise)[has_device],
             scales=known.get(DEVICE),
         )
-        self._loader = LinearModel(
-            self._features(LOADER, codes[has_loader]),
-            np.log(loader[has_loader]) - self._usual_loader(codes[has_loader]),
+        with_loader = codes if has_loader.all() else codes[has_loader]
+        self._loader = (like._loader if like else None) or LinearModel(
+            self._views.features(LOADER, with_loader),
+            np.log(loader[has_loader]) - self._views.usual_loader(with_loader),
             noise=LOADER_NOISE * rough[has_loader],
             scales=known.get(LOADER),
         )
         left = np.log(rates) - self._together(codes, *self._sides(codes))
         self._rest = LinearModel(
-            self._features(REST, codes),
+            self._views.features(REST, codes),
             left,
             noise=rough,
             usual=REST_USUAL,
@@ -150,7 +131,7 @@ class Forecast:
             parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]
             mean = device
         else:
-            mean = self._together(codes, device, loader) + self._rest.mean(self._features(REST, codes))
+            mean = self._together(codes, device, loader) + self._rest.mean(self._views.features(REST, codes))
             of_device, of_loader = self._slopes(codes, device, loader)
             slopes = self._slopes(reference, *of_reference)
             parts = [
@@ -160,7 +141,7 @@ class Forecast:
             ]
         variance, own_variance = np.zeros(len(codes)), np.zeros(len(codes))
         for model, side, slope, other in parts:
-            own, shared, of_other = model.variances(self._features(side, codes), self._features(side, reference))
+            own, shared, of_other = model.variances(self._views.features(side, codes), self._views.features(side, reference))
             variance += slope**2 * own + other**2 * of_other - 2 * slope * other * shared
             own_variance += slope**2 * own
         spread = np.sqrt(np.maximum(variance, 0.0))
@@ -168,23 +149,40 @@ class Forecast:
 
     def draws(self, codes: Codes, *, num: int, rng: np.random.Generator) -> Array:
         """Returns joint posterior samples of the rates, [configuration, draw]; for at most a few hundred configurations."""
+        views, usual = self._views, self._views.usual_device(codes)[:, None]
         if self._loader is None or self._rest is None:
-            return self._device.draws(self._features(ALL, codes), num=num, rng=rng) + self._usual_device(codes)[:, None]
-        devices = self._device.draws(self._features(DEVICE, codes), num=num, rng=rng) + self._usual_device(codes)[:, None]
-        loaders = self._loader.draws(self._features(LOADER, codes), num=num, rng=rng) + self._usual_loader(codes)[:, None]
-        return self._together(codes, devices, loaders) + self._rest.draws(self._features(REST, codes), num=num, rng=rng)
+            return self._device.draws(views.features(ALL, codes), num=num, rng=rng) + usual
+        devices = self._device.draws(views.features(DEVICE, codes), num=num, rng=rng) + usual
+        loaders = self._loader.draws(views.features(LOADER, codes), num=num, rng=rng) + views.usual_loader(codes)[:, None]
+        return self._together(codes, devices, loaders) + self._rest.draws(views.features(REST, codes), num=num, rng=rng)
 
-    def is_shared(self, codes: Codes) -> NDArray[np.bool_]:
-        """Returns, for each configuration, whether step and loader compute on the same cores."""
-        return np.asarray(shared_frac(*self._processes(codes), self._machine) > 0) & self._machine.is_cpu
+    def conditioned(self, codes: Codes, like: Forecast | None = None) -> Forecast:
+        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall.
+
+        Args:
+            codes: their configurations.
+            like: the same for a forecast with another `waiting`; None if there is none.
+        """
+        found, ordinary = copy.copy(self), np.ones(len(codes))
+        if self._loader is None or self._rest is None:
+            found._device = self._device.conditioned(self._views.features(ALL, codes), ordinary)
+            return found
+        rates, loader = self.expected(codes, codes[:1]).mean, np.exp(self._sides(codes)[1])
+        _, noise = self._derived(codes, np.exp(rates), loader, self._views.are_shared(codes))
+        is_known = np.isfinite(noise)
+        found._device = self._device.conditioned(self._views.features(DEVICE, codes)[is_known], noise[is_known])
+        loader_noise = LOADER_NOISE * ordinary
+        found._loader = like._loader if like else self._loader.conditioned(self._views.features(LOADER, codes), loader_noise)
+        found._rest = self._rest.conditioned(self._views.features(REST, codes), ordinary)
+        return found
 
     def _sides(self, codes: Codes) -> tuple[Array, Array]:
         """Returns the expected logarithms of D and L; if not decomposed, the logarithm of the rate, and infinity."""
         of_device = DEVICE if self.is_decomposed else ALL
-        device = self._device.mean(self._features(of_device, codes)) + self._usual_device(codes)
+        device = self._device.mean(self._views.features(of_device, codes)) + self._views.usual_device(codes)
         if self._loader is None:
             return device, np.full(len(codes), np.inf)
-        return device, self._loader.mean(self._features(LOADER, codes)) + self._usual_loader(codes)
+        return device, self._loader.mean(self._views.features(LOADER, codes)) + self._views.usual_loader(codes)
 
     def _slopes(self, codes: Codes, device: Array, loader: Array) -> tuple[Array, Array]:
         """Returns the derivatives of the log rates with respect to log D and log L."""
@@ -195,79 +193,38 @@ class Forecast:
 
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
         """Returns the log rates that result from log D and log L, with a row per configuration."""
-        workers, threads = (values.reshape(-1, *[1] * (device.ndim - 1)) for values in self._processes(codes))
+        workers, threads = (values.reshape(-1, *[1] * (device.ndim - 1)) for values in self._views.processes(codes))
         rates = combined(
-            *(np.exp(device), np.exp(loader)), workers=workers, threads=threads, machine=self._machine, waiting=self._waiting
+            *(np.exp(device), np.exp(loader)),
+            workers=workers,
+            threads=threads,
+            machine=self._views.machine,
+            waiting=self._waiting,
         )
         return np.asarray(np.log(rates))
-
-    def _features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side. Caches the latest."""
-        if side not in self._latest or self._latest[side][0] is not codes:
-            self._latest[side] = codes, self._made_features(side, codes)
-        return self._latest[side][1]
-
-    def _made_features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side. The residual depends on all knobs and on the sharing of cores."""
-        features = self._coding.features(codes, self._weights[ALL if side == REST else side])
-        if side != REST or not self._machine.is_cpu or self._machine.num_cores is None:
-            return features
-        workers, threads = self._processes(codes)
-        crowding = shared_frac(workers, threads, self._machine) * CROWDING_SPREAD
-        return features.with_effect(crowding / REST_USUAL[0])
 
     def _device_rates(self, measured: Sequence[Seen], codes: Codes, rates: Array, loader: Array) -> tuple[Array, Array]:
         """Returns each trial's D and its noise. If cores were shared, D is derived from the rate. An unknown D is NaN."""
         device = np.array([np.nan if trial.device_rate is None else trial.device_rate for trial in measured])
-        noise = np.ones(len(measured))
         is_hidden = np.array([trial.is_shared for trial in measured], dtype=bool) & ~np.isfinite(device) & np.isfinite(loader)
+        derived, noise = self._derived(codes, rates, loader, is_hidden)
+        return np.where(is_hidden, np.where(np.isfinite(noise), derived, np.nan), device), noise
+
+    def _derived(self, codes: Codes, rates: Array, loader: Array, is_hidden: NDArray[np.bool_]) -> tuple[Array, Array]:
+        """Returns D where it is hidden, derived from rate and L, and its relative noise.
+
+        The noise is infinite where a derived D is too unsure to be used, and 1 where D is not hidden.
+        """
+        device, noise = np.full(len(codes), np.nan), np.ones(len(codes))
         if is_hidden.any():
-            workers, threads = self._processes(codes[is_hidden])
-            found, factor = device_rate(
+            workers, threads = self._views.processes(codes[is_hidden])
+            device[is_hidden], factor = device_rate(
                 *(rates[is_hidden], loader[is_hidden]),
-                workers=workers, threads=threads, machine=self._machine, waiting=self._waiting,
+                workers=workers, threads=threads, machine=self._views.machine, waiting=self._waiting,
             )  # fmt: skip
-            device[is_hidden] = np.where(factor < UNSURE, found, np.nan)
-            noise[is_hidden] = READ_OFF_NOISE * np.maximum(factor, 1.0)
+            noise[is_hidden] = np.where(factor < UNSURE, READ_OFF_NOISE * np.maximum(factor, 1.0), np.inf)
         return device, noise
-
-    def _usual_device(self, codes: Codes) -> Array:
-        """Returns the prior expectation of log D, up to a constant."""
-        batch = np.maximum(self._coding.numbers(BATCH, codes, otherwise=1.0), 1.0)
-        usual = BATCH_TREND * np.log(batch / (batch + HALF_BATCH)) + self._gain(DEVICE, codes)
-        if self._machine.is_cpu and self._machine.num_cores:
-            _, threads = self._processes(codes)
-            usual += THREADS_TREND * np.log(np.minimum(threads, self._machine.num_cores))
-        return np.asarray(usual)
-
-    def _usual_loader(self, codes: Codes) -> Array:
-        """Returns the prior expectation of log L: L grows with the workers, up to the cores."""
-        workers, _ = self._processes(codes)
-        most = max(1.0, self._machine.num_cores or np.inf)
-        return np.asarray(np.log(np.clip(workers, 1.0, most)) + self._gain(LOADER, codes))
-
-    def _gain(self, side: str, codes: Codes) -> Array:
-        """Returns the usual gain of each configuration's values on a side, in logarithms."""
-        found = np.zeros(len(codes))
-        for key, values in self._gains.items():
-            for value, gain in values.items():
-                found += gain * scale(key, side) * self._coding.has(key, value, codes)
-        return found
-
-    def _processes(self, codes: Codes) -> tuple[Array, Array]:
-        """Returns the number of the loader's workers and of the step's threads in each configuration."""
-        machine = self._machine
-        workers = self._coding.numbers(WORKERS, codes, otherwise=machine.workers)
-        return workers, self._coding.numbers(THREADS, codes, otherwise=machine.threads or machine.num_cores or 1.0)
 
 
 def _rms(errors: Array) -> float:
     return float(np.sqrt(np.mean(errors**2)))
-
-
-def scale(key: str, side: str) -> float:
-    """Returns how much a knob may affect a side: DEVICE, LOADER, or ALL for both."""
-    if side == ALL:
-        return 1.0
-    of_device, of_loader = ON_BOTH.get(key, (ELSEWHERE, 1.0) if key.startswith(LOADER_PREFIX) else (1.0, ELSEWHERE))
-    return of_device if side == DEVICE else of_loader

@@ -73,9 +73,10 @@ class Facts:
     Attributes:
         trials: the trials.
         rated: the trials with a rate.
-        by_rate: the negative rate and the place of each of them in `rated`, the fastest first.
+        by_rate: (negative rate, place in `rated`) of each trial in `rated`, the fastest first.
         failed: the trials that failed for a reason other than memory.
-        peaks: the latest peak of each combination of memory knobs, also by whether it ran out of memory or has a size.
+        peaks: the latest peak of the trials with the same memory knobs. Trials that ran out of memory are kept apart, and so
+            are trials whose peak is unknown.
         num_out: number of trials that ran out of memory.
         names: the sets of knobs that trials have.
         values: each knob with each of its values.
@@ -161,7 +162,7 @@ class Known:
 
     @cached_property
     def peaks(self) -> list[Peak]:
-        """The latest peak of each combination of memory knobs, also by whether it ran out of memory or has a size."""
+        """As in `Facts`, for all trials."""
         return list((self.first.peaks | {_peak_key(one): one.peak for one in self.rest}).values())
 
     @property
@@ -181,7 +182,7 @@ class Known:
         return self if allowed == names else Known(one for one in self if one.names in allowed)
 
     def measured(self, more: Sequence[Seen] = (), *, most: int) -> list[Seen]:
-        """Returns at most `most` of the trials with a rate: the fastest, the latest and some others, in their original order.
+        """Returns at most `most` of the trials with a rate: the fastest, the latest and others, in their original order.
 
         Args:
             more: trials to be added after the last one.
@@ -212,7 +213,7 @@ class History:
         self.ratios: tuple[float, float] | None = None
 
     def seen(self, study: optuna.Study, *, without: int | None = None) -> Known:
-        """Returns the ended trials whose state is not FAIL, and the running trials except `without`, the proposed one."""
+        """Returns the complete trials, and the running ones except number `without`, which is being proposed."""
         trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.RUNNING))
         num = self._num_first
         if study.study_name != self._study or (num and trials[num - 1 : num] != [self._last_first]):
@@ -253,7 +254,7 @@ def _is_over(trial: FrozenTrial) -> bool:
 
 
 def thinned(rated: Sequence[Seen], by_rate: Sequence[tuple[float, int]], *, most: int) -> list[Seen]:
-    """Returns at most `most` of some trials; `rated` and `by_rate` as in `Known`, the rest as in `Known.measured`."""
+    """Returns the selection that `Known.measured` describes; `rated` and `by_rate` are as in `Known`."""
     third, num = most // 3, len(rated)
     if num <= most:
         return list(rated)
@@ -273,7 +274,7 @@ def _peak_key(one: Seen) -> tuple[Any, ...]:
 
 
 def _by_rate(sorted_before: Sequence[tuple[float, int]], rated: Sequence[Seen]) -> list[tuple[float, int]]:
-    """Returns the negative rate and the place of each trial, the fastest first; `sorted_before` has it for the first ones."""
+    """Returns (negative rate, place) of each trial, the fastest first; `sorted_before` is the result for the first trials."""
     new = [(-(one.rate or 0.0), place) for place, one in enumerate(rated[len(sorted_before) :], len(sorted_before))]
     return sorted([*sorted_before, *sorted(new)])  # fast, since both parts are sorted
 

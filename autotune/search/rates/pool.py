@@ -15,11 +15,11 @@ from autotune.search.rates.rules import Params
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
-MAX_KNOWN = 20_000  # number of configurations whose codes without inactive knobs are cached; a proposal needs hundreds
+MAX_KNOWN = 20_000  # cache size, in configurations whose codes without inactive knobs are kept; a proposal looks up hundreds
 
 
 class Pool:
-    """Candidates of a search space, as codes without inactive knobs, which `active` removes."""
+    """Candidate configurations of a search space, as codes from which `active` has removed the inactive knobs."""
 
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
@@ -30,14 +30,15 @@ class Pool:
 
     def _begin(self, first: Seen | None) -> None:
         self._earliest = first
-        self._num_read, self._read = 0, set[int]()  # number of `known.first.trials` that were read, and ids of the others
+        # Number of `known.first.trials` that were read, and ids of the other trials that were read.
+        self._num_read, self._read = 0, set[int]()
         self._tried, self._proven = set[bytes](), Proven()
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
     def read(self, known: Known) -> None:
         """Reads the trials that were tried. Each is encoded and counted only once, since every proposal needs all of them.
 
-        Trials that were read by the last call must be the same objects now.
+        A trial that the last call read must be passed as the same object again.
         """
         if known.earliest is not self._earliest:  # trials of another study
             self._begin(known.earliest)
@@ -58,13 +59,13 @@ class Pool:
         return self._proven
 
     def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
-        """Returns the model of the failures among the trials that were read last, if the values `failing` fail, too."""
+        """Returns the model of the failures among the trials that were read last; it assumes that the values `failing` fail."""
         if failing:
             return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
 
     def are_new(self, codes: Codes) -> NDArray[np.bool_]:
-        """Returns, for each configuration, whether it was not tried and does not run."""
+        """Returns, for each configuration, whether it is new: neither tried nor running."""
         keys = [row.tobytes() for row in codes]
         return np.array([key not in self._tried and key not in self._codes_running for key in keys], dtype=bool)
 
@@ -72,13 +73,13 @@ class Pool:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, failed: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations. In a space too large to list, they are those near `best` and next to `failed`."""
+        """Returns distinct configurations: all of a small space, otherwise those near `best` and one change from `failed`."""
         if self._listed is not None:
             return self._listed
         return self.distinct(np.vstack([_near(self._coding, best, rng), _next_to(self._coding, failed)]))
 
     def distinct(self, codes: Codes) -> Codes:
-        """Returns the configurations that are still distinct without their inactive knobs."""
+        """Returns the configurations without their inactive knobs, each only once."""
         found: dict[bytes, Codes] = {}
         if len(self._known) > MAX_KNOWN:
             self._known = {}
@@ -100,14 +101,14 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
         return random
     tops, single = np.maximum(best[:NUM_BEST], 0), _next_to(coding, best[:NUM_BEST])
     mixed = tops[rng.integers(0, len(tops), size=(NUM_MIXED, len(counts))), np.arange(len(counts))]
-    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first counts.sum() rows of `single` change the best
+    changed = rng.integers(0, counts.sum(), size=(NUM_PAIRS, 2))  # the first counts.sum() rows of `single` belong to the best
     first, second = single[changed[:, 0]], single[changed[:, 1]]
     pairs = np.where(first != tops[0], first, second)
     return np.vstack([single, pairs, _mutated(mixed, counts, rng), random])
 
 
 def _next_to(coding: Coding, codes: Codes) -> Codes:
-    """Returns all changes of one knob to some configurations, and the configurations themselves.
+    """Returns some configurations, and all those that differ from one of them in a single knob.
 
     An absent knob gets its first level, in case a change to another knob makes it active.
     """

@@ -41,8 +41,8 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
     Without workers, step and loader take turns. With workers on separate cores, the slower of the two limits the rate. If a
     worker takes a core from one of the step's threads, the cost depends on the operators and the scheduler. At one extreme, the
     threads wait for each other after every operator, so the worker stalls the whole step. Then step and loader take turns, too:
-    1/rate = 1/L + 1/D, with a small additional loss. At the other extreme, no thread waits. Then all cores are busy, and only
-    the core-seconds of a sample count.
+    1/rate = 1/L + 1/D, with a small additional loss. At the other extreme, no thread waits. Then all cores are busy, and the
+    rate depends only on how many core-seconds a sample needs.
 
     Args:
         device: D, samples per second with a loader that costs nothing.

@@ -33,9 +33,9 @@ MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of
 MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-# The same for the memory model and for the forecast of running trials: one trial among more than 100 hardly changes these.
-# The forecast that decides is always fitted to all trials so far.
-REFIT_TIMES = 1.01
+REFIT_TIMES = 1.01  # the same for the memory model, which one trial among more than 100 hardly changes
+# Of the running trials, at most this many make forecasts more certain: the time for it grows with the square of their number.
+MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
@@ -106,7 +106,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._pool: Pool | None = None
         self._last_coding: Coding | None = None
         self._memory_model: _Recent[MemoryModel] = _Recent()
-        self._supposing: _Recent[AveragedForecast] = _Recent()
+        self._latest_forecast: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
         self._asked: tuple[int, str, Known] = -1, "", Known([])  # number of the last trial, why not to propose, all trials
         self.is_exhausted = self.is_held_back = self.is_provisional = False
@@ -301,14 +301,30 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns how running trials are supposed to end, None if none runs, and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
-        is_due = len(known) >= RESCALE_TIMES * self._num_scaled
-        first = self._supposing.get(
-            known, lambda: self._fitting(coding, known, machine), levels=coding.levels, is_due=is_due, machine=machine
+        # Proposals for several free slots, without a result in between, share the forecast from the finished trials.
+        finished = self._latest_forecast.get(
+            known,
+            lambda: self._fitting(coding, known, machine),
+            levels=coding.levels,
+            machine=machine,
+            num_finished=known.num_finished,
+            num_scaled=self._num_scaled,
         )
         pool = self._pool_of(coding)
         pool.read(known)
-        found = supposition([one.params for one in known.running], coding, first, memory, pool.proven, self._rng)
-        return found, self._fitted(coding, known, machine, supposed=found.ended, may_decompose=first.is_decomposed)
+        found = supposition([one.params for one in known.running], coding, memory, pool.proven, self._rng)
+        if not found.working:
+            return found, finished
+        working = _spaced(found.working, MOST_SUPPOSED)
+        codes = coding.encode(working)
+        if self._is_due(len(known) + len(working)):  # the spreads of the models are found with what is supposed
+            more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
+            return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)
+        return found, finished.conditioned(codes)
+
+    def _is_due(self, num: int) -> bool:
+        """Whether the spreads of the models have to be found again, for this number of trials."""
+        return num >= RESCALE_TIMES * self._num_scaled
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
         """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
@@ -330,6 +346,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self, coding: Coding, known: Known, machine: Machine, *, may_decompose: bool, supposed: Sequence[Seen] = ()
     ) -> AveragedForecast:
         num = len(known) + len(supposed)
+        is_due = self._is_due(num)
         fitted = AveragedForecast(
             coding,
             known.measured(supposed, most=MOST_TRIALS),
@@ -338,13 +355,18 @@ class RatesSampler(optuna.samplers.BaseSampler):
             min_device_rates=MIN_DEVICE_RATES_RUNNING if known.running else MIN_DEVICE_RATES,
             gains=self.rules.gains,
             spreads=self.rules.spreads,
-            scales=self._scales if num < RESCALE_TIMES * self._num_scaled else None,
+            scales=None if is_due else self._scales,
         )
-        if num >= RESCALE_TIMES * self._num_scaled:
+        if is_due:
             self._num_scaled, self._scales = num, {}
         for waiting, found in fitted.scales.items():
             self._scales[waiting] = {**self._scales.get(waiting, {}), **found}
         return fitted
+
+
+def _spaced(some: Sequence[T], most: int) -> list[T]:
+    """Returns at most `most` of some things, evenly spaced over the sequence."""
+    return [some[place * len(some) // most] for place in range(most)] if len(some) > most else list(some)
 
 
 def _memory_model(peaks: Sequence[Peak], machine: Machine) -> MemoryModel:

@@ -14,12 +14,13 @@ from scipy.special import ndtr
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.forecast import ALL, DEVICE, LOADER, Expected, scale
+from autotune.search.rates.forecast import Expected
 from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.supposition import Supposition
+from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
@@ -105,8 +106,8 @@ class Step:
         self._rules, self._options, self._rng = rules, options, rng
         able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
         winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
-        winners += [one for one in supposed.ended if rules.may_win(one.params)] if supposed else []
-        self._winners = np.unique(coding.encode([one.params for one in winners]), axis=0)
+        running = list(filter(rules.may_win, supposed.working)) if supposed else []
+        self._winners = np.unique(coding.encode([*(one.params for one in winners), *running]), axis=0)
         self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
         pool.read(known)
         self._failure_model = pool.failure_model(known, supposed.failing if supposed else ())

@@ -1,24 +1,25 @@
 """Supposes how running trials will end, so that the next proposal adds to them.
 
 Without results, a batch of proposals would consist of small changes of the same configuration. Therefore a running trial is
-supposed to end as expected, and the best configuration so far may be one that still runs. But one wrong expectation must not
-spoil a whole batch. So a trial that may run out of memory is supposed to do so, and for each proposal it is drawn which new
-values make programs fail.
+supposed to end as expected, and the best configuration so far may be one that still runs. Expected results change no forecast
+but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
+
+One wrong expectation must not spoil a whole batch. So a trial that may run out of memory is supposed to do so, and for each
+proposal it is drawn which new values make programs fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.failure_model import Proven, Value, values_of
 from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import MemoryModel
+from autotune.search.rates.rules import Params
 
 # Chance that a value makes programs fail if no finished trial has worked with it. With 0.1 most draws contain a failure, and
 # then too few proposals combine all changes that are expected to help.
@@ -30,20 +31,19 @@ class Supposition:
     """How the running trials are supposed to end.
 
     Attributes:
-        ended: trials that are supposed to work, with their expected results.
+        working: configurations that are supposed to work, at the rates that are forecast for them.
         out: trials that are supposed to run out of memory.
         failing: values that are supposed to make programs fail.
     """
 
-    ended: Sequence[Seen]
+    working: Sequence[Params]
     out: Sequence[Seen]
     failing: frozenset[Value]
 
 
 def supposition(
-    running: Sequence[Mapping[str, Any]],
+    running: Sequence[Params],
     coding: Coding,
-    forecast: AveragedForecast,
     memory: MemoryModel | None,
     proven: Proven,
     rng: np.random.Generator,
@@ -53,24 +53,20 @@ def supposition(
     Args:
         running: their configurations.
         coding: the levels of the knobs.
-        forecast: forecasts their rates.
         memory: predicts whether they fit the memory; None to ignore memory.
         proven: values that worked.
         rng: draws the values that are supposed to fail.
     """
     failing = _failing(running, coding, proven, rng)
     does_fit = [memory is None or memory.fits(params) for params in running]
-    working = [params for params, fits in zip(running, does_fit, strict=True) if fits and failing.isdisjoint(values_of(params))]
     return Supposition(
-        ended=forecast.supposed(working) if working else [],
+        working=[one for one, fits in zip(running, does_fit, strict=True) if fits and failing.isdisjoint(values_of(one))],
         out=[Seen(params=params, is_out=True) for params, fits in zip(running, does_fit, strict=True) if not fits],
         failing=failing,
     )
 
 
-def _failing(
-    running: Sequence[Mapping[str, Any]], coding: Coding, proven: Proven, rng: np.random.Generator
-) -> frozenset[Value]:
+def _failing(running: Sequence[Params], coding: Coding, proven: Proven, rng: np.random.Generator) -> frozenset[Value]:
     """Draws which values fail, of those that run for the first time. Numbers do not fail, apart from their memory."""
     numbers = {knob.key for knob in coding.knobs if knob.is_ordered}
     met = {value for params in running for value in values_of(params) if value[0] not in numbers}

@@ -80,9 +80,14 @@ def test_on_a_gpu_there_is_one_forecast():
     assert len(forecast(MANY_WORKERS, 1.0, GPU).scales) == 1
 
 
-def test_device_rate_of_a_running_trial_on_shared_cores_stays_unknown():
-    alone, sharing = forecast(MANY_WORKERS, 0.0).supposed([{WORKERS: 0, BATCH: 32}, {WORKERS: 4, BATCH: 32}])
-    assert alone.device_rate is not None
-    assert not alone.is_shared
-    assert sharing.device_rate is None
-    assert sharing.is_shared
+@pytest.mark.parametrize("waiting", [0.0, 1.0])
+def test_expected_results_leave_rates_and_narrow_spreads(waiting):
+    found, codes = forecast(MANY_WORKERS, waiting), CODING.encode([{WORKERS: 0, BATCH: 32}, {WORKERS: 4, BATCH: 64}])
+    narrower = found.conditioned(codes)
+    before, after = (one.expected(codes, CODING.encode([{WORKERS: 8, BATCH: 16}])) for one in (found, narrower))
+    for name in ("mean", "device", "loader"):
+        assert getattr(after, name) == pytest.approx(getattr(before, name))
+    assert (after.own_spread < before.own_spread).all()
+    assert (after.spread < before.spread).all()
+    draws = narrower.draws(codes, num=4000, rng=np.random.default_rng(0))
+    assert draws.std(axis=1) == pytest.approx(after.own_spread, rel=0.1)

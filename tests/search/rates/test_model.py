@@ -123,3 +123,24 @@ def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
     assert coding.knobs[0].values == ("off", "default", "max-autotune")
     model = LinearModel(coding.features(np.array([[0], [1]])), np.array([0.0, -0.3]))
     assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "what compiling costs, max-autotune costs, too"
+
+
+def test_expected_results_have_the_same_effect_as_a_new_fit_with_them():
+    places, more = [0, 3, 1, 2], [6, 12, 17]
+    model, features = fitted(places, truth(CODES[places])), CODING.features(CODES[more])
+    noise = np.array([1.0, 2.0, 8.0])
+    quick = model.conditioned(features, noise)
+    whole = LinearModel(
+        CODING.features(CODES[places + more]),
+        np.concatenate([truth(CODES[places]), model.mean(features)]),
+        noise=np.concatenate([np.ones(len(places)), noise]),
+        scales=model.scales,
+        prior_level=float(np.mean(truth(CODES[places]))),
+    )
+    beside = CODING.features(CODES[:1])
+    assert quick.mean(everywhere()) == pytest.approx(model.mean(everywhere()))
+    assert quick.mean(everywhere()) == pytest.approx(whole.mean(everywhere()))
+    for found, fit in zip(quick.variances(everywhere(), beside), whole.variances(everywhere(), beside), strict=True):
+        assert found == pytest.approx(fit, abs=1e-9)
+    assert quick.left_out_errors() == pytest.approx(whole.left_out_errors(), abs=1e-9)
+    assert model.conditioned(features[[]], noise[[]]) is model

@@ -7,7 +7,6 @@ import pytest
 
 from autotune.search.rates import Rules, SamplerOptions, supposition
 from autotune.search.rates.failure_model import Proven
-from autotune.search.rates.history import Seen
 from autotune.search.rates.sampler import STOP_AFTER
 from tests.search.rates.test_sampler import (
     AMP,
@@ -50,12 +49,9 @@ def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatc
 
 def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
     safe, risky = with_(batch=64), with_(batch=128)
-    forecast = SimpleNamespace(supposed=lambda some: [Seen(params=params, rate=1.0) for params in some])
     memory = SimpleNamespace(fits=lambda params: params[BATCH] < 128)
-    found = supposition.supposition(
-        [safe, risky], SimpleNamespace(knobs=[]), forecast, memory, Proven([safe]), np.random.default_rng(0)
-    )
-    assert [one.params for one in found.ended] == [safe]
+    found = supposition.supposition([safe, risky], SimpleNamespace(knobs=[]), memory, Proven([safe]), np.random.default_rng(0))
+    assert found.working == [safe]
     assert [(one.params, one.is_out) for one in found.out] == [(risky, True)]
 
 
