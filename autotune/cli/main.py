@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ TAKE_COMMAND = (
     "record",
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
+NO_TEMPORARY = "No usable temporary directory found in"  # Python's own message
 LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words that messages shorten; ordinary paths are shorter
 
 
@@ -62,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in FULL:
             _write_nowhere(sys.stdout)
             _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
+            return AutotuneError.exit_code
+        if unwritten := _unwritten(error):
+            _say([unwritten])
             return AutotuneError.exit_code
         if debug:
             raise
@@ -121,6 +126,18 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
             print(f"autotune: {written(text)}", file=sys.stderr, flush=True)
     except OSError:  # it goes to a file on a full disk
         _write_nowhere(sys.stderr)
+
+
+def _unwritten(error: Exception) -> str:
+    """Returns the message for a disk that is read-only, or for no folder for temporary files; "" for any other error."""
+    if not isinstance(error, OSError):
+        return ""
+    if error.errno == errno.EROFS:
+        return f"output: cannot be written, got {str(error.filename)!r} ({error.strerror}). Make it writable and try again."
+    if str(error.strerror).startswith(NO_TEMPORARY):
+        got = str(error.strerror).removeprefix(NO_TEMPORARY)
+        return f"TMPDIR: no folder for temporary files can be written, got{got}. Free some space, or set TMPDIR=DIR."
+    return ""
 
 
 def _fault(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
+from autotune.cli.output import write_bytes
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
 from autotune.quantities import number_text, percent_text, seconds_text
@@ -42,7 +43,7 @@ def replay(
     from autotune.replay.bench import USUAL, Asked, run
     from autotune.replay.columns import agreeing, markdown
     from autotune.replay.figures import figures, raw
-    from autotune.replay.page import write_page
+    from autotune.replay.page import page
     from autotune.replay.strategies import names
     from autotune.replay.study import Limits
 
@@ -62,7 +63,7 @@ def replay(
     results = run(asked, _progress(asked) if not as_json and sys.stderr.isatty() else lambda: None)
     found = figures(results)
     if html is not None:
-        write_page(found, results, html)
+        write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
     if as_json:
         print_json({**found, **({"studies": raw(results)} if is_raw else {})})
         return 0

@@ -24,6 +24,23 @@ SRUN_FLAGS = (
     *("--multi-prog", "--no-kill", "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--pty", "--quiet"),
     *("--spread-job", "--unbuffered", "--verbose", "--whole"),
 )
+# Options that `launch.slurm.args` must not set, with their letters -> what is wrong with them, and what to do instead.
+REFUSED = {
+    "job-name J": (
+        "autotune finds the jobs of a killed autotune by their names, which it chooses itself",
+        "Leave it out; to recognise the job, give --comment=TEXT",
+    ),
+    "nodes N ntasks n ntasks-per-node": (
+        "autotune starts one task on each node",
+        "Leave it out; for more nodes, give launch.slurm.nodes=N",
+    ),
+    "input i output o error e label l pty": ("autotune talks to its agent through srun's input and output", "Leave it out"),
+    "kill-on-bad-exit K no-kill k wait W": ("autotune decides when the job ends", "Leave it out"),
+    "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune's agent", "Leave it out"),
+    "clusters M": ("squeue and scancel must ask the same cluster", "Leave it out, and set SLURM_CLUSTERS in your shell"),
+    "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
+}
+MIN_PREFIX = 4  # srun accepts the beginning of an option's name; shorter ones are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # the variables that srun passes on to the tasks; by default all
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
@@ -137,11 +154,27 @@ def _arguments(text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError as error:
         return [f"launch.slurm.args: not the words of a command, got {shown(text)} ({error}). Close the quotation."]
-    wrong = [word for word in words if not word.startswith("-")]
-    return [
+    refused = [
+        f"launch.slurm.args: {why}, got {shown(word)}. {do}."
+        for word in words
+        for names, (why, do) in REFUSED.items()
+        if _is_one_of(names.split(), word)
+    ]
+    wrong = [word for word in words if not word.startswith("-")]  # such as the value of a refused option
+    return refused or [
         f"launch.slurm.args: not an option of srun, got {shown(word)}. Write --OPTION=VALUE, with the equals sign."
         for word in wrong
     ]
+
+
+def _is_one_of(names: Sequence[str], word: str) -> bool:
+    """Whether a word sets one of these options of srun, given by name or letter. Letters may be joined: "-lJname"."""
+    option, given = word.partition("=")[0].removeprefix("--"), word[1:]
+    if word.startswith("--"):
+        return option in names or (len(word.partition("=")[0]) > MIN_PREFIX and any(name.startswith(option) for name in names))
+    while given and f"-{given[0]}" in SRUN_FLAGS and given[0] not in names:
+        given = given[1:]
+    return word.startswith("-") and given[:1] in names
 
 
 def _options(words: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
     parts: list[RemoteLauncher]
     if config.launcher == "slurm":
         from autotune.launchers.slurm import SlurmLauncher
+        from autotune.launchers.slurm_jobs import LeftJobs
 
-        parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s) for _ in range(num)]
+        left = LeftJobs(Path(config.runs_dir))
+        parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s, left=left) for _ in range(num)]
     elif config.launcher == "ray":
         from autotune.launchers.ray.launcher import RayLauncher
 

@@ -106,8 +106,7 @@ class LocalLauncher(Launcher):
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
         _end_and_clean(lambda: _left_by(study, name), self._graces)
-        if self.slot is None:  # else trials of other slots may be running
-            shared_memory.remove_left(study)
+        shared_memory.remove_left(study)
         return lines
 
     def close(self) -> None:

@@ -343,7 +343,7 @@ def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
     """
     of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")  # not of a host "NAME-2"
     named = {file: of_host.fullmatch(file.name) for file in runs_dir.glob(f"{glob.escape(_prefix())}*{suffix}")}
-    return [file for file, name in named.items() if name and not is_taken(int(name[1])) and _is_free(file)]
+    return [file for file, name in named.items() if name and not is_taken(int(name[1])) and is_free(file)]
 
 
 def lock(descriptor: int) -> None:
@@ -352,7 +352,7 @@ def lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _is_free(file: Path) -> bool:
+def is_free(file: Path) -> bool:
     """Whether a file is this user's, and no process has locked it."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # on NFS, a lock needs O_RDWR

@@ -1,21 +1,27 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
-The supervisor removes them or, if it was killed, the tuner. If both were killed, the resumed study does: it reads the trial's
-processes from a list that the tuner kept in the trial's folder.
+The supervisor removes them or, if it was killed, the tuner or the agent. If all were killed, the next sweep of the study does: it
+reads the trial's processes from a list in the trial's folder.
+
+The name of a segment contains a process id, which is valid in one PID namespace only. Containers have their own PID namespaces,
+but may share /dev/shm (`docker run --ipc=host`). So a segment stays if a process of another namespace may have made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autotune.harness.cores import read
 from autotune.launchers import process_tree
+from autotune.launchers.leases import Lease
 
 FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 # "torch_<pid>_<random>_<counter>" by torch (c10::NewProcessWideShmHandle), "pym-<pid>-..." by multiprocessing (heap.Arena).
@@ -23,58 +29,120 @@ NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SLACK_S = 1.0  # process start times have a resolution of 10 ms, and the kernel's file clock is no finer
+FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
+INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status
 
 
 def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
-    A segment is removed if its name contains the id of one of these processes, the process has exited, and the segment was
-    made after the process started. Other names do not contain the id (`psm_...` of multiprocessing.shared_memory). The
-    library's own resource tracker removes such segments, and may run long enough to do so.
+    A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
+    container, no process has the segment open, and it was made after the process started. Other names do not contain the id
+    (`psm_...` of multiprocessing.shared_memory). The library's own resource tracker removes such segments, and may run long
+    enough to do so.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
         folder: where segments are files.
     """
-    removed = []
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(folder):
-            match = NAME.fullmatch(entry.name)
-            pid = int(match[1] or match[2]) if match else 0
-            if pid not in processes or process_tree.is_taken(pid):
-                continue
-            with contextlib.suppress(OSError):  # another process removed it first, or owns it
-                status = entry.stat(follow_symlinks=False)
-                if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
-                    os.unlink(entry.path)
-                    removed.append(entry.name)
+    removed, found = [], [] if _is_of_unseen() else _segments(processes, folder)
+    elsewhere = _ids_elsewhere() if found else frozenset()
+    for pid, entry in found:
+        if pid in elsewhere or process_tree.is_taken(pid):
+            continue
+        with contextlib.suppress(OSError):  # another process removed it first, or has it open
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
+                Lease(Path(entry.path)).close()  # fails while any process, in whatever container, has it open for writing
+                os.unlink(entry.path)
+                removed.append(entry.name)
     return removed
 
 
 def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
     """Adds new processes of a trial, each as (id, created), to the list in the trial's folder."""
     with contextlib.suppress(OSError), (place / LIST_FILE).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"host": platform.node(), "boot_id": read(BOOT_ID), "processes": processes}) + "\n")
+        file.write(json.dumps({**_here(), "processes": processes}) + "\n")
 
 
 def forget(place: Path) -> None:
-    """Removes the list from a trial's folder, once nothing is left of the trial."""
+    """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here."""
+    file, here = place / LIST_FILE, _here()
+    kept = [line for line in _lines(file) if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        (place / LIST_FILE).unlink(missing_ok=True)
+        if kept:
+            file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        else:
+            file.unlink(missing_ok=True)
 
 
 def remove_left(study: Path) -> None:
-    """Removes the segments of trials whose supervisor and tuner were killed. Keeps the lists of another host for that host."""
-    host, boot_id = platform.node(), read(BOOT_ID)
+    """Removes the segments of trials that were killed together with their supervisor and tuner; skips trials that still run.
+
+    Keeps the lists of other hosts and other PID namespaces: their process ids mean nothing here.
+    """
+    here = _here()
     for file in study.glob(f"trials/*/{LIST_FILE}"):
         processes: dict[int, float] = {}
-        is_of_another = False
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a line written only in part
-            for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-                if line["boot_id"] == boot_id:  # a container that is started again has another name, but the same memory
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            for line in _lines(file):
+                if _is_of(here, line):
                     processes |= {int(pid): float(created_s) for pid, created_s in line["processes"]}
-                elif line.get("host", host) != host:
-                    is_of_another = True
-        remove(processes)
-        if not is_of_another:
+        if not process_tree.still_there(processes):
+            remove(processes)
             forget(file.parent)
+
+
+def namespace(kind: str) -> int:
+    """Returns the inode of this process's namespace of a kind ("pid", "ipc"), which tells it from others; 0 if unknown."""
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
+
+
+def _here() -> dict[str, Any]:
+    """Returns where the process ids that this process sees are valid."""
+    return {"host": platform.node(), "boot_id": read(BOOT_ID), "pid_namespace": namespace("pid")}
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """Returns the lines of a list that are whole."""
+    found = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for text in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a line written only in part
+                found.append(json.loads(text))
+    return [line for line in found if isinstance(line, dict)]
+
+
+def _is_of(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    """Whether the ids in a line are valid here, whatever the host's name: it changes when a container is started again."""
+    return all(line.get(key) == here[key] for key in ("boot_id", "pid_namespace"))
+
+
+def _is_before_reboot(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+    return bool(line.get("boot_id") != here["boot_id"] and line.get("host", here["host"]) == here["host"])
+
+
+def _segments(processes: Mapping[int, float], folder: Path) -> list[tuple[int, os.DirEntry[str]]]:
+    """Returns the segments whose names contain the id of one of these processes, with the id."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder):
+            match = NAME.fullmatch(entry.name)
+            pid = int(match[1] or match[2]) if match else 0
+            if pid in processes:
+                found.append((pid, entry))
+    return found
+
+
+def _is_of_unseen() -> bool:
+    """Whether processes that are not visible here may have made segments: this container uses the shared memory of its host."""
+    return namespace("pid") != FIRST["pid"] and namespace("ipc") == FIRST["ipc"]
+
+
+def _ids_elsewhere() -> frozenset[int]:
+    """Returns the ids that running processes have in PID namespaces inside this one, such as those of containers."""
+    found = [match for file in glob.glob("/proc/[0-9]*/status") if (match := INNER_IDS.search(read(file)))]
+    return frozenset(int(word) for match in found for word in match[1].split())

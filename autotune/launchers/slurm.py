@@ -30,14 +30,13 @@ from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
-from autotune.launchers.remote import Place, RemoteLauncher, left_by_killed, lock, own_prefix
+from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
+from autotune.launchers.slurm_jobs import BEGIN_S, NAME, NOTE, SQUEUE_S, UNREACHABLE, LeftJobs, cancel, named
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
-SQUEUE_S = SCANCEL_S = 5.0
-BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
@@ -47,12 +46,7 @@ OPTIONS = {
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
-UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
-# What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
-OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
-JOIN = "--jobid"  # option of srun that starts a step in an existing job
-NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
-NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
+JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -63,13 +57,20 @@ class SlurmLauncher(RemoteLauncher):
         place: what the node must see.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait in the queue; None for no limit.
+        left: jobs that killed tuners have left, shared with the other slots; None for those in the runs folder.
     """
 
     def __init__(
-        self, slurm: SlurmOptions, place: Place, *, graces: Graces | None = None, patience_s: float | None = None
+        self,
+        slurm: SlurmOptions,
+        place: Place,
+        *,
+        graces: Graces | None = None,
+        patience_s: float | None = None,
+        left: LeftJobs | None = None,
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
-        self._slurm = slurm
+        self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
         self._notes: list[Path] = []  # `Srun.note` of each job, for `cancel_left` after this process and srun were killed
 
@@ -80,7 +81,7 @@ class SlurmLauncher(RemoteLauncher):
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
         cancel(self._unended)
-        cancel_left(Path(place.runs_dir))
+        self._left.cancel()
         srun = Srun(
             slurm,
             is_shared=has_steps(slurm, place.program),
@@ -90,6 +91,10 @@ class SlurmLauncher(RemoteLauncher):
         )
         self._notes += [srun.note] if srun.note else []
         return srun
+
+    def sweep(self, study: Path) -> list[str]:
+        """Also names jobs of killed tuners that may still hold nodes. See `RemoteLauncher.sweep`."""
+        return [*super().sweep(study), *self._left.unchecked()]
 
     def close(self) -> None:
         """See `Launcher.close`."""
@@ -137,7 +142,8 @@ class Srun(ChildTransport):
     ) -> None:
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
-        self._is_of_user = JOB in os.environ or any(word.startswith(JOIN) for word in self._words)  # srun only starts a step
+        has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
+        self._is_of_user = JOB in os.environ or has_joined  # srun only starts a step
         self.note: Path | None = None
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
@@ -242,38 +248,6 @@ class Srun(ChildTransport):
         """Returns srun's error messages on one line; if there are none, the last line of its output."""
         lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
-
-
-def cancel(jobs: set[str]) -> None:
-    """Cancels jobs, given as arguments of scancel, and removes from the set those that are over.
-
-    srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
-    allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
-    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error".
-    """
-    for job in sorted(jobs):
-        try:
-            asked = ["scancel", "--quiet", job]
-            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SCANCEL_S, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        if answer.returncode == 0 or job in OVER.findall(answer.stderr):
-            jobs.discard(job)
-
-
-def cancel_left(runs_dir: Path) -> None:
-    """Cancels the jobs of tuners that were killed together with their srun: nothing else has told Slurm of their end."""
-    for note in left_by_killed(runs_dir, NOTE):
-        name = "-".join(note.name.removesuffix(NOTE).rsplit("-", 2)[1:])  # .autotune-HOST-PID-autotune-1a2b3c4d.job
-        cancel(jobs := {f"{NAME}{name}"})
-        if not jobs:
-            with contextlib.suppress(OSError):
-                note.unlink(missing_ok=True)
-
-
-def named(job: str) -> str:
-    """Returns what to call a job that is given as an argument of scancel: "Job 12"."""
-    return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:

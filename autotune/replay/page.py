@@ -5,10 +5,8 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from autotune.errors import BadInput
 from autotune.quantities import number_text
 from autotune.replay.bench import Result
 from autotune.replay.columns import COLUMNS, cells, percent
@@ -34,12 +32,8 @@ svg text{font:12px system-ui,sans-serif;fill:#555}.scroll{overflow-x:auto}
 Curve = Sequence[tuple[float, float, float]]
 
 
-def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> None:
-    """Writes figures and curves.
-
-    Raises:
-        BadInput: the file cannot be written.
-    """
+def page(found: dict[str, Any], results: Sequence[Result]) -> str:
+    """Returns figures and curves as an HTML page."""
     names = list(found["strategies"])
     parts = [f"<h1>Replayed searches</h1><p>{html.escape(EXPLAINED)}</p>{_legend(names)}"]
     if len(results) > 1:
@@ -63,14 +57,10 @@ def write_page(found: dict[str, Any], results: Sequence[Result], path: Path) -> 
         )
         parts.append(f"<h2>{html.escape(table['table'])}</h2><p>{html.escape(words)}</p><div class=charts>{charts}</div>")
         parts.append(_figures(table["strategies"]))
-    page = (
+    return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Replayed searches</title><style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--html: cannot be written, got {str(path)!r} ({error.strerror}). Give a file.") from error
 
 
 EXPLAINED = (

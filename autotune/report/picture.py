@@ -39,20 +39,36 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
         )
     if problems or browser is None:
         raise BadInput(problems)
-    with tempfile.TemporaryDirectory(prefix="autotune-picture-") as folder:
-        source, made = Path(folder, "report.html"), Path(folder, "report.png")
-        source.write_text(page, encoding="utf-8", errors="backslashreplace")
-        arguments = [
-            browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
-            f"--window-size={width_px},{HEIGHT_PX + SPARE_PX}", f"--screenshot={made}", source.as_uri(),
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # as root, Chromium runs only without a sandbox
-        ]  # fmt: skip
-        _run(arguments)
-        if not made.is_file():
-            raise BadInput(f"--picture: {browser} made no picture, got {str(file)!r}. Try another browser.")
-        taken = Image.open(made).convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
-        content = io.BytesIO()
+    try:
+        with tempfile.TemporaryDirectory(prefix="autotune-picture-", ignore_cleanup_errors=True) as folder:
+            return _taken(page, file, Path(folder), browser, width_px)
+    except OSError as error:
+        got = str(error.filename or tempfile.tempdir)
+        raise BadInput(
+            f"--picture: no temporary file can be written, got {got!r} ({error.strerror}). Free some space, or set TMPDIR=DIR."
+        ) from error
+
+
+def _taken(page: str, file: Path, folder: Path, browser: str, width_px: int) -> bytes:
+    """Returns the picture that a browser takes, made in a folder for temporary files."""
+    source, made = folder / "report.html", folder / "report.png"
+    source.write_text(page, encoding="utf-8", errors="backslashreplace")
+    arguments = [
+        browser, "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}/profile",
+        f"--window-size={width_px},{HEIGHT_PX + SPARE_PX}", f"--screenshot={made}", source.as_uri(),
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),  # as root, Chromium runs only without a sandbox
+    ]  # fmt: skip
+    _run(arguments)
+    content = io.BytesIO()
+    try:
+        with Image.open(made) as whole:
+            taken = whole.convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
         taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
+    except (OSError, SyntaxError) as error:  # none, or half of one because the disk is full
+        raise BadInput(
+            f"--picture: {browser} made no whole picture, got {str(file)!r}. Free some space in {folder.parent}, or try "
+            "another browser."
+        ) from error
     return content.getvalue()
 
 

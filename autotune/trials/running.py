@@ -87,11 +87,19 @@ class RunningTrial:
         self._running.stop(USERS_STOP)
         while (ended := self._poll(is_ending=True)) is None:
             self._inputs.clock.sleep(self._inputs.poll_s)
-        return self._runner.keep(self._finished(ended))
+        finished = self._finished(ended)
+        return self._judged(finished) or self._runner.keep(finished)
 
-    def abandon(self) -> None:
-        """Ends the trial's processes after a fault; nothing is recorded."""
-        self._running.stop("autotune failed")
+    def abandon(self) -> Finished | None:
+        """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
+        if (ended := self._poll(is_ending=True)) is None:
+            self._running.stop("autotune failed")
+            return None
+        return self._judged(self._finished(ended))
+
+    def _judged(self, finished: Finished) -> Finished | None:
+        """Judges a trial that was measured, and writes its record; returns None for any other trial."""
+        return self._runner.finish(self.request, finished, self.place) if finished.record.outcome.has_value else None
 
     def _may_be_repeated(self, first: TrialRecord) -> bool:
         """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""

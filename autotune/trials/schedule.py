@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from autotune.clock import Clock
@@ -104,28 +106,46 @@ class Schedule:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
-        """Polls each running trial once, and passes on those that have finished."""
+        """Polls each running trial once, and passes on those that have finished, all of them even if one raises an error."""
         over: list[tuple[Finished, Take]] = []
-        for entry in list(self._running):
-            trial, take = entry
-            if (finished := self._guarded(trial.look)) is not None:
-                self._running.remove(entry)
-                self._add(finished)
-                over.append((finished, take))
-        for finished, take in over:
-            take(finished)
+
+        def steps() -> Iterator[Callable[[], None]]:
+            for entry in list(self._running):
+                yield functools.partial(self._poll, entry, over)
+            for finished, take in over:
+                yield functools.partial(take, finished)
+
+        _do_all(steps())
         if not over:
             self._while_waiting()
             self._guarded(lambda: self._clock.sleep(self._poll_s))
 
+    def _poll(self, entry: tuple[RunningTrial, Take], over: list[tuple[Finished, Take]]) -> None:
+        """Polls a trial, unless it was ended because of another one. If it has finished, adds it to `over`."""
+        trial, take = entry
+        if entry in self._running and (finished := self._guarded(trial.look)) is not None:
+            self._running.remove(entry)
+            over.append((finished, take))
+            self._add(finished)
+
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""
         running, self._running = self._running, []
+        _do_all(functools.partial(self._stop, trial) for trial, _ in running)
+
+    def _stop(self, trial: RunningTrial) -> None:
+        try:
+            self._add(trial.stop())
+        except StoppedNow as stopped:
+            self._add(stopped.finished)
+
+    def _abandon(self) -> None:
+        """Ends every running trial after a fault. Records only those that were measured by then."""
+        running, self._running = self._running, []
         for trial, _ in running:
-            try:
-                self._add(trial.stop())
-            except StoppedNow as stopped:
-                self._add(stopped.finished)
+            with contextlib.suppress(Exception):  # of the trial that caused the fault, which is raised afterwards
+                if finished := trial.abandon():
+                    self._add(finished)
 
     def _guarded(self, step: Callable[[], T]) -> T:
         """Returns the result of a step; ends all running trials if the user interrupts the step or it fails."""
@@ -142,7 +162,17 @@ class Schedule:
             self.stop()
             raise Ending from None
         except BaseException:
-            running, self._running = self._running, []
-            for trial, _ in running:
-                trial.abandon()
+            self._abandon()
             raise
+
+
+def _do_all(steps: Iterable[Callable[[], None]]) -> None:
+    """Takes all steps, and then raises the first error that occurred."""
+    faults: list[BaseException] = []
+    for step in steps:
+        try:
+            step()
+        except BaseException as fault:
+            faults.append(fault)
+    if faults:
+        raise faults[0]

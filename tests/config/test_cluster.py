@@ -21,11 +21,43 @@ def config(**options):
         ({"gres": "gpu:1\n"}, "launch.slurm.gres: empty or not printable"),
         ({"args": "--constraint='a"}, "launch.slurm.args: not the words of a command"),
         ({"args": "--exclude n7"}, "launch.slurm.args: not an option of srun, got 'n7'. Write --OPTION=VALUE"),
+        ({"args": "--job-name mine"}, "launch.slurm.args: autotune finds the jobs of a killed autotune by their names"),
+        ({"args": "--output=log"}, "launch.slurm.args: autotune talks to its agent through srun's input and output"),
+        ({"args": "--wait"}, "launch.slurm.args: autotune decides when the job ends, got '--wait'. Leave it out."),
+        ({"args": "--parsable"}, "launch.slurm.args: an option of sbatch, not of srun, got '--parsable'. Leave it out."),
+        ({"args": "--array=1-4"}, "launch.slurm.args: an option of sbatch"),
+        ({"args": "--wrap=true"}, "launch.slurm.args: an option of sbatch"),
     ],
 )
 def test_options_that_slurm_is_not_asked_for(options, told):
     (problem,) = problems_of_cluster(config(**options), {})
     assert problem.startswith(told)
+
+
+@pytest.mark.parametrize("word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-N2", "--nta=2", "-i/dev/null", "-K0"])
+def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spelling(word):
+    (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
+    assert problem.startswith("launch.slurm.args: autotune ")
+    assert f"got {word!r}. Leave it out" in problem
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--jobid=12",
+        "--nodelist=n1",
+        "--mem=1G",
+        "--qos=high",
+        "--comment=mine",
+        "-wn1",
+        "-pJ",
+        "-vQ",
+        "--exclusive",
+        "--error-x",
+    ],
+)
+def test_other_options_of_srun_are_passed_on(word):
+    assert problems_of_cluster(config(args=word), {}) == []
 
 
 @pytest.mark.parametrize("options", [{"cpus": 0}, {"nodes": 0}, {"minutes": -1.0}])

@@ -20,6 +20,7 @@ from autotune.errors import BadInput, FolderLost
 from autotune.harness import worker
 from autotune.owner import OWNER_FILE
 from autotune.records import Kind, Outcome, TrialRequest
+from autotune.report import picture
 from autotune.run_dir import is_study
 from autotune.search.study import begin_study
 from autotune.studies import create
@@ -300,6 +301,44 @@ def test_full_folder_for_temporary_files_is_said_and_leaves_no_traceback(tmp_pat
     said = capsys.readouterr().err
     assert said.startswith("autotune: internal error: RuntimeError: a fault. --debug prints the traceback, which could not be")
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_picture_whose_temporary_files_cannot_be_written_is_refused_in_one_line(tmp_path, capsys, monkeypatch, fault):
+    make_study(tmp_path / "runs", "s")
+    monkeypatch.setattr(picture, "BROWSERS", ("true",))
+    with in_memory(tmp_path / "tmp", "size=64k") as temporary:
+        if fault == "full":
+            fill(temporary)
+        else:
+            remount(temporary, "ro")
+        monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+        given = ["--runs-dir", str(tmp_path / "runs"), "--picture", str(tmp_path / "x.png")]
+        assert main(["report", "s", *given]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("autotune: --picture: no temporary file can be written, got ")
+    assert said.endswith("Free some space, or set TMPDIR=DIR.")
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "a/b"), "output: cannot be written, got 'a/b' (Read-only file system)."),
+        (
+            OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "TMPDIR: no folder for temporary files can be",
+        ),
+    ],
+)
+def test_disk_that_cannot_be_written_is_no_internal_error(capsys, monkeypatch, error, told):
+    def broken():
+        raise error
+
+    monkeypatch.setattr(app, "build", broken)
+    assert main(["list"]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"autotune: {told}")
 
 
 def test_message_for_a_full_disk_is_dropped_and_the_status_stays(tmp_path):

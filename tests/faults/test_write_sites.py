@@ -41,8 +41,8 @@ SITES = {
         harness.explain.workers.ObservedWorker._write_if_due harness.explain.workers.prefix harness.explain.workers.remove
         harness.keeping._append harness.peers.Peers._renew
         harness.phases.Phases.beat launchers.guarded.Guarded.copy_aside launchers.hangs.look launchers.keeper.Trial._publish
-        launchers.rank_results.RankResults.refresh launchers.remote._is_free launchers.shared_memory.note
-        launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__ monitors.sealing._rewrite
+        launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
+        launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__ monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the same, since its callers handle the error": """
@@ -53,15 +53,15 @@ SITES = {
         trackers.store.ensure_store
     """,
     "the command says so, since the user named the file or the folder": """
-        cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report explain.tables.write_tables
-        launchers.remote._token replay.page.write_page replay.table.write studies.create
+        cli.output.write cli.output.write_bytes cli.prune._remove_one cli.replay.replay cli.report.report
+        explain.tables.write_tables launchers.remote._token replay.table.write studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__
         launchers.ray.broker.Relay.start
         launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
         launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ machine.probes.__init__._file
-        report.picture.take
+        report.picture._taken report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
         harness.keeping.Kept._place_for harness.keeping.Kept.renaming.renamed harness.keeping.Kept.saving.saved

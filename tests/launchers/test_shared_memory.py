@@ -4,7 +4,14 @@ import platform
 import subprocess
 import time
 
-from autotune.launchers import shared_memory
+import psutil
+import pytest
+
+from autotune.launchers import process_tree, shared_memory
+from autotune.launchers.base import Slot
+from autotune.launchers.local import LocalLauncher
+
+HOST, OTHER = shared_memory.FIRST["pid"], 0xF0000123  # inodes of PID namespaces: of no container, and of a container
 
 
 def dead_process():
@@ -64,3 +71,108 @@ def test_the_list_of_another_host_is_kept_for_it(tmp_path):
         (place / shared_memory.LIST_FILE).write_text(json.dumps({"host": host, "boot_id": "another", "processes": [[7, 1.0]]}))
     shared_memory.remove_left(tmp_path)
     assert [file.parent.name for file in tmp_path.glob(f"trials/*/{shared_memory.LIST_FILE}")] == ["0000"]
+
+
+@pytest.fixture
+def segment():
+    """Returns a function that makes a segment of a process in the machine's shared memory; all are removed after the test."""
+    made = []
+
+    def make(pid):
+        made.append(shared_memory.FOLDER / f"torch_{pid}_4711_0")
+        made[-1].touch()
+        return made[-1]
+
+    yield make
+    for file in made:
+        file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Returns a function that lists processes as those of a running trial, and returns the trial's folder."""
+
+    def make(number, *pids):
+        place = tmp_path / "trials" / f"{number:04d}"
+        place.mkdir(parents=True, exist_ok=True)
+        shared_memory.note(place, [[pid, time.time()] for pid in pids])
+        return place
+
+    return make
+
+
+def test_an_agent_removes_what_is_left_on_its_slot_but_nothing_of_a_trial_that_runs_on_another(tmp_path, segment, listed):
+    with subprocess.Popen(["sleep", "60"]) as running:
+        created_s = psutil.Process(running.pid).create_time()
+        killed, worker = dead_process(), dead_process()
+        over, other = listed(1, killed), listed(2, worker)
+        shared_memory.note(other, [[running.pid, created_s]])
+        left, used = segment(killed), segment(worker)
+        LocalLauncher(slot=Slot(name="1", host="n1", gpus=(), cores=(), facts={})).sweep(tmp_path)
+        assert not left.exists()
+        assert used.exists()
+        assert list(over.iterdir()) == []
+        assert (other / shared_memory.LIST_FILE).exists()
+        running.kill()
+
+
+def test_processes_of_another_pid_namespace_mean_nothing_here(tmp_path, segment, listed, monkeypatch):
+    pid = dead_process()
+    monkeypatch.setattr(shared_memory, "namespace", {"pid": OTHER, "ipc": OTHER}.get)
+    place = listed(1, pid)
+    monkeypatch.undo()
+    kept = segment(pid)
+    shared_memory.remove_left(tmp_path)
+    assert kept.exists()
+    listed(1, dead_process())  # the second attempt, in this namespace
+    shared_memory.forget(place)
+    (line,) = (place / shared_memory.LIST_FILE).read_text().splitlines()
+    assert json.loads(line)["pid_namespace"] == OTHER
+
+
+def test_a_list_that_does_not_name_its_pid_namespace_is_left_alone(tmp_path, segment, listed):
+    pid = dead_process()
+    file = listed(1, pid) / shared_memory.LIST_FILE
+    line = json.loads(file.read_text())
+    del line["pid_namespace"]
+    file.write_text(json.dumps(line))
+    kept = segment(pid)
+    shared_memory.remove_left(tmp_path)
+    assert kept.exists()
+    assert file.exists()
+
+
+@pytest.mark.parametrize(
+    ("pid_namespace", "is_of_host", "is_removed"), [(HOST, True, True), (OTHER, True, False), (OTHER, False, True)]
+)
+def test_a_container_with_the_shared_memory_of_its_host_removes_nothing(
+    tmp_path, monkeypatch, pid_namespace, is_of_host, is_removed
+):
+    """Processes of the host and of other containers are not visible there."""
+    ipc = shared_memory.FIRST["ipc"] if is_of_host else OTHER
+    monkeypatch.setattr(shared_memory, "namespace", {"pid": pid_namespace, "ipc": ipc}.get)
+    pid = dead_process()
+    made(tmp_path, name := f"torch_{pid}_1_0")
+    assert shared_memory.remove({pid: time.time()}, tmp_path) == ([name] if is_removed else [])
+
+
+def test_a_segment_stays_while_a_process_in_a_container_has_the_id_in_its_name(tmp_path, monkeypatch):
+    with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "60"], stderr=subprocess.PIPE) as container:
+        try:
+            give_up_s = time.monotonic() + 5
+            while "sleep" not in [child.name() for child in psutil.Process(container.pid).children()]:
+                if container.poll() is not None or time.monotonic() > give_up_s:
+                    pytest.skip("no PID namespace can be made here (needs root)")
+            monkeypatch.setattr(process_tree, "is_taken", lambda _: False)  # as if no process had this id here
+            made(tmp_path, "torch_1_4711_0")
+            assert shared_memory.remove({1: time.time()}, tmp_path) == []
+        finally:
+            container.kill()
+
+
+def test_a_segment_stays_while_a_process_has_it_open(tmp_path):
+    pid = dead_process()
+    name = made(tmp_path, f"torch_{pid}_1_0")
+    with (tmp_path / name).open("r+b"):
+        assert shared_memory.remove({pid: time.time()}, tmp_path) == []
+    assert shared_memory.remove({pid: time.time()}, tmp_path) == [name]

@@ -8,20 +8,21 @@ import time
 import pytest
 
 from autotune.config.schema import SlurmOptions
-from autotune.launchers import remote, slurm
+from autotune.launchers import remote, slurm, slurm_jobs
 from autotune.launchers.remote import Place
+from autotune.launchers.remote_slots import RemoteSlots
 
 KILL = "scancel: error: Kill job error on job id 12"
 
 
 @pytest.fixture
 def scancel(tmp_path, monkeypatch):
-    """Returns a function that puts an scancel on PATH: lines of shell."""
+    """Returns a function that puts an scancel, or another command, on PATH: lines of shell."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
-    def put(text):
-        (tmp_path / "scancel").write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "scancel").chmod(0o755)
+    def put(text, name="scancel"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
 
     return put
 
@@ -46,11 +47,11 @@ def scancel(tmp_path, monkeypatch):
 def test_a_job_is_dropped_only_if_scancel_leaves_no_doubt(scancel, words, status, is_over):
     scancel(f'echo "{words}" >&2; exit {status}')
     jobs = {"12"}
-    slurm.cancel(jobs)
+    slurm_jobs.cancel(jobs)
     assert jobs == (set() if is_over else {"12"})
 
 
-@pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False)])
+@pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False), ("--jobi=12", False)])
 def test_a_job_that_the_user_has_started_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
     """With --jobid, srun starts a step in a job of the user's."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -69,17 +70,17 @@ def test_a_job_that_the_user_has_started_is_never_cancelled(scancel, tmp_path, m
 
 
 def test_a_job_is_kept_while_scancel_hangs(scancel, monkeypatch):
-    monkeypatch.setattr(slurm, "SCANCEL_S", 0.2)
+    monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.2)
     scancel("exec sleep 60")
     jobs = {"12", "--name=autotune-1a2b3c4d"}
-    slurm.cancel(jobs)
+    slurm_jobs.cancel(jobs)
     assert jobs == {"12", "--name=autotune-1a2b3c4d"}
 
 
 def test_one_job_of_several_is_dropped(scancel):
     scancel('test "$2" = 12 || { echo "slurm_load_jobs error: Zero Bytes were transmitted" >&2; exit 1; }')
     jobs = {"12", "13"}
-    slurm.cancel(jobs)
+    slurm_jobs.cancel(jobs)
     assert jobs == {"13"}
 
 
@@ -92,7 +93,7 @@ def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_
     alive = tmp_path / f".autotune-{platform.node()}-{os.getpid()}-autotune-5e6f7a8b.job"
     for note in (left, alive):
         note.touch()
-    slurm.cancel_left(tmp_path)
+    slurm_jobs.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == "--quiet --name=autotune-1a2b3c4d\n"
     assert left.exists() is not is_over
     assert alive.exists()
@@ -120,8 +121,94 @@ def test_the_job_of_a_tuner_that_lives_in_another_container_is_not_cancelled(sca
     srun = slurm.Srun(SlurmOptions(), runs_dir=tmp_path / "runs")
     monkeypatch.setattr(remote, "is_taken", lambda _: False)  # its id is free here
     try:
-        slurm.cancel_left(tmp_path / "runs")
+        slurm_jobs.cancel_left(tmp_path / "runs")
         assert srun.note.exists()
         assert not (tmp_path / "asked").exists()
     finally:
         srun.close()
+
+
+@pytest.fixture
+def dead():
+    """The id of a process that has exited."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+def noted(folder, host, pid, job):
+    note = folder / f".autotune-{host}-{pid}-autotune-{job}.job"
+    note.touch()
+    return note
+
+
+@pytest.mark.parametrize("silence", ["exec sleep 60", 'echo "scancel: error: Unable to contact slurm controller" >&2; exit 1'])
+def test_slurm_is_not_asked_about_further_jobs_once_it_has_not_answered(scancel, tmp_path, monkeypatch, dead, silence):
+    monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.5)
+    scancel(f'echo "$@" >>{tmp_path}/asked; {silence}')
+    scancel(f"touch {tmp_path}/squeued", "squeue")
+    notes = [noted(tmp_path, platform.node(), dead, job) for job in ("1a", "2b", "3c")] + [noted(tmp_path, "far", 7, "4d")]
+    (line,) = slurm_jobs.cancel_left(tmp_path)
+    assert (tmp_path / "asked").read_text().splitlines() == ["--quiet --name=autotune-1a"]
+    assert not (tmp_path / "squeued").exists()
+    assert "over: autotune-1a,autotune-2b,autotune-3c,autotune-4d. They may hold nodes" in line
+    assert all(note.exists() for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("state", "steps", "becomes"),
+    [
+        ("RUNNING|6:00", "", "cancelled"),
+        ("RUNNING|1-00:00:00", "12.extern", "cancelled"),
+        ("RUNNING|6:00", "12.0", "left alone"),  # its agent runs
+        ("RUNNING|4:00", "", "told"),  # its agent may not have started yet
+        ("PENDING|0:00", "", "told"),
+        ("COMPLETING|9:00", "", "told"),
+        ("", "", "left alone"),  # over, or of another cluster
+    ],
+)
+def test_the_job_of_a_tuner_on_another_host_is_cancelled_only_if_that_is_certainly_gone(
+    scancel, tmp_path, state, steps, becomes
+):
+    state, _, passed = state.partition("|")
+    job = f"autotune-1a2b|12|{state}|{passed}" if state else ""
+    scancel(f'case "$*" in *--steps*) echo "{steps}";; *) echo "{job}";; esac', "squeue")
+    scancel(f'echo "$@" >>{tmp_path}/asked')
+    note = noted(tmp_path, "far-2", 7, "1a2b")
+    lines = slurm_jobs.cancel_left(tmp_path)
+    assert note.exists() is (becomes != "cancelled")
+    assert (tmp_path / "asked").exists() is (becomes == "cancelled")
+    assert len(lines) == (becomes == "told")
+    if lines:
+        assert lines[0].startswith("Job 12 may be left by process 7 on far-2, an earlier autotune;")
+        assert lines[0].endswith("If not, end the job: scancel 12")
+    if becomes == "cancelled":
+        assert (tmp_path / "asked").read_text() == "--quiet 12\n"
+
+
+def test_the_job_of_a_tuner_on_another_host_is_not_asked_about_while_its_note_is_locked(scancel, tmp_path):
+    scancel(f"touch {tmp_path}/asked", "squeue")
+    with noted(tmp_path, "far", 7, "1a2b").open("w") as note:
+        remote.lock(note.fileno())
+        assert slurm_jobs.cancel_left(tmp_path) == []
+    assert not (tmp_path / "asked").exists()
+    slurm_jobs.cancel_left(tmp_path)
+    assert (tmp_path / "asked").exists()
+
+
+def test_slots_ask_once_and_what_was_not_checked_is_told_once(scancel, tmp_path, monkeypatch, dead):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    scancel("cat >/dev/null", "srun")
+    scancel(f'echo "$@" >>{tmp_path}/asked; exit 1')
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    noted(runs, platform.node(), dead, "1a2b")
+    place, left = Place(cwd="/", program="true", runs_dir=str(runs)), slurm_jobs.LeftJobs(runs)
+    slots = RemoteSlots([slurm.SlurmLauncher(SlurmOptions(), place, left=left) for _ in range(3)])
+    try:
+        (line,) = slots.sweep(tmp_path)
+        assert "autotune-1a2b" in line
+        assert (tmp_path / "asked").read_text().splitlines() == ["--quiet --name=autotune-1a2b"]
+        assert slots.sweep(tmp_path) == []
+    finally:
+        slots.close()

@@ -16,6 +16,7 @@ from autotune.cli.main import main
 from autotune.launchers.environment import own_environment
 from autotune.replay.table import read, write
 from autotune.run_dir import StudyFolder
+from tests.faults.disks import fill, in_memory
 from tests.faults.quick_study import PROGRAM
 from tests.replay.tables import make_table
 from tests.replay.test_recording import places
@@ -213,3 +214,13 @@ def test_a_wrong_strategy_and_a_wrong_table_are_told_together(tables, capsys):
     said = capsys.readouterr().err
     assert "no such strategy, got 'nosuch'" in said
     assert "'nosuch.gz'" in said
+
+
+def test_page_stays_as_it_was_if_the_disk_is_full(tables, tmp_path, capsys):
+    with in_memory(tmp_path / "disk", "size=64k") as disk:
+        (disk / "page.html").write_text("an earlier page")
+        fill(disk)
+        words = ["--sampler", "random", "--seeds", "1", "--trials", "2", "--jobs", "1", "--html", str(disk / "page.html")]
+        assert main(["replay", str(tables / "one.jsonl.gz"), *words]) == 2
+        assert "--html: cannot be written, got" in capsys.readouterr().err
+        assert (disk / "page.html").read_text() == "an earlier page"

@@ -9,7 +9,7 @@ import pytest
 from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.figures import at_seconds, at_trials, figures, random_after_ten, reached
-from autotune.replay.page import write_page
+from autotune.replay.page import page
 from autotune.replay.space import grid_of
 from autotune.replay.study import Claim, Replayed, Step
 from tests.replay.tables import BEST, OK_S, OOM_S, REFERENCE, make_table, rate_of
@@ -100,12 +100,11 @@ def test_all_tables_together_name_the_worst(result):
     json.dumps(found, allow_nan=False)
 
 
-def test_the_page_needs_nothing_else_and_escapes_names(result, tmp_path):
-    write_page(figures([result]), [result], tmp_path / "p.html")
-    page = (tmp_path / "p.html").read_text()
-    assert not re.search(r"https?://|<script|src=", page)
-    assert "<b>two" not in page
-    assert "&lt;b&gt;two" in page
-    paths = re.findall(r'<path d="(M[^"]+)"', page)
+def test_the_page_needs_nothing_else_and_escapes_names(result):
+    text = page(figures([result]), [result])
+    assert not re.search(r"https?://|<script|src=", text)
+    assert "<b>two" not in text
+    assert "&lt;b&gt;two" in text
+    paths = re.findall(r'<path d="(M[^"]+)"', text)
     assert len(paths) == 2 * 2 * 2, "by trials and by seconds, two strategies, median and 10th percentile"
     assert all(len(list(itertools.chain(re.findall("[HV]", path)))) % 2 == 0 for path in paths)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from autotune.cli.main import main
 from autotune.report import picture
@@ -138,6 +139,20 @@ def test_control_characters_of_a_study_s_texts_and_names_reach_no_terminal_and_n
 def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypatch):
     monkeypatch.setattr(picture, "BROWSERS", ("no-such-browser",))
     assert "apt-get install chromium" in refused(capsys, "resnet18", "--picture", "x.png")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 60])
+def test_half_a_picture_is_refused(here, capsys, monkeypatch, num_bytes):
+    """As a browser leaves it on a full disk."""
+    whole, browser = here / "whole.png", here / "browser"
+    Image.new("RGB", (1440, 1100)).save(whole)
+    browser.write_text(
+        f'#!/bin/sh\nfor word; do case "$word" in --screenshot=*) head -c {num_bytes} {whole} >"${{word#*=}}";; esac; done\n'
+    )
+    browser.chmod(0o755)
+    monkeypatch.setattr(picture, "BROWSERS", (str(browser),))
+    assert f"--picture: {browser} made no whole picture, got 'x.png'." in refused(capsys, "resnet18", "--picture", "x.png")
+    assert not (here / "x.png").exists()
 
 
 def test_opened_in_a_browser_or_told_where_it_is(here, capsys, monkeypatch):

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import platform
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -143,7 +145,10 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
     assert slurm.is_idle()
 
 
-def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_next_one(make, slurm, folder):
+@pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_next_one(
+    make, slurm, folder, monkeypatch, is_elsewhere
+):
     tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)], env=own_environment())
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     everything = [psutil.Process(tuner.pid), *psutil.Process(tuner.pid).children(recursive=True)]
@@ -153,6 +158,11 @@ def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_ne
     tuner.wait()
     assert nothing_left(folder.parent.parent, pids, here, 40)
     assert slurm.jobs(), "nothing has told Slurm of its end"
+    if is_elsewhere:  # the next tuner runs on another login node
+        monkeypatch.setattr("autotune.launchers.slurm_jobs.BEGIN_S", 1.0)
+        (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
+        note.rename(note.with_name(note.name.replace(platform.node(), "login2")))
+        assert nothing_left(folder.parent.parent, [], lambda: slurm.ask("squeue", "--noheader", "--steps").split(), 60)
     ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
 
 

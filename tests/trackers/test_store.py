@@ -1,3 +1,4 @@
+import errno
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_only_one_writer_at_a_time(folder):
         assert (first, second) == (True, False)
     with store.only_writer(folder) as third:
         assert third
+
+
+def test_a_file_system_without_locks_does_not_keep_a_study_from_being_mirrored(folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(store.fcntl, "flock", refuse)
+    with store.only_writer(folder) as is_alone:
+        assert is_alone
 
 
 @pytest.mark.parametrize(

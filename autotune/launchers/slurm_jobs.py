@@ -1,0 +1,166 @@
+"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name those of killed tuners."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from autotune.launchers.remote import is_free, left_by_killed
+from autotune.launchers.user_files import NOTES
+
+SQUEUE_S = SCANCEL_S = 5.0
+BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
+UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
+# What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
+OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
+NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
+NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
+NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
+OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job: it may be another cluster's
+EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step of Slurm's own that some sites add to each job
+
+
+def cancel(jobs: set[str]) -> bool:
+    """Cancels jobs, given as arguments of scancel, and removes from the set those that are over. Returns whether Slurm answers.
+
+    srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
+    allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
+    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller does
+    not answer, it is not asked about the rest.
+    """
+    for job in sorted(jobs):
+        try:
+            asked = ["scancel", "--quiet", job]
+            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SCANCEL_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        if answer.returncode == 0 or job in OVER.findall(answer.stderr):
+            jobs.discard(job)
+        elif any(words in answer.stderr for words in (*UNREACHABLE, "timed out")):
+            return False
+    return True
+
+
+class LeftJobs:
+    """Jobs that killed tuners have left, which the notes in a runs folder name. The slots of a study share one object."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._runs_dir, self._is_asked = runs_dir, False
+        self._lines: list[str] = []
+
+    def cancel(self) -> None:
+        """Cancels them, unless an earlier call did."""
+        if not self._is_asked:
+            self._is_asked, self._lines = True, cancel_left(self._runs_dir)
+
+    def unchecked(self) -> list[str]:
+        """Returns once, for the user, a line about each job that may be left."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def cancel_left(runs_dir: Path) -> list[str]:
+    """Cancels the jobs of tuners that were killed together with their srun: nothing else has told Slurm of their end.
+
+    Whether a tuner on another host still runs is not known here. Its job is cancelled only if it has run for longer than
+    BEGIN_S and has no step: then its agent, and so its tuner, is gone.
+
+    Returns:
+        A line for the user about each job that may be left and was not cancelled.
+    """
+    own = {_job_of(note): note for note in left_by_killed(runs_dir, NOTE)}
+    others = _of_other_hosts(runs_dir)
+    does_answer = cancel(left := {f"{NAME}{name}" for name in own})
+    for name, note in own.items():
+        if f"{NAME}{name}" not in left:
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
+    unchecked = sorted(job.removeprefix(NAME) for job in left)
+    held = _held(others) if others and does_answer else None
+    if others and held is None:
+        unchecked += sorted(others)
+    lines = [line for name, note in others.items() if held is not None and (line := _settle(name, note, held))]
+    if unchecked:
+        names = ",".join(unchecked)
+        lines.append(
+            f"Slurm has not said whether jobs of earlier autotunes are over: {names}. They may hold nodes. When Slurm answers, "
+            f"`squeue --name={names}` lists those that do: end them with scancel."
+        )
+    return lines
+
+
+def named(job: str) -> str:
+    """Returns what to call a job that is given as an argument of scancel: "Job 12"."""
+    return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
+
+
+def _job_of(note: Path) -> str:
+    return "-".join(note.name.removesuffix(NOTE).rsplit("-", 2)[1:])  # .autotune-HOST-PID-autotune-1a2b3c4d.job
+
+
+def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
+    """Returns this user's notes of tuners on other hosts: job -> note. Leaves out those that are locked: their tuner runs."""
+    told = {note: NOTED.fullmatch(note.name) for note in runs_dir.glob(f"{NOTES}*{NOTE}")}
+    return {_job_of(note): note for note, name in told.items() if name and name[1] != platform.node() and is_free(note)}
+
+
+def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
+    """Returns the jobs with these names that hold nodes or wait for them; None if Slurm does not answer.
+
+    Leaves out jobs with a step: there an agent runs, which would exit without its tuner.
+
+    Returns:
+        Name -> number, and whether the tuner is certainly gone.
+    """
+    jobs = _squeue(f"{NAME}{','.join(names)}", "--format=%j|%i|%T|%M")
+    words = [line.split("|") for line in jobs or () if line.count("|") == 3]
+    found = {name: (number, state == "RUNNING" and _seconds(passed) > BEGIN_S) for name, number, state, passed in words}
+    steps = _squeue("--steps", f"--jobs={','.join(number for number, _ in found.values())}", "--format=%i") if found else []
+    if jobs is None or steps is None:
+        return None
+    busy = {step.strip().partition(".")[0] for step in steps if not EXTERN.search(step)}
+    return {name: job for name, job in found.items() if job[0] not in busy}
+
+
+def _settle(name: str, note: Path, held: Mapping[str, tuple[str, bool]]) -> str:
+    """Cancels another host's job if its tuner is gone; returns a line for the user if that is not known, else ""."""
+    number, is_gone = held.get(name, ("", True))
+    if number and is_gone:
+        is_gone = cancel(left := {number}) and not left
+    if is_gone:
+        with contextlib.suppress(OSError):
+            if number or time.time() - note.stat().st_mtime > OLD_S:
+                note.unlink(missing_ok=True)
+        return ""
+    host, process = NOTED.sub(r"\1 \2", note.name).split()
+    return (
+        f"Job {number} may be left by process {process} on {host}, an earlier autotune; from here it is not known whether that "
+        f"still runs. If not, end the job: scancel {number}"
+    )
+
+
+def _squeue(*options: str) -> list[str] | None:
+    """Returns the lines that squeue prints; None if Slurm does not answer."""
+    try:
+        asked = ["squeue", "--noheader", *options]
+        answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.splitlines() if answer.returncode == 0 else None
+
+
+def _seconds(passed: str) -> float:
+    """Returns the seconds in a duration as squeue prints it: "1-02:03:04", "3:04"; 0 if it is another text."""
+    days, _, clock = passed.strip().rpartition("-")
+    seconds = 0.0
+    try:
+        for part in clock.split(":"):
+            seconds = 60 * seconds + int(part)
+        return seconds + 86400 * int(days or 0)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,106 @@
+"""Trials that end at the same time: all of them are recorded and passed on, even if handling one of them fails."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from autotune.clock import VirtualClock
+from autotune.errors import BadInput
+from autotune.trials import schedule
+from autotune.trials.schedule import Ending, Schedule
+from tests.support.fake_launcher import FakeRunning, Surface
+
+
+class StubTrial:
+    """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`)."""
+
+    def __init__(self, number, *, is_over=True, fault=None, stop_fault=None):
+        self.number, self.neighbours, self.place, self.request = number, 0, number, self
+        self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
+
+    def look(self):
+        if self._fault:
+            raise self._fault
+        return self.number if self._is_over else None
+
+    abandon = look
+
+    def stop(self):
+        if self._stop_fault:
+            raise self._stop_fault
+        return self.number
+
+
+@pytest.fixture
+def added():
+    return []
+
+
+@pytest.fixture
+def run(added, monkeypatch):
+    """Returns a function that runs trials in parallel, and calls `take` with those that have finished."""
+    monkeypatch.setattr(schedule, "RunningTrial", lambda _, trial, __: trial)
+    runner = SimpleNamespace(alone=None, beside=[])
+    slots = Schedule(runner, added.append, lambda: None, clock=VirtualClock(), poll_s=0.1)
+
+    def run_all(trials, take):
+        left = iter(trials)
+        slots.run_beside(lambda: next(left), range(len(trials)), take)
+
+    run_all.stop = slots.stop
+    return run_all
+
+
+def test_a_fault_in_what_follows_one_trial_does_not_keep_the_others_from_being_passed_on(run, added):
+    taken = []
+
+    def take(number):
+        taken.append(number)
+        if number == 1:
+            raise Ending("the device is faulty")
+
+    with pytest.raises(Ending, match="the device is faulty"):
+        run([StubTrial(1), StubTrial(2), StubTrial(3)], take)
+    assert taken == added == [1, 2, 3]
+
+
+def test_a_fault_of_one_trial_does_not_keep_the_others_that_have_ended_from_being_recorded(run, added):
+    taken = []
+    with pytest.raises(BadInput, match="no node"):
+        run([StubTrial(1), StubTrial(2, fault=BadInput("no node")), StubTrial(3), StubTrial(4, is_over=False)], taken.append)
+    assert added == [1, 3]
+    assert taken == [1]
+
+
+def test_a_trial_that_cannot_be_stopped_does_not_keep_the_others_from_being_stopped(run, added):
+    def take(_):
+        run.stop()
+
+    with pytest.raises(OSError, match="disk"):
+        run([StubTrial(1), StubTrial(2, is_over=False, stop_fault=OSError("disk")), StubTrial(3, is_over=False)], take)
+    assert added == [1, 3]
+
+
+@pytest.mark.parametrize("fault", [BadInput("no node"), KeyboardInterrupt()], ids=["fault", "interrupt"])
+def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, monkeypatch, fault):
+    poll, ended = FakeRunning.poll, []
+
+    def faulty(self):
+        running = self._launcher.running
+        if len(running) == 3 and self is running[0]:
+            for other in running[1:]:
+                other._finish(None, 1.0)
+                ended.append(other._launch.spec.trial)
+            raise fault
+        return poll(self)
+
+    monkeypatch.setattr(FakeRunning, "poll", faulty)
+    study = bench(Surface(), "search.sampler=random", minutes=60, num_slots=3)
+    if isinstance(fault, KeyboardInterrupt):
+        assert study.run()["status"] == "interrupted"
+    else:
+        with pytest.raises(BadInput, match="no node"):
+            study.run()
+    assert len(ended) == 2
+    scores = {trial.number: trial.scores for trial in study.trials}
+    assert all(scores[number] for number in ended)
