@@ -1,7 +1,7 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
-The supervisor removes them or, if it was killed, the tuner or the agent. If all were killed, the next sweep of the study does: it
-reads the trial's processes from a list in the trial's folder.
+The supervisor removes them or, if it was killed, the tuner or the agent. If all were killed, the next sweep of the study does:
+it reads the trial's processes from a list in the trial's folder.
 
 The name of a segment contains a process id, which is valid in one PID namespace only. Containers have their own PID namespaces,
 but may share /dev/shm (`docker run --ipc=host`). So a segment stays if a process of another namespace may have made it.
