@@ -37,7 +37,7 @@ class TrackingProcess:
 
     Args:
         folder: the study.
-        uri: the study's `tracker.uri`, with the credentials, which are not in the study's folder; None for the default store.
+        uri: the study's `tracker.uri` including its credentials, which the study's folder lacks; None for the default store.
         secrets: values that must never be written.
     """
 
@@ -122,6 +122,14 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
+<<<<<<< HEAD
+=======
+    if uri == store.embedded_uri(runs):
+        try:
+            implementation.make_store(runs)  # needed if no study is tracked there
+        except BadInput as error:
+            problems += error.problems
+>>>>>>> words7
     if problems:
         raise BadInput(problems)
     return 0
