@@ -143,7 +143,7 @@ class StudyFolder:
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Writes a finished trial's record, which makes the trial count."""
+        """Writes a finished trial's record. A trial counts only once it has one."""
         self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:

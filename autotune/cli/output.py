@@ -51,7 +51,7 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that a file may be replaced: it is an export with comments or a report, is empty, or already has this very text.
+    """Checks that a file may be replaced: it is empty, a report, or an export with autotune's comments, or has this very text.
 
     Raises:
         BadInput: it has other content, or is a record of a study.

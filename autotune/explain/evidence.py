@@ -217,7 +217,7 @@ class Evidence:
 
     @property
     def edited_at(self) -> float:
-        """Time of the latest change to a file of the program that these passes saw, seconds since the epoch; 0 if unknown."""
+        """Latest modification time of the program's files that occur in these passes, seconds since the epoch; 0 if unknown."""
         files = {line.file for one in self.lines for line in one.lines if line.is_own}
         times = [0.0]
         for file in files | {stage.file for one in self.lines for stage in one.stages if stage.file}:

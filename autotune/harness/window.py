@@ -84,8 +84,8 @@ class Window:
         if context.explained is not None:
             self._warm_up(meter, [step for step in steps if not step.is_foreign])
             return
-        # Foreign steps contain an evaluation and are not training time. If no loader feeds the steps, the evaluation may be a
-        # rollout, which counts.
+        # Foreign steps contain an evaluation and are not training time. But if no loader feeds the steps, what looks like an
+        # evaluation may be a rollout, which is part of the training.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:
             self._feed(meter, [step for step in steps[:number] if not step.is_foreign])

@@ -1,4 +1,4 @@
-"""Talks to the agent on a node. The engine's transport starts it, and a `Node` exchanges questions and answers with it."""
+"""Talks to the agent on a node. The transport of Slurm or Ray starts the agent; a `Node` sends it questions and gets answers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Node:
             if message and message.get("re") == number:
                 with readable():
                     return _checked(message)
-            if message and "is" in message:  # answers that came too late are dropped
+            if message and "is" in message:  # an event; anything else is a late answer to an earlier question
                 self._events.append(message)
         raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
 

@@ -97,7 +97,7 @@ class DeviceMonitor:
         Returns:
             gpu.utilisation_frac, gpu.sm_clock_mhz: means over the steady samples.
             gpu.power_w: mean power, by the energy counter if there is one, else over the steady samples. Multiplied by the
-            window's seconds and divided by its samples (or tokens), it gives the energy per sample.
+            window's seconds and divided by the training samples (or tokens) in it, it gives the energy per sample.
             gpu.memory_used_bytes: largest of all samples.
             gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
             without counters, share of the steady samples.

@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If the lines of a function that log, or serve another known purpose, take at least this share of the time of its slow lines,
-# the purpose is the cause; otherwise PYTHON is.
+# If at least this share of the time of a function's slow lines is spent in lines that log, or serve another known purpose, then
+# that purpose is the cause; otherwise PYTHON is.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # function of the lines outside of functions
@@ -131,7 +131,7 @@ def cause_of(line: Line, evidence: Evidence) -> str:
 
 
 def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
-    # A comparison of tensors in `if` waits for a GPU. On a CPU, it costs Python's time.
+    # On a GPU, the host waits at an `if` that compares tensors. On a CPU there is nothing to wait for.
     is_called = evidence.is_cuda or bool(NUMBERS.search(line.text))
     sites = [site for site in evidence.first.syncs if _is_at(site, line) and (is_called or site.kind != "bool")]
     if sum(site.count for site in sites) >= LEAST_CALLS:
@@ -193,7 +193,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether a function does little besides some of its lines, so that skipping it shows what they cost.
+    """Returns whether the given lines take most of their function's time, so that skipping it shows what they cost.
 
     The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
     computes gradients or calls the optimizer, because without it the program would not train.
@@ -251,7 +251,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, or seconds in which the GPU is idle if that is less; not measured on a GPU yet",
+        basis="seconds inside the copies, or in which the GPU is idle if that is less; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )
