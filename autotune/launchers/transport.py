@@ -1,4 +1,4 @@
-"""Talks to the agent on a node. The transport of Slurm or Ray starts the agent; a `Node` sends it questions and gets answers."""
+"""Talks to the agent on a node: the transport of Slurm or Ray starts it, and a `Node` sends it questions and gets answers."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for at least this share of its work, the wait is a separate cause
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
-# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the training
-# thread by ALONE_TIMES: (highest, likeliest, lowest).
+# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
+# training thread by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
 # Share of a cost that remains after its remedy: at most, usually, at least. Decoded inputs still have to be read, a faster
@@ -283,9 +283,9 @@ def _input_text(evidence: Evidence) -> str:
 def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers, the step itself gets shorter. The lower bound leaves out the time that workers, if there were any, would hide.
-    With workers, the slower of loader and training thread limits the rate. If the two share cores, removing work from one also
-    frees cores for the other.
+    Without workers, the step itself gets shorter. The lower bound leaves out the time that workers, if there were any, would
+    hide. With workers, the slower of loader and training thread limits the rate. If the two share cores, removing work from one
+    also frees cores for the other.
 
     Args:
         evidence: what is known of the configuration.
