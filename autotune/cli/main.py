@@ -27,12 +27,8 @@ TAKE_COMMAND = (
     "record",
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
-<<<<<<< HEAD
 NO_TEMPORARY = "No usable temporary directory found in"  # Python's own message
-LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words that messages shorten; ordinary paths are shorter
-=======
 LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # messages shorten words from 1000 characters on; ordinary paths have fewer
->>>>>>> words7
 
 
 def main(argv: Sequence[str] | None = None) -> int:

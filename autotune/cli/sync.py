@@ -122,14 +122,6 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
-<<<<<<< HEAD
-=======
-    if uri == store.embedded_uri(runs):
-        try:
-            implementation.make_store(runs)  # needed if no study is tracked there
-        except BadInput as error:
-            problems += error.problems
->>>>>>> words7
     if problems:
         raise BadInput(problems)
     return 0
