@@ -69,8 +69,10 @@ class Parity:
         for record in session.records:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
-                self._settled[configuration_key(record.changed)] = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
-                if said["verdict"] == Verdict.failed:
+                found = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
+                if not found.is_unfinished:  # else it goes on if there is more time now
+                    self._settled[configuration_key(record.changed)] = found
+                if found.verdict is Verdict.failed:
                     self._bar(record)
 
     def is_open(self, candidate: TrialRecord) -> bool:

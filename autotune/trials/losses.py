@@ -65,6 +65,11 @@ class Comparison:
         """Whether another run of the baseline could show that the difference is only noise."""
         return self.verdict is Verdict.failed and self.difference_frac is not None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether no time was left for another run of the baseline, which could have shown that the difference is noise."""
+        return self.verdict is Verdict.unknown and self.difference_frac is not None
+
 
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.

@@ -92,10 +92,11 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
-        if (ended := self._poll(is_ending=True)) is None:
+        try:
+            ended = self._poll(is_ending=True)
+        finally:  # also if the fault is in polling, and occurs again; changes nothing if the processes have ended
             self._running.stop("autotune failed")
-            return None
-        return self._judged(self._finished(ended))
+        return None if ended is None else self._judged(self._finished(ended))
 
     def _judged(self, finished: Finished) -> Finished | None:
         """Judges a trial that was measured, and writes its record; returns None for any other trial."""

@@ -10,6 +10,7 @@ from autotune.config.compose import compose
 from autotune.export import export
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
+from autotune.trials.session import OutOfTime, Session
 from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.listener import RecordingListener
@@ -225,6 +226,24 @@ def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, spac
     runs = [run for run in of_kind(one.trials, Kind.parity) if run.changed]
     assert [run.outcome is Outcome.interrupted for run in runs] == [True, False]
     assert again["parity"]["verdict"] == "passed"
+
+
+def test_a_comparison_that_had_no_time_for_chance_goes_on_when_the_study_goes_on_with_more(bench, space, monkeypatch):
+    def late(self, changed, candidate, *, seed, **others):
+        if seed != self.inputs.config.study.seed:
+            raise OutOfTime
+        return first_steps(self, changed, candidate, seed=seed, **others)
+
+    first_steps, losses = Session.first_steps, falls_unless("precision.amp", "bf16")
+    one = bench(Surface(gains=GAINS, losses=losses), *space, minutes=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "first_steps", late)
+        first = one.run()
+    assert first["best"]["overrides"]["precision.amp"] == "bf16"
+    assert "no time was left to see whether two runs" in first["parity"]["text"]
+    resume_study(one.inputs, one.folder, RecordingListener())
+    again = [run for run in of_kind(one.trials, Kind.parity) if run.changed]
+    assert Outcome.parity in {run.outcome for run in again}
 
 
 def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():

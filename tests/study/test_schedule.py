@@ -104,3 +104,18 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
     assert len(ended) == 2
     scores = {trial.number: trial.scores for trial in study.trials}
     assert all(scores[number] for number in ended)
+
+
+def test_a_trial_that_cannot_be_polled_any_more_is_stopped_like_the_others(bench, monkeypatch):
+    poll = FakeRunning.poll
+
+    def faulty(self):
+        if self._launch.spec.trial == 2:
+            raise OSError("no file descriptor is left")
+        return poll(self)
+
+    monkeypatch.setattr(FakeRunning, "poll", faulty)
+    study = bench(Surface(), "search.sampler=random", minutes=60, num_slots=3)
+    with pytest.raises(OSError, match="no file descriptor"):
+        study.run()
+    assert not study.launcher.running
