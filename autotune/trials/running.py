@@ -92,10 +92,13 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
-        if (ended := self._poll(is_ending=True)) is None:
-            self._running.stop("autotune failed")
-            return None
-        return self._judged(self._finished(ended))
+        ended = None
+        try:
+            ended = self._poll(is_ending=True)
+        finally:
+            if ended is None:  # also if it cannot be polled, which may have caused the fault
+                self._running.stop("autotune failed")
+        return self._judged(self._finished(ended)) if ended else None
 
     def _judged(self, finished: Finished) -> Finished | None:
         """Judges a trial that was measured, and writes its record; returns None for any other trial."""

@@ -104,3 +104,23 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
     assert len(ended) == 2
     scores = {trial.number: trial.scores for trial in study.trials}
     assert all(scores[number] for number in ended)
+
+
+def test_trials_that_cannot_be_polled_are_stopped_all_the_same(bench, monkeypatch):
+    """Such as when what shows their progress fails: it fails for each of them."""
+    poll, stop, stopped = FakeRunning.poll, FakeRunning.stop, []
+
+    def faulty(self):
+        if len(self._launcher.running) == 3:
+            raise OSError("the screen is gone")
+        return poll(self)
+
+    def noted(self, reason):
+        stopped.append(self._launch.spec.trial)
+        stop(self, reason)
+
+    monkeypatch.setattr(FakeRunning, "poll", faulty)
+    monkeypatch.setattr(FakeRunning, "stop", noted)
+    with pytest.raises(OSError, match="the screen is gone"):
+        bench(Surface(), "search.sampler=random", minutes=60, num_slots=3).run()
+    assert len(set(stopped)) == 3
