@@ -211,7 +211,7 @@ def explain(
         int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
     ] = 4,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Skip a stage again even if the program failed without it before.")
+        bool, typer.Option("--retry", help="Try the program without a stage again, even if it failed that way before.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

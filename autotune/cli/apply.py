@@ -83,7 +83,7 @@ def apply(asked: Asked) -> int:
 
 
 def _print_plan(run: _Run, argv: list[str], added: dict[str, str]) -> int:
-    """Prints the command, the environment variables that are added to yours, and how each setting is made; starts nothing."""
+    """Prints the command, the variables added to the environment, and how each setting reaches the program."""
     shown_variables = {name: MASK if is_secret(name, text) else shlex.quote(text) for name, text in added.items()}
     shown_variables[protocol.SPEC_VARIABLE] = "... (the settings, for the program's process)"
     lines = [
@@ -189,7 +189,7 @@ def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
 
 
 def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
-    """Returns a warning if overrides change settings with which the file's ratio was measured; [] otherwise."""
+    """Returns a warning that the file's ratio does not hold with these overrides; [] without overrides or ratio."""
     ratio = best.origin[1]
     if not overrides or not ratio:
         return []
@@ -199,7 +199,7 @@ def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder's text. If the placeholder has no value but best.yaml has one, adds it: {key=value}."""
+    """Returns a placeholder, with best.yaml's value if it has none of its own: "{threads.intra}" -> "{threads.intra=4}"."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 

@@ -117,7 +117,7 @@ def _interpreter(python: str | None) -> str:
 
 
 def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
-    """Returns each probe's answer. GPUs and host are probed in parallel, then torch; the disk comes last and runs alone."""
+    """Returns each probe's answer. GPUs and host are probed in parallel, then the interpreter, then the data folder."""
     environment = own_environment()
     with contextlib.ExitStack() as stack:
 

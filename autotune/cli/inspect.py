@@ -99,7 +99,7 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that processes and folder are removed. Ignores further signals.
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that the inspection cleans up. Ignores further signals.
 
     Raises:
         Interrupted: there was a signal.

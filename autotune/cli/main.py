@@ -28,7 +28,7 @@ TAKE_COMMAND = (
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
 NO_TEMPORARY = "No usable temporary directory found in"  # Python's own message
-LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words that messages shorten; ordinary paths are shorter
+LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # messages shorten words from 1000 characters on; ordinary paths have fewer
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +124,7 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
         for problem in problems:
             text = LONG_WORD.sub(r"\1...", secrets.message(problem))
             print(f"autotune: {written(text)}", file=sys.stderr, flush=True)
-    except OSError:  # it goes to a file on a full disk
+    except OSError:  # such as: standard error goes to a file, and the disk is full
         _write_nowhere(sys.stderr)
 
 

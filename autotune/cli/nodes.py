@@ -54,7 +54,7 @@ def closed(launcher: Launcher) -> Iterator[None]:
 
 
 def _slot(launcher: Launcher) -> Slot:
-    """Waits until a node is ready, and shows why it waits."""
+    """Waits until at least one node is ready, and returns the first. Shows meanwhile why it has to wait."""
     out, said = console(stderr=True), ""
     with out.status("asking for a node") as status:
         while not (slots := launcher.slots()):

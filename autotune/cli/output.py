@@ -51,10 +51,10 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that an existing file may be replaced: an export with comments, a report, or a file with this text.
+    """Checks that a file may be replaced: it is an export with comments or a report, is empty, or already has this very text.
 
     Raises:
-        BadInput: it is another file, or a record of a study.
+        BadInput: it has other content, or is a record of a study.
     """
     check_output(file, "--output")
     content = _encoded(text)

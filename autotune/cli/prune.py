@@ -1,7 +1,7 @@
 """Implements `autotune prune`: lists files that no command needs any more, with their sizes, and removes them with --yes.
 
-In a study that stays, only files listed here are removed. Other files, such as those in `trials/*/kept`, may be the user's own.
-Links are neither followed nor removed, because their targets may belong to someone else.
+In a study that stays, only files that match OF_STUDY or OF_TRIAL are removed. Other files, such as those in `trials/*/kept`,
+may be the user's own. Links are neither followed nor removed, because their targets may belong to someone else.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Asked:
 
 
 class Item(NamedTuple):
-    """A file or folder to remove, one of KINDS, with the number of files in it and their bytes on the disk."""
+    """A file or folder to remove. `kind` is one of KINDS; the numbers are those of `sizes`."""
 
     kind: str
     path: Path
@@ -88,7 +88,7 @@ class Place:
         self.items += [Item(kind, path, *sizes(path)) for path in paths]
 
     def bytes_of(self, *kinds: str) -> int:
-        """Returns the bytes of some kinds; of all if none is given."""
+        """Returns the bytes of the items of these kinds, or of all items if no kind is given."""
         return sum(item.num_bytes for item in self.items if not kinds or item.kind in kinds)
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def prune(asked: Asked, *, as_json: bool) -> int:
     Raises:
         BadInput: there is no such study, it is a link or in use, or the age is malformed.
     """
-    kept: dict[str, str] = {}
+    kept: dict[str, str] = {}  # name of a study that is left alone -> why
     places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
     failed = [failure for place in places for failure in _remove(place, kept)] if asked.is_meant else []
     places = sorted((place for place in places if place.name not in kept), key=Place.bytes_of, reverse=True)
@@ -117,7 +117,7 @@ def prune(asked: Asked, *, as_json: bool) -> int:
 
 
 def sizes(path: Path) -> tuple[int, int]:
-    """Returns the number of files at a path and below it, and their bytes on the disk. A link counts as itself."""
+    """Returns (number of files, bytes on the disk) of a file or a whole folder. Links count, but not their targets."""
     try:
         status = os.lstat(path)
         is_folder = stat.S_ISDIR(status.st_mode)
@@ -135,7 +135,7 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
             continue
         place, path = Place(name=folder.name, study=folder.path), folder.path
         for kind, found in _matching(path, OF_STUDY):
-            if kind != CACHE or _status(folder) in ("complete", "failed"):  # else `resume` uses it
+            if kind != CACHE or _status(folder) in ("complete", "failed"):  # of other studies, `resume` uses the cache
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
             for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
@@ -242,7 +242,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _remove(place: Place, kept: dict[str, str]) -> list[str]:
-    """Removes a place's items, unless a process works on the study by now; returns what could not be removed, and why."""
+    """Removes a place's items; if its study is in use by now, only adds it to `kept`. Returns the failures: "FILE: reason"."""
     failed = []
     with contextlib.ExitStack() as locks:
         files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []

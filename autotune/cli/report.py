@@ -82,7 +82,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
 
 def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
-    """Returns the folders of the studies, the latest study if none was named.
+    """Returns the folders of the named studies; that of the latest study if none was named.
 
     Raises:
         BadInput: there is no such study, one was named twice, or options contradict each other.

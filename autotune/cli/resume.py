@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
-    """Resumes a study and prints the verdict. Only prints it if the study is complete and no new budget is given.
+    """Resumes a study and prints the verdict. If the study is complete and no new budget is given, only prints the verdict.
 
     Raises:
         BadInput: the study does not exist, another tuner is working on it, it cannot be read, machine or program have
@@ -59,7 +59,7 @@ def _study(folder: StudyFolder) -> StudyRecord:
 
 
 def _summary(folder: StudyFolder) -> Summary | None:
-    """Returns the summary, or None if it is missing or unreadable; the trials can be resumed without it."""
+    """Returns the summary, or None if it is missing or unreadable; a study can be resumed without it."""
     try:
         return read_summary(folder)
     except BadInput:

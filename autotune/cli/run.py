@@ -169,7 +169,7 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
 def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
     """Returns the study's inputs: the composed configuration, the launcher, the tracker, the machine that trials run on.
 
-    Waits for that machine if it is another one.
+    If trials run on another machine than this one, waits until that machine is available.
     """
     from autotune.cli.nodes import launcher_of
     from autotune.study import StudyInputs

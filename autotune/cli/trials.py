@@ -28,7 +28,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
 
     Args:
         width: columns of the terminal; None for a pipe, where nothing wraps.
-        about: the summary, or the known part of it: objective and unit.
+        about: the summary, or the part of it that is known: objective, slots and unit.
         header: whether to show the column heads.
     """
     unit = str(about.get("unit") or "samples")

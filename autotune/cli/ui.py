@@ -28,7 +28,7 @@ from autotune.studies import studies
 from autotune.trackers import store
 
 FIRST_PORT, NUM_PORTS = 5000, 100
-SYNCS = 2  # a first one may be killed before it has made the store
+SYNCS = 2  # attempts, because the first may be killed before it has made the store
 START_S = 60.0  # MLflow imports 400 MB, which is slow from a cold disk
 END_S = 5.0
 PDEATHSIG = 1  # prctl: signal the child when its parent dies
@@ -126,7 +126,7 @@ def _bring_up_to_date(runs: Path) -> None:
 def _sync(runs: Path, here: str) -> int:
     """Mirrors all studies and returns the exit status, negative if a signal ended it.
 
-    It runs in a subprocess: once imported, MLflow would stay in this process, which only waits from now on.
+    It runs in a subprocess, since this process would otherwise keep MLflow in memory until the server ends.
     """
     argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
@@ -152,7 +152,7 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
         env=environment,
         start_new_session=True,  # so that the server can be ended as one group, and Ctrl-C reaches only autotune
         preexec_fn=_die_with(os.getpid()),
-        umask=0o077 if uri == store.embedded_uri(runs) else -1,  # the server may be the process that creates the store
+        umask=0o077 if uri == store.embedded_uri(runs) else -1,  # what the server creates is as private as the store
     )
 
 
@@ -161,7 +161,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """Returns what a forked child calls first, so that it ends with this process, whose id is `parent`."""
+    """Returns a function for a forked child to call first. It makes the child end when this process (id `parent`) ends."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
@@ -173,7 +173,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    for number in (*ENDING, signal.SIGINT):  # this takes a few seconds at most
+    for number in (*ENDING, signal.SIGINT):  # ignored from now on: ending takes a few seconds at most
         signal.signal(number, signal.SIG_IGN)
     server.terminate()  # MLflow's command ends its own server
     with contextlib.suppress(subprocess.TimeoutExpired):

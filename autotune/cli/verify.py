@@ -94,7 +94,7 @@ def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object
 
 
 def meant(runs: Path, what: str) -> StudyFolder | Path:
-    """Returns what BEST names: a best.yaml, or the study that has one.
+    """Returns what BEST means: the path of a best.yaml, or a study, given by name, by folder or by another file in it.
 
     Raises:
         BadInput: there is no such study.

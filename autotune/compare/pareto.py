@@ -59,7 +59,10 @@ def confirm_front(session: Session, reported: set[int]) -> None:
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns up to MAX_POINTS points: the best at each secondary objective, then those worst at the deciding one."""
+    """Returns up to MAX_POINTS points: first the best at each secondary objective, then others, worst first.
+
+    Worst means at the deciding objective: these points differ most from the winner.
+    """
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}
     return list(distinct.values())[:MAX_POINTS]

@@ -122,7 +122,7 @@ class Evidence:
         return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
-        """Returns the seconds of a step at a rate of the trial; None without a rate in the unit of the pass."""
+        """Converts one of the trial's rates into seconds per step; None if it is unknown or in another unit than the pass."""
         return self.samples / rate_per_s if self.lines and rate_per_s and self.record.unit == self.first.unit else None
 
     @property
@@ -140,7 +140,8 @@ class Evidence:
     def alone_s(self) -> float | None:
         """Seconds of `busy_s` that would remain if no loader worker used the training thread's cores; None if unknown.
 
-        A training thread that has a core computes all the time. So `busy_s` minus its CPU seconds is its wait for a core.
+        Outside its wait for input, the training thread of a CPU program computes whenever it has a core. So `busy_s` minus its
+        CPU seconds is the time in which it waited for a core.
         """
         if self.is_cuda or self.first.busy_cpu_s is None:
             return None
@@ -216,7 +217,7 @@ class Evidence:
 
     @property
     def edited_at(self) -> float:
-        """When the program's own files that these passes saw were last changed, in seconds since the epoch; 0 if unknown."""
+        """Time of the latest change to a file of the program that these passes saw, seconds since the epoch; 0 if unknown."""
         files = {line.file for one in self.lines for line in one.lines if line.is_own}
         times = [0.0]
         for file in files | {stage.file for one in self.lines for stage in one.stages if stage.file}:

@@ -78,7 +78,8 @@ class Tried:
     ) -> list[tuple[float, int]]:
         """Returns the result of `_compared` for a trial with the value; [] for a check if its round has no rate to compare.
 
-        A check is compared with the other side of its round: the machine may have been faster or slower during the search.
+        A check is compared with the checks of the same round that have the knob's old value, not with search trials: during the
+        search, the machine may have been faster or slower.
         """
         if one.kind is not Kind.check or not one.score:
             return [_compared(one, rivals, key)]

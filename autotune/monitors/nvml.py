@@ -277,8 +277,8 @@ class NvmlDevice(DeviceMonitor):
             return None
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
-        except Exception as error:  # without a code: another release of the package, or a driver under WSL that returns no text
-            code = getattr(error, "value", None)
+        except Exception as error:
+            code = getattr(error, "value", None)  # None: another release of the package, or a name that is no text (WSL)
             if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None

@@ -71,7 +71,7 @@ def losses(results: Sequence[RankResult]) -> list[float | None]:
 
     Only the last stage of a pipeline sees a loss. Curves are cut to the length of the shortest.
     """
-    curves = [result.loss.get("curve", []) for result in results if result.loss is not None]
+    curves = [result.loss.get("curve") or [] for result in results if result.loss is not None]
     sums = (stats.sum_known(step) for step in zip(*curves, strict=False))
     return [None if total is None else total / len(curves) for total in sums]
 

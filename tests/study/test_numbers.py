@@ -2,7 +2,7 @@ import pytest
 
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, KnobReport, RankResult, Window
 from autotune.ranks import joined, rate_per_s
-from autotune.trials.trial_metrics import interval, knob_reports, metrics, numbers, why_no_interval
+from autotune.trials.trial_metrics import interval, knob_reports, losses, metrics, numbers, why_no_interval
 
 BLOCKS = (98.0, 102.0, 99.0, 101.0, 100.0) * 8
 
@@ -100,3 +100,8 @@ def test_step_times_are_read_after_warm_up():
 def test_trial_without_results_has_no_numbers():
     assert numbers([]) == {}
     assert metrics([], {"power_w": 1.0}) == {"power_w": 1.0}
+
+
+@pytest.mark.parametrize("loss", [None, {}, {"curve": None}, {"curve": []}])
+def test_a_rank_may_have_seen_no_losses(loss):
+    assert losses([rank(0, loss=loss)]) == []

@@ -45,7 +45,9 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-PURPOSE_FRAC = 0.25  # lines that log show what a function is for if they take at least this share of its time
+# If the lines of a function that log, or serve another known purpose, take at least this share of the time of its slow lines,
+# the purpose is the cause; otherwise PYTHON is.
+PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # function of the lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop

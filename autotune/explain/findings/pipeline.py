@@ -41,7 +41,7 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
 MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of their work
-LEAST_SHARE = 0.1  # a smaller share of an item's own code counts towards its larger cause
+LEAST_SHARE = 0.1  # if decoding takes a smaller share of the data set's own code, all of it counts as augmentation; or reverse
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
@@ -149,7 +149,7 @@ def is_behind(evidence: Evidence) -> bool:
 def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
     """Returns the causes that a stage's work belongs to, with the share of each.
 
-    The data set's own code may decode and augment. Its work is divided by the seconds of its lines.
+    The data set's own code may decode and augment. Its work is split in proportion to the seconds of the lines of each.
     """
     if stage.name != ITEM:
         return {{READ: STORAGE, DECODE: DECODING, COLLATE: COLLATING}.get(stage.name, AUGMENTATION): 1.0}
@@ -241,8 +241,8 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 def _without(evidence: Evidence, part: Part) -> Without | None:
     """Returns how to measure the program without a part; None if most of what would be skipped is other work.
 
-    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample. Other work that is skipped as
-    well counts as remaining.
+    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample, with other work. A remedy
+    would not remove that work, so `remaining` includes it.
     """
     if _is_of_stream(evidence, part):
         return None
@@ -281,9 +281,9 @@ def _input_text(evidence: Evidence) -> str:
 def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers, the step itself gets shorter, at least by the part that workers could not have hidden. With workers, the
-    slower of loader and training thread limits the rate. If the two share cores, removing work from one also frees cores for
-    the other.
+    Without workers, the step itself gets shorter; at least the part counts that would still take time if there were workers. If
+    there are workers, the slower of loader and training thread limits the rate. If the two share cores, removing work from one
+    also frees cores for the other.
 
     Args:
         evidence: what is known of the configuration.

@@ -229,9 +229,9 @@ class Memory:
             first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: about that step's products with inputs in 32 bits (matrix products, convolutions and, on the CPU, attention):
-            "float32" and "bfloat16" -> seconds that all of them take in this type, each timed alone; "casts" -> seconds to
-            convert all their inputs; "timed_frac" -> the share of the products that was timed, by FLOPs. {} if there are none.
+        products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
+            each timed alone. "float32" and "bfloat16" -> seconds of all products in this type; "casts" -> seconds to convert
+            all their inputs; "timed_frac" -> the share of the products that was timed, by FLOPs. {} if there are none.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
