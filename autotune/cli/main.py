@@ -133,7 +133,8 @@ def _unwritten(error: Exception) -> str:
     if not isinstance(error, OSError):
         return ""
     if error.errno == errno.EROFS:
-        return f"output: cannot be written, got {str(error.filename)!r} ({error.strerror}). Make it writable and try again."
+        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # no name: of an open file
+        return f"output: cannot be written, {got} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):
         got = str(error.strerror).removeprefix(NO_TEMPORARY)
         return f"TMPDIR: no folder for temporary files can be written, got{got}. Free some space, or set TMPDIR=DIR."

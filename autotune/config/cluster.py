@@ -19,8 +19,8 @@ JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun
 SRUN = "srun"
 # Options of srun that take no value, or whose value must follow an equals sign. The next word is never their value.
 SRUN_FLAGS = (
-    *("-E", "-I", "-K", "-O", "-Q", "-X", "-Z", "-b", "-k", "-l", "-s", "-u", "-v"),
-    *("--contiguous", "--disable-status", "--exact", "--exclusive", "--immediate", "--kill-on-bad-exit", "--label"),
+    *("-E", "-H", "-I", "-K", "-O", "-Q", "-X", "-Z", "-k", "-l", "-s", "-u", "-v"),
+    *("--contiguous", "--disable-status", "--exact", "--exclusive", "--hold", "--immediate", "--kill-on-bad-exit", "--label"),
     *("--multi-prog", "--no-kill", "--overcommit", "--overlap", "--oversubscribe", "--preserve-env", "--pty", "--quiet"),
     *("--spread-job", "--unbuffered", "--verbose", "--whole"),
 )
@@ -168,7 +168,7 @@ def _arguments(text: str) -> list[str]:
 
 
 def _is_one_of(names: Sequence[str], word: str) -> bool:
-    """Whether a word sets one of these options of srun, given by name or letter. Letters may be joined: "-lJname"."""
+    """Whether a word sets one of these options of srun, given by name or letter. Letters may be joined: "-vJname"."""
     option, given = word.partition("=")[0].removeprefix("--"), word[1:]
     if word.startswith("--"):
         return option in names or (len(word.partition("=")[0]) > MIN_PREFIX and any(name.startswith(option) for name in names))

@@ -121,10 +121,24 @@ def mark(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether exactly this process runs: not another one with the same id, and not a zombie."""
+    """Whether exactly this process runs: not another one with the same id, and not a zombie.
+
+    A process whose main thread has ended is shown as a zombie while its other threads still run or exit: only the last one
+    releases the memory and closes the files, which may take seconds.
+    """
     try:
-        return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        if not process.is_running():
+            return False
+        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) or _has_threads(process.pid)
     except psutil.Error:
+        return False
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether a process has threads besides its main thread."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
         return False
 
 

@@ -31,13 +31,15 @@ from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
-from autotune.launchers.slurm_jobs import BEGIN_S, NAME, NOTE, SQUEUE_S, UNREACHABLE, LeftJobs, cancel, named
+from autotune.launchers.slurm_jobs import BEGIN_S, NAME, NOTE, SQUEUE_S, UNREACHABLE, LeftJobs, ask, cancel, named
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
+# Starts srun without the user's defaults that cut the link; an option cannot undo them.
+LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
@@ -153,7 +155,7 @@ class Srun(ChildTransport):
                 weakref.finalize(self, os.close, descriptor)  # locked while this object is in use
                 lock(descriptor)
                 self.note = note
-        super().__init__([*self._words, *agent_command(*seen)])
+        super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
         self._queued_s = time.monotonic()  # when the job was last known to be queued
@@ -235,9 +237,8 @@ class Srun(ChildTransport):
             return
         self._pause_s = min(2 * self._pause_s, ASK_EVERY_S)
         self._next_s = now_s + self._pause_s
-        asked = ["squeue", "--noheader", f"--jobs={job}", "--format=%T|%r"]
         try:
-            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+            answer = ask("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r", timeout_s=SQUEUE_S)
         except (OSError, subprocess.TimeoutExpired):
             return
         if answer.returncode == 0:

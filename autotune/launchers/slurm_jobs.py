@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import subprocess
@@ -18,6 +19,7 @@ BEGIN_S = 300.0  # longest time from the job's start to the agent's first messag
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
+DEFAULTS = ("SQUEUE_", "SCANCEL_")  # begin the variables with a user's defaults for squeue and scancel
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
 NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
@@ -35,8 +37,7 @@ def cancel(jobs: set[str]) -> bool:
     """
     for job in sorted(jobs):
         try:
-            asked = ["scancel", "--quiet", job]
-            answer = subprocess.run(asked, capture_output=True, text=True, timeout=SCANCEL_S, check=False)
+            answer = ask("scancel", "--quiet", job, timeout_s=SCANCEL_S)
         except (OSError, subprocess.TimeoutExpired):
             return False
         if answer.returncode == 0 or job in OVER.findall(answer.stderr):
@@ -44,6 +45,28 @@ def cancel(jobs: set[str]) -> bool:
         elif any(words in answer.stderr for words in (*UNREACHABLE, "timed out")):
             return False
     return True
+
+
+def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs squeue or scancel without the user's defaults for them.
+
+    With SQUEUE_STATES=PENDING a running job would look as if it were over. With SCANCEL_STATE=PENDING it would not be
+    cancelled, although scancel exits with status 0, and with SCANCEL_INTERACTIVE scancel would wait for an answer.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutExpired: it did not end in time.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
+    )
 
 
 class LeftJobs:
@@ -147,8 +170,7 @@ def _settle(name: str, note: Path, held: Mapping[str, tuple[str, bool]]) -> str:
 def _squeue(*options: str) -> list[str] | None:
     """Returns the lines that squeue prints; None if Slurm does not answer."""
     try:
-        asked = ["squeue", "--noheader", *options]
-        answer = subprocess.run(asked, capture_output=True, text=True, timeout=SQUEUE_S, check=False)
+        answer = ask("squeue", "--noheader", *options, timeout_s=SQUEUE_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.splitlines() if answer.returncode == 0 else None

@@ -39,11 +39,12 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
         )
     if problems or browser is None:
         raise BadInput(problems)
+    temporary = tempfile.gettempdir()  # raises an error with a message of its own if there is none
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-picture-", ignore_cleanup_errors=True) as folder:
             return _taken(page, file, Path(folder), browser, width_px)
     except OSError as error:
-        got = str(error.filename or tempfile.tempdir)
+        got = str(error.filename or temporary)
         raise BadInput(
             f"--picture: no temporary file can be written, got {got!r} ({error.strerror}). Free some space, or set TMPDIR=DIR."
         ) from error

@@ -34,7 +34,9 @@ def test_options_that_slurm_is_not_asked_for(options, told):
     assert problem.startswith(told)
 
 
-@pytest.mark.parametrize("word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-N2", "--nta=2", "-i/dev/null", "-K0"])
+@pytest.mark.parametrize(
+    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
+)
 def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
     assert problem.startswith("launch.slurm.args: autotune ")
@@ -52,6 +54,7 @@ def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spe
         "-wn1",
         "-pJ",
         "-vQ",
+        "-bnow+1hour",
         "--exclusive",
         "--error-x",
     ],

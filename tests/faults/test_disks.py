@@ -321,10 +321,24 @@ def test_picture_whose_temporary_files_cannot_be_written_is_refused_in_one_line(
     assert not (tmp_path / "x.png").exists()
 
 
+def test_picture_without_any_folder_for_temporary_files_names_those_that_were_tried(tmp_path, capsys, monkeypatch):
+    make_study(tmp_path / "runs", "s")
+    monkeypatch.setattr(picture, "BROWSERS", ("true",))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    assert main(["report", "s", "--runs-dir", str(tmp_path / "runs"), "--picture", str(tmp_path / "x.png")]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("autotune: TMPDIR: no folder for temporary files can be written, got ['/nowhere'].")
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (OSError(errno.EROFS, "Read-only file system", "a/b"), "output: cannot be written, got 'a/b' (Read-only file system)."),
+        (
+            OSError(errno.EROFS, "Read-only file system"),
+            "output: cannot be written, the disk is read-only (Read-only file system).",
+        ),
         (
             OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
             "TMPDIR: no folder for temporary files can be",

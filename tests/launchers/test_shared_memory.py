@@ -2,6 +2,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 import time
 
 import psutil
@@ -176,3 +177,35 @@ def test_a_segment_stays_while_a_process_has_it_open(tmp_path):
     with (tmp_path / name).open("r+b"):
         assert shared_memory.remove({pid: time.time()}, tmp_path) == []
     assert shared_memory.remove({pid: time.time()}, tmp_path) == [name]
+
+
+ENDS_ITS_MAIN_THREAD = """
+import ctypes, mmap, sys, threading, time
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 0)
+threading.Thread(target=time.sleep, args=(60,)).start()
+print("mapped", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_counts_as_running_until_its_last_thread_has_exited(tmp_path):
+    """Only then is its memory released. Killed processes are in this state for as long as that takes."""
+    (tmp_path / "file").write_bytes(bytes(4096))
+    words = [sys.executable, "-c", ENDS_ITS_MAIN_THREAD, str(tmp_path / "file")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as running:
+        try:
+            assert running.stdout.readline() == b"mapped\n"
+            process, give_up_s = psutil.Process(running.pid), time.monotonic() + 10
+            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up_s:
+                time.sleep(0.01)
+            assert process.status() == psutil.STATUS_ZOMBIE
+            assert process_tree.is_alive(process)
+            name = f"torch_{running.pid}_1_0"
+            (tmp_path / "file").rename(tmp_path / name)
+            assert shared_memory.remove({running.pid: process.create_time()}, tmp_path) == []
+        finally:
+            running.kill()
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+        assert not process_tree.is_alive(process)
+        assert shared_memory.remove({running.pid: process.create_time()}, tmp_path) == [name]

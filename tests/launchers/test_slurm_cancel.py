@@ -212,3 +212,12 @@ def test_slots_ask_once_and_what_was_not_checked_is_told_once(scancel, tmp_path,
         assert slots.sweep(tmp_path) == []
     finally:
         slots.close()
+
+
+def test_the_user_s_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, monkeypatch):
+    for name in ("SCANCEL_STATE", "SQUEUE_STATES"):
+        monkeypatch.setenv(name, "PENDING")
+    for command in ("scancel", "squeue"):
+        scancel(f'cat >>{tmp_path}/given; test -z "$SCANCEL_STATE$SQUEUE_STATES"', command)
+        assert slurm_jobs.ask(command, timeout_s=5.0).returncode == 0
+    assert (tmp_path / "given").read_text() == "", "standard input is empty: no question of scancel's is answered"

@@ -15,6 +15,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.failures import classify
+from autotune.launchers import slurm_jobs
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
@@ -143,6 +144,30 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
     tuner.wait()
     assert nothing_left(folder.parent.parent, pids, here, 10)
     assert slurm.is_idle()
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [{"SCANCEL_INTERACTIVE": "true"}, {"SCANCEL_STATE": "PENDING", "SQUEUE_STATES": "PENDING"}],
+    ids=["asks", "states"],
+)
+def test_left_jobs_are_found_and_cancelled_whatever_the_user_s_defaults(slurm, monkeypatch, defaults):
+    name = "autotune-1a2b3c4d"
+    slurm.ask("salloc", "--ntasks=1", f"--job-name={name}", "--no-shell")
+    for variable, value in defaults.items():
+        monkeypatch.setenv(variable, value)
+    assert list(slurm_jobs._held([name])) == [name]
+    slurm_jobs.cancel(jobs := {f"{slurm_jobs.NAME}{name}"})
+    assert jobs == set()
+    for variable in defaults:
+        monkeypatch.delenv(variable)
+    assert slurm.is_idle()
+
+
+@pytest.mark.parametrize("variable", ["SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDINMODE"])
+def test_the_user_s_defaults_of_srun_do_not_cut_the_link(make, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1" if variable == "SLURM_LABELIO" else "none")
+    ready(make(), 20)
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.thorough)])

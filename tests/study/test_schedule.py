@@ -106,16 +106,21 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
     assert all(scores[number] for number in ended)
 
 
-def test_a_trial_that_cannot_be_polled_any_more_is_stopped_like_the_others(bench, monkeypatch):
-    poll = FakeRunning.poll
+def test_trials_that_cannot_be_polled_are_stopped_all_the_same(bench, monkeypatch):
+    """Such as when what shows their progress fails: it fails for each of them."""
+    poll, stop, stopped = FakeRunning.poll, FakeRunning.stop, []
 
     def faulty(self):
-        if self._launch.spec.trial == 2:
-            raise OSError("no file descriptor is left")
+        if len(self._launcher.running) == 3:
+            raise OSError("the screen is gone")
         return poll(self)
 
+    def noted(self, reason):
+        stopped.append(self._launch.spec.trial)
+        stop(self, reason)
+
     monkeypatch.setattr(FakeRunning, "poll", faulty)
-    study = bench(Surface(), "search.sampler=random", minutes=60, num_slots=3)
-    with pytest.raises(OSError, match="no file descriptor"):
-        study.run()
-    assert not study.launcher.running
+    monkeypatch.setattr(FakeRunning, "stop", noted)
+    with pytest.raises(OSError, match="the screen is gone"):
+        bench(Surface(), "search.sampler=random", minutes=60, num_slots=3).run()
+    assert len(set(stopped)) == 3
