@@ -3,12 +3,14 @@
 import re
 from types import SimpleNamespace
 
+import optuna
 import pytest
 
 from autotune.records import Kind
+from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.initial import Proposal
-from autotune.study.proposals import NO_IMPROVEMENT, Search
+from autotune.study.proposals import ANSWER_AFTER, ANSWER_FIRST, NO_IMPROVEMENT, Search
 from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 
@@ -124,3 +126,22 @@ def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
     assert not Search._is_answerable(search, "precision.amp", {"precision.amp": "bf16", "threads.intra": 4})
     assert Search._is_answerable(search, "precision.amp", {"precision.amp": "fp16"})
     assert Search._is_answerable(search, "threads.intra", {"precision.amp": "bf16", "threads.intra": 2})
+
+
+def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
+    sampler, schedule = RatesSampler(optuna.samplers.RandomSampler()), SimpleNamespace(num_running=2)
+    sampler.is_provisional = True
+    search = SimpleNamespace(
+        _study=SimpleNamespace(sampler=sampler),
+        _session=SimpleNamespace(schedule=schedule),
+        _num_free=9,
+        _num_small=ANSWER_AFTER,
+    )
+    search._knows_more = lambda: Search._knows_more(search)
+    search._is_turn_of_single_change, search._sampled = lambda: False, lambda: "a proposal"
+    assert Search._new(search) is None
+    schedule.num_running = 0
+    assert Search._new(search) == "a proposal"
+    sampler.is_provisional, search._num_small = False, ANSWER_AFTER
+    assert Search._new(search) is None
+    assert search._reason == ANSWER_FIRST
