@@ -82,11 +82,11 @@ def load(modules: List[str]) -> None:
 
 
 def check() -> None:
-    """Checks that a forked child can compute with all threads: an import may have started threads, which no child has.
+    """Checks that a forked child can compute with all threads: an import may have started threads, which a fork does not copy.
 
     Raises:
-        RuntimeError: the child failed or did not finish, or an import has asked the CUDA driver for its devices: then torch
-            refuses to use CUDA in the child, even though the parent has not initialised it.
+        RuntimeError: the child failed or did not finish, or an import has asked the CUDA driver for its devices. Torch then
+            refuses to use CUDA in the child, even though the parent has not initialised CUDA.
     """
     child = fork()
     if child == 0:
@@ -163,7 +163,8 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.dup2(descriptor, number)
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
-    # A fresh process would also have the variables that start-up sets: LC_CTYPE in a plain C locale, those of a sitecustomize.
+    # Keep the variables that start-up has set here, since it sets them in a fresh process, too: LC_CTYPE in a plain C locale,
+    # those of a sitecustomize.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})

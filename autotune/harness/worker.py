@@ -61,7 +61,7 @@ class WorkerInit:
         cores: the cores to bind the worker to; None leaves it unbound.
         is_of_bytes: whether images stay uint8 until they are on the device.
         observe: called in the worker to observe where its time goes (explain/workers.py) or to skip stages
-            (explain/skipping.py); None except in such trials.
+            (explain/skipping.py); None except in trials that do one of the two.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ def _delays() -> Callable[[], float]:
 def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tuple[float, Any]:
     """Returns the seconds waited for a core and a clock's time at the same moment.
 
-    The system often takes a core away during these calls. The wait would then count on only one of the two clocks: a worker on
-    busy cores seemed to be blocked for a fifth of its time. So both are read again if there was a wait between the readings.
+    The system often takes a core away during these calls. The wait then counts on only one of the two clocks: once, a worker
+    on busy cores seemed blocked for a fifth of its time. So both are read again if there was a wait between the readings.
     """
     for _ in range(READINGS - 1):
         before_s, now = delay_s(), clock()

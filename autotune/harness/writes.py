@@ -27,7 +27,7 @@ MOST_PASSES = 64
 BELIEVED, BELIEVED_UNSEEN = 3, 12
 MIN_SHARE = 0.25  # of the tensors that change, at least this share must be written together
 NUM_PROBES, NUM_VALUES = 3, 16  # number of tensors watched for writes; number of values compared in each
-# Writes count as no longer visible if none is seen in PATIENCE times as many backward passes as the longest step had.
+# If the longest step had n backward passes, and n * PATIENCE passes go by without a write, writes count as no longer visible.
 PATIENCE = 64
 
 WRITTEN = "parameters that the program writes itself after a backward pass"

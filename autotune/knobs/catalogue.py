@@ -20,7 +20,7 @@ def knob(key: str) -> Knob:
     """Returns the knob with a key; also accepts env.NAME.
 
     Raises:
-        BadInput: there is no such knob; names the nearest.
+        BadInput: there is no such knob; the message names the nearest.
     """
     if key.startswith(PREFIX):
         return env_knob(key.removeprefix(PREFIX))
@@ -31,7 +31,7 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns pairs of keys, env.NAME and another knob, that may both set the same environment variable."""
+    """Returns each env.NAME with another knob that may set the same variable: [("env.LD_PRELOAD", "memory.malloc")]."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 

@@ -68,7 +68,7 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
         spaces: search space -> keys that it searches, to list the spaces that contain this knob; None omits them.
 
     Raises:
-        BadInput: there is no such knob; names the nearest.
+        BadInput: there is no such knob; the message names the nearest.
     """
     found = knob(key)
     parts = [

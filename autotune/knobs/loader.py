@@ -29,7 +29,7 @@ def has_workers(knobs: Knobs) -> bool:
 
 
 def without_workers(host_context: HostContext) -> str | None:
-    """Returns why worker knobs cannot be set: the program has no workers and allows none; None if they can."""
+    """Returns why worker knobs cannot be set if the program has no workers and allows none; else None."""
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
     return host_context.not_applicable.get(NUM_WORKERS.key)
@@ -245,7 +245,7 @@ SHARING_STRATEGY = Knob(
 
 
 def without_second_core(host_context: HostContext) -> str | None:
-    """Returns why workers and step cannot have separate cores: one core or no workers; None if they can."""
+    """Returns why workers and step cannot have separate cores (one core, or no workers); None if they can."""
     if host_context.num_cores < 2:
         return "one core: workers and step have to share it"
     return without_workers(host_context)
@@ -339,9 +339,9 @@ DEVICE_PREFETCH = Knob(
 
 
 def transfers(host_context: HostContext) -> list[KnobValue]:
-    """Returns the values to try: transfer as bytes is tried only if batches are copied to a GPU.
+    """Returns the values to try: False and True with a GPU, only False without one.
 
-    On a CPU the arithmetic only moves to another process. Measured on two cores of an AMD EPYC (224 x 224 photos, batch 32, one
+    On a CPU the work only moves to the training process. Measured on two cores of an AMD EPYC (224 x 224 photos, batch 32, one
     worker), loader and training process together took 1.17 times as much CPU time with the knob as without it (median of 6
     pairs, 1.02 to 1.33, while other programs ran).
     """

@@ -107,7 +107,7 @@ def one_interface(host_context: HostContext) -> str | None:
 
 
 def one_nic(host_context: HostContext) -> str | None:
-    """Returns why no ring can cross adapters; None if one can."""
+    """Returns why a ring cannot cross adapters; None if it can."""
     if reason := one_node(host_context):
         return reason
     nics = host_context.topology.adapters or host_context.topology.interfaces
@@ -136,7 +136,7 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
     """Returns the knob of one variable.
 
-    Unless `variable` is given, its name is NCCL_ plus the last part of the key. AUTO and UNSET leave the variable unset.
+    Unless `variable` gives its name, the name is NCCL_ plus the last part of the key. AUTO and UNSET leave the variable unset.
     """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"

@@ -89,7 +89,7 @@ def tier_of(knob: Knob, *, is_held: bool) -> Tier:
 
 
 def derived(knobs: Knobs, *, held: int) -> Knobs:
-    """Returns the full configuration with the accumulation that its batch size requires for `held` samples."""
+    """Returns the full configuration with its accumulation: 8 for batch size 32 and `held` = 256 samples."""
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
-    """Returns the launcher that `launcher=` names. Imports only its module: those of other launchers may need missing packages.
+    """Returns the launcher that `launcher=` names. Imports no other launcher's module: it may need packages that are missing.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.

@@ -67,7 +67,7 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Ended:
-    """How a trial ended. None of its processes is left, or `problems` names the processes that are left.
+    """How a trial ended. No process of the trial is left, except those that `problems` names.
 
     Attributes:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
@@ -149,7 +149,7 @@ class Running(ABC):
 
     @abstractmethod
     def poll(self) -> Ended | None:
-        """Returns None until all processes of the trial have exited; after that, how it ended, always as the same object.
+        """Returns None until all processes of the trial have exited; then returns how it ended (each time the same object).
 
         The trial is over when every rank has written its result, the first process has exited, a deadline has passed, or `stop`
         was called. The rest of the process tree is then ended: SIGTERM, a grace period, SIGKILL, over several calls. No program
@@ -219,7 +219,7 @@ class Launcher(ABC):
         """
 
     def slots(self) -> list[Slot]:
-        """Returns at once the slots on other machines that are ready now; the first call requests them.
+        """Returns, without waiting, the slots on other machines that are ready now. The first call requests the slots.
 
         A launcher that starts trials on this machine returns []; `beside` returns the slots of this machine.
 
@@ -229,7 +229,7 @@ class Launcher(ABC):
         return []
 
     def beside(self) -> list[Launcher]:
-        """Returns a launcher for each slot, on which trials can run in parallel; [] if there is only one slot.
+        """Returns a launcher for each slot, so that trials can run in parallel; [] if there is only one slot.
 
         `start` of this launcher itself gives a trial the whole machine, so no other trial may run at that time. `close` closes
         all slots.
@@ -247,7 +247,7 @@ class Launcher(ABC):
     def sweep(self, study: Path) -> list[str]:
         """Ends processes that a killed tuner left running for this study. Called before the first trial, never during one.
 
-        A killed tuner normally leaves no processes, unless its supervisor was killed as well.
+        A killed tuner normally leaves processes only if its supervisor was killed as well.
 
         Returns:
             One line for the user per process ended.

@@ -89,7 +89,7 @@ class ChildTransport(Transport):
 
 
 def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
-    """Returns the error to raise if an engine provided no node within `launch.queue_minutes`; `why` is its reason."""
+    """Returns the error to raise if an engine provided no node within `launch.queue_minutes`; `why` is the engine's reason."""
     problem = f"{engine} provided no node within {seconds_text(waited_s)} ({why or 'it has not answered'})"
     return BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 

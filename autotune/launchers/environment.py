@@ -28,11 +28,11 @@ def own_environment() -> dict[str, str]:
 
 
 def mark_of(study: Path, whose: int | str, slot: str = "") -> str:
-    """Returns the value of MARK_VARIABLE in the processes of a trial (given by number) or helper (SUPERVISOR, ...).
+    """Returns the value of MARK_VARIABLE in the processes of a trial or helper: "/runs/net:7", on slot 2 "/runs/net:2/7".
 
     Args:
         study: the study's folder.
-        whose: the trial's number, or the helper.
+        whose: the trial's number, or SUPERVISOR, SERVER or KEEPER.
         slot: name of the slot that it belongs to; "" for the whole machine.
     """
     return f"{study.resolve()}:{slot}{'/' if slot else ''}{whose}"
@@ -44,7 +44,7 @@ def is_mark_of(study: Path, mark: str, slot: str | None = None) -> bool:
     Args:
         study: the study's folder.
         mark: the mark.
-        slot: accept only marks of this slot, "" for the whole machine; None for all marks.
+        slot: accept only marks of this slot ("" is the whole machine); None accepts the marks of all slots.
     """
     prefix = mark_of(study, "")
     if not mark.startswith(prefix):

@@ -2,8 +2,8 @@
 
 When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
 the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. Other programs do not wait, and go before any waiting process of a trial, so what they
-write is kept.
+and nothing has to be restored later. Another program that opens the file goes before any waiting process of a trial, so what it
+writes is kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autotune.launchers.leases import Lease
 
 # Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". A program may save under ".NAME.PID.tmp" itself.
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-MAX_LOOKED_AT = 10_000  # names of a folder among which copies are searched before each trial: a data set has millions
+MAX_LOOKED_AT = 10_000  # names of a folder that are searched for left copies before each trial: a data set has millions
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
@@ -41,7 +41,7 @@ class Guarded:
 
     Args:
         max_openings: how often the trial may open the file for writing. After that, the trial gets the file itself, and the
-            original is copied aside. A file that other programs open more often is no longer guarded. None for no limit.
+            original is copied aside. If other programs open the file more often, it is no longer guarded. None for no limit.
 
     Attributes:
         path: the file, resolved.

@@ -31,7 +31,7 @@ _HELPER = re.compile(
     r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
     r"|/torch/distributed/(?:run|launch|elastic/.*|launcher/.*)\.py$"
 )
-_SERVED = "_serve_one"  # where multiprocessing's fork server becomes the process that it was asked for
+_SERVED = "_serve_one"  # the function in which a process forked by multiprocessing's fork server does its work
 _COLLECTIVE = re.compile(r"/torch/distributed/|/torch/nn/parallel/distributed\.py$")
 _BACKWARD = "_engine_run_backward"  # autograd's call into C++; at its end DDP waits for the other ranks
 _COMPILER = re.compile(r"/torch/_dynamo/convert_frame\.py$|/torch/_inductor/")
@@ -163,7 +163,8 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
 
     Args:
         processes: the trial's processes on this machine.
-        log: the trial's standard error in its folder, to which stacks are written; those of other machines go to "scratch".
+        log: the trial's standard error, to which a signal makes processes write their stacks. Those on other machines, or with
+            another standard error, write to files in the folder "scratch" next to it.
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked

@@ -52,7 +52,7 @@ from autotune.launchers.writers import (
 )
 
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
-LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text in which programs keep metrics, and which they begin anew
+LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run begins anew
 # Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
 STDIN = 0
@@ -61,7 +61,7 @@ READ_BYTES = 1 << 16
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
 LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
 IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
-# Maximum number of guarded checkpoints and of guarded logs (a descriptor each), and of watched folders.
+# Maximum numbers of guarded checkpoints, of guarded logs (each file takes a descriptor), and of watched folders.
 MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
 MAX_OPENINGS = 20  # how often a trial may open a guarded log; each time it waits a few milliseconds, which must not be measured
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
@@ -178,7 +178,7 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        # Most network file systems have no leases. There, a file is reported only if it changes: most text files are no logs.
+        # Most network file systems have no leases. There, a file is reported only if it changes: many named so are no logs.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 
@@ -215,7 +215,7 @@ class Trial:
         if not is_folder:
             if path.name.endswith(CHECKPOINTS) and path not in self._guarded:
                 self._guard(path)
-        elif path.parent != self._place.parents[2]:  # the folder that holds the studies
+        elif path.parent != self._place.parents[2]:  # in the folder that holds the studies, new folders are not watched
             self._watch(path)
             with contextlib.suppress(OSError):
                 for entry in os.scandir(path):  # entries made before the watch began
@@ -231,7 +231,7 @@ class Trial:
             guarded.follow()
 
     def _publish(self) -> None:
-        # A file whose original was copied aside is the trial's.
+        # Once its original has been copied aside, a file counts as the trial's own.
         text = "".join(f"{path}\0" for path in sorted(self._guarded) if not self._guarded[path].aside)
         if text != self._published:
             self._published = text

@@ -63,7 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard, or since the link was opened.
 
-        Pieces of a long message count. Beats in the middle of a message do not count: its announced length must be wrong.
+        Pieces of a long message count. But if only beats arrive while a message is incomplete, they do not count: its announced
+        length must be wrong.
         """
         return time.monotonic() - self._heard_s
 
@@ -129,7 +130,7 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a beat, unless a message is being sent or the pipe is full: then the other side has something to read."""
+        """Sends a beat, unless the other side has something to read anyway: a message is being sent, or the pipe is full."""
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

@@ -303,7 +303,7 @@ class LocalRunning(Running):
         self._is_gone = self._is_signalled = True
 
     def _members(self) -> list[psutil.Process]:
-        """Returns the trial's living processes without the supervisor's help."""
+        """Returns the trial's living processes, found without the supervisor's help."""
         return process_tree.members(lambda mark: mark == self._mark, process_tree.still_there(self._seen))
 
     def _orphans(self) -> list[psutil.Process]:
@@ -408,7 +408,7 @@ def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:
 def _end_and_clean(
     find: Callable[[], list[psutil.Process]], graces: Graces, seen: Mapping[int, float] | None = None
 ) -> list[str]:
-    """Ends processes that have no supervisor and removes their shared memory; describes the processes still alive.
+    """Ends processes that have no supervisor and removes their shared memory; returns a text for each process still alive.
 
     Args:
         find: returns the processes that are alive now.
