@@ -45,7 +45,7 @@ class Guarded:
 
     Attributes:
         path: the file, resolved.
-        is_kept: whether the trial opened the file for writing and got the old file instead.
+        is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
         open_since_s: since when the file is unguarded because another program writes it, monotonic clock; None otherwise.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
