@@ -75,13 +75,17 @@ class Parity:
                 if found.verdict is Verdict.failed:
                     self._bar(record)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether losses can be compared in this study."""
+        return self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
+
     def is_open(self, candidate: TrialRecord) -> bool:
         """Whether a configuration's arithmetic changes still need a comparison, and there is time for it."""
         arithmetic_changes = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
-        can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = arithmetic_changes in self._settled or any(arithmetic_changes <= key for key in passed)
-        return bool(arithmetic_changes) and can_be and not is_settled and self._has_time(candidate)
+        return bool(arithmetic_changes) and self.is_possible and not is_settled and self._has_time(candidate)
 
     def _has_time(self, candidate: TrialRecord) -> bool:
         """Whether there is time for the missing runs, besides the finals. If not, notifies the user once."""

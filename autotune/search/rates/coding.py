@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves 
 # the distance between two rows of `Features.knobs` over which it changes. Without this effect, forecasts for configurations far
 # from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Features:
     effects: Array
     knobs: Array
     squares: Array
+    _latest: dict[str, tuple[Features | None, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, rows: Any) -> Features:
         """Returns some of the rows."""
@@ -59,8 +61,25 @@ class Features:
 
     def plus(self, other: Features) -> Features:
         """Returns the rows of both."""
-        pairs = ((self.effects, other.effects), (self.knobs, other.knobs), (self.squares, other.squares))
-        return Features(*map(np.vstack, pairs))
+        return self._once("plus", other, lambda: Features(*map(np.vstack, zip(self._arrays, other._arrays, strict=True))))
+
+    def products(self, other: Features) -> tuple[Array, Array]:
+        """Returns `of_effects` and `of_interactions`."""
+        return self._once("products", other, lambda: (self.of_effects(other), self.of_interactions(other)))
+
+    @property
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        return self.effects, self.knobs, self.squares
+
+    def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
+        """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
+        if len(other.effects) == 1:
+            return made()
+        key = None if other is self else other  # a reference to itself would keep the object alive
+        features, value = self._latest.get(name, (self, None))
+        if features is not key:
+            self._latest[name] = key, (value := made())
+        return value  # type: ignore[no-any-return]
 
     def with_effect(self, column: Array) -> Features:
         """Returns the features with one more column of effects."""

@@ -34,7 +34,7 @@ MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 REFIT_TIMES = 1.01  # the same for the memory model, which one trial among more than 100 hardly changes
-# Of the running trials, at most this many make forecasts more certain: the time for it grows with the square of their number.
+# Of the running trials, at most this many count as if they had ended: the time for it grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
@@ -316,7 +316,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         if not found.working:
             return found, finished
         working = _spaced(found.working, MOST_SUPPOSED)
-        codes = coding.encode(working)
+        found, codes = replace(found, working=working), coding.encode(working)
         if self._is_due(len(known) + len(working)):  # the spreads of the models are found with what is supposed
             more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
             return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)

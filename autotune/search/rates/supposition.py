@@ -10,6 +10,7 @@ proposal it is drawn which new values make programs fail.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,10 +59,11 @@ def supposition(
         rng: draws the values that are supposed to fail.
     """
     failing = _failing(running, coding, proven, rng)
-    does_fit = [memory is None or memory.fits(params) for params in running]
+    do_fit = [True] * len(running) if memory is None else memory.fitting(running)
+    fitting = list(itertools.compress(running, do_fit))
     return Supposition(
-        working=[one for one, fits in zip(running, does_fit, strict=True) if fits and failing.isdisjoint(values_of(one))],
-        out=[Seen(params=params, is_out=True) for params, fits in zip(running, does_fit, strict=True) if not fits],
+        working=[one for one in fitting if failing.isdisjoint(values_of(one))] if failing else fitting,
+        out=[Seen(params=params, is_out=True) for params, fits in zip(running, do_fit, strict=True) if not fits],
         failing=failing,
     )
 
