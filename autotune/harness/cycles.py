@@ -1,7 +1,7 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
 A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
-too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that took many times
+too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that took many times
 as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one gap to the end of
 another.
 """
@@ -120,7 +120,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is not awaited longer: rare ones are left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # a lone evaluation may be rare, and is then left out
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -131,7 +131,7 @@ class Left:
     """Collects, in the training process, what the workers of one loader have left so far.
 
     Args:
-        prefix: path with which the names of their files begin; the folder must exist.
+        prefix: the beginning of the paths of the files in which workers leave results; the folder must exist.
     """
 
     def __init__(self, prefix: str) -> None:

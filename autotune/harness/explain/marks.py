@@ -58,7 +58,7 @@ class Marks:
     # --- changes of phase ---
 
     def enter(self, phase: str) -> str:
-        """Begins a phase and returns the phase to return to."""
+        """Begins a phase and returns the one that it interrupts, for `leave`."""
         before = self.now
         if before == OTHER and self.between_steps is not None:
             act, self.between_steps = self.between_steps, None
@@ -107,7 +107,7 @@ class Marks:
         return {**self.seconds, self.now: self.seconds[self.now] + time.perf_counter() - self._since_s}
 
     def around(self, phase: str, function: Any) -> Any:
-        """Returns a function wrapped in a phase."""
+        """Returns `function`, wrapped so that each of its calls counts as `phase`."""
         is_compiling = torch_is_compiling()
 
         def marked(*args: Any, **kwargs: Any) -> Any:
