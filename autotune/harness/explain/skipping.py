@@ -26,7 +26,7 @@ KEPT_BATCHES = 2  # batches that are kept in each process; they are large
 KEPT_CALLS = 4  # results that are kept of a function of the program, for each place that calls it
 # A program may make new data sets and transforms each epoch. The oldest results are dropped beyond these limits of a process.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
-MOST_DECORATORS = 8  # a function is found under at most this many decorators, less one
+MOST_DECORATORS = 8  # layers of decorators around a function that are searched
 ONCE = ("send", "__next__", "__enter__")  # an object with one of these attributes, such as a generator, can be used only once
 
 
@@ -81,7 +81,7 @@ class SkippedStages(Stages):
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
-        """Calls a function as a stage or, once enough of its results are kept, returns one of these. `where` is as in `Stages`."""
+        """Calls a function as a stage, as in `Stages`; once enough of its results are kept, returns one of these instead."""
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
@@ -216,7 +216,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether a function is on this thread's stack. If so, it calls the optimizer, because a step has just been made."""
+    """Whether this thread is in a call of a function. Then the function calls the optimizer, whose step runs this code."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):

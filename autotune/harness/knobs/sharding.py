@@ -72,7 +72,7 @@ class ShardingKnobs(KnobHandler):
             self._targets.append(weakref.ref(each))
             self._sizes[id(each)] = _mesh_size(each)
             if asked is not None:
-                # FSDP2's method even if the program's class has one of this name, since FSDP2's class comes first in the MRO.
+                # This is FSDP2's method even if the program's class has a method of this name: FSDP2 comes first in the MRO.
                 each.set_reshard_after_forward(bool(asked), recurse=False)
 
     def _meet_fsdp1(self, module: Any) -> None:

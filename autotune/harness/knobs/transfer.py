@@ -218,7 +218,7 @@ def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
 
     try:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    except (RuntimeError, TypeError):  # copy=True, which this rejects, or a mistake, for which `Tensor.to` will raise
+    except (RuntimeError, TypeError):  # `_parse_to` rejects copy=True and mistakes; for a mistake, `Tensor.to` raises
         return None, None, False, None
     return device, dtype, non_blocking, layout
 
