@@ -315,11 +315,11 @@ class LoaderWatch:
         return next((each for each in chosen if each["site"] == info.site and each["ordinal"] == info.ordinal), None)
 
     def _may_train(self, info: Loader) -> bool:
-        """Whether a loader is one that trains, as far as it is known."""
+        """Whether a loader trains; also True while it is not known which loaders train."""
         return not self._spec.target or self._chosen(info) is not None
 
     def is_training_now(self) -> bool:
-        """Whether the loader that makes a batch in this process is one that trains, as far as it is known."""
+        """Whether the loader that makes a batch in this process trains; also True while this is not known."""
         return self._current is None or self._may_train(self._current)
 
     def _is_unshared(self, info: Loader) -> bool:
@@ -416,8 +416,8 @@ class LoaderWatch:
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
-        # it is the loader that fed the most steps. Another loader takes over if it feeds consecutive steps while the old one is
-        # idle (a new loader).
+        # it is the loader that fed the most steps. Another loader, for example one made anew, takes over if it feeds
+        # consecutive steps while the old one is idle.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1

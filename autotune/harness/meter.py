@@ -257,7 +257,10 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """Returns the half-width at which to stop. If the rate may be the best so far, it is smaller until `promoted_max_s`."""
+        """Returns the half-width at which to stop.
+
+        It is smaller for a rate that may be the best so far, until the window has lasted `promoted_max_s` seconds.
+        """
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac

@@ -234,7 +234,7 @@ class OptimizerWatch:
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Does nothing; in mode "apply", takes the place of the hook after steps of an optimizer once its knobs are set."""
+    """Does nothing. In mode "apply", this replaces an optimizer's post-step hook once the optimizer's knobs are set."""
 
 
 def _is_left_alone(optimizer: Any) -> bool:

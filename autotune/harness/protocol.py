@@ -76,7 +76,7 @@ def launched_rank(environment: Mapping[str, str]) -> int:
 def place_of(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     """Returns the rank of a process and the number of ranks, from torchrun or from srun; None if neither has started it.
 
-    In a batch script, Slurm sets SLURM_PROCID as well, but no number of tasks: only a step has one.
+    Slurm also sets SLURM_PROCID in a batch script that no srun has started, but SLURM_STEP_NUM_TASKS only under srun.
     """
     for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         rank, num = (whole_number(environment.get(name, "")) for name in names)
