@@ -73,7 +73,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Restarts the mean of normal steps, after a step that must not count in it, for example because it compiled."""
+        """Restarts the mean of normal steps, after a step that must not count, for example because something was compiled."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
@@ -103,7 +103,10 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps of the longest kind that makes cycles, or may do so once the next gap comes; [] if there is none."""
+        """Returns the longest gaps that make cycles, or may do so once the next gap comes; [] if there are none.
+
+        Gaps are grouped by length (SAME_KIND): if gaps of about 10 s make no cycles, those of 1 s still may.
+        """
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -120,7 +123,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # a lone evaluation may be rare, and is then left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is left out if no other follows soon
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -115,7 +115,7 @@ class Session(TrialContext):
     def plain_step_hook(self, otherwise: Any) -> Any:
         """Returns a short hook for usual steps: one loader feeds them, and they need nothing else.
 
-        After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in a single call
+        After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in one call
         instead of seventeen: each call of cold code costs a microsecond (measured).
         """
         modules, touched, training, mark = self.modules, self.loaders.touched, self.loaders.training, self.clock.mark

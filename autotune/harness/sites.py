@@ -58,7 +58,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader, by its constructor's arguments, draws samples at random, so that their order does not matter."""
+    """Returns whether a loader, by its constructor's arguments, draws samples at random, so that the order does not matter."""
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):

@@ -24,7 +24,7 @@ from .stages import Stages
 
 KEPT_BATCHES = 2  # batches that are kept in each process; they are large
 KEPT_CALLS = 4  # results that are kept of a function of the program, for each place that calls it
-# A program may make new data sets and transforms each epoch. The oldest results are dropped beyond these limits of a process.
+# A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
 MOST_DECORATORS = 8  # layers of decorators around a function that are searched
 ONCE = ("send", "__next__", "__enter__")  # an object with one of these attributes, such as a generator, can be used only once
@@ -77,7 +77,7 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
-        self._begun_of: Dict[Place, int] = {}  # how many stages of each name began in this process
+        self._begun_of: Dict[Place, int] = {}  # place without a number -> number of such stages begun here
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
