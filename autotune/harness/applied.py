@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
 The harness measures nothing, writes no files and does not end the program. During the first few steps it watches as in a trial,
-to find out what is trained. Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched
-constructors, which set the knobs of loaders and optimizers that are made later.
+to find out what is trained. Then the hooks are removed. Two things stay: the precision that was set on the modules, and the
+patched constructors, which set the knobs of loaders and optimizers that are made later.
 """
 
 from __future__ import annotations

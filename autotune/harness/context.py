@@ -116,7 +116,7 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def trial_step(self, samples: Optional[float]) -> None:
-        """Called where the program itself counts a step."""
+        """Called when the program itself reports a step (`autotune.trial_step`)."""
 
     @abc.abstractmethod
     def torch_is_there(self) -> None:

@@ -1,9 +1,9 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
 A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
-too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that took many times
-as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one gap to the end of
-another.
+too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that
+took many times as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one
+gap to the end of another.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
 LEAST_STEPS = 3  # that mean must be taken over at least this many steps
-# The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
-# gaps hardly affect the rate.
+# The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles

@@ -342,7 +342,7 @@ class Gradients:
             self.stand_down(step_knobs.CAPTURED)
 
     def _scale(self) -> Any:
-        """Returns the factor that is in the gradients until they are unscaled."""
+        """Returns the factor by which the gradients are too large until they are unscaled."""
         return self._begin * (self.every or 1)
 
     def _check_untouched(self) -> None:

@@ -1,9 +1,9 @@
 """Finds which DataLoader trains, and measures how long the program waits for it.
 
 Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
-the training loader is the one whose batches come with the optimizer's steps. It is identified by construction site and ordinal,
-together with any loader that it was made from (libraries construct a second loader around the batch sampler of the first).
-Later trials set knobs at these sites.
+the training loader is the one whose batches come with the optimizer's steps. It is identified by the site that constructs it,
+"file:line", and its ordinal among the loaders made there. So is any loader that it was made from (libraries construct a second
+loader around the batch sampler of the first). Later trials set knobs at these sites.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
 
     Returns None if nothing was compiled.
+
     Args:
         sources: tells whose code a file holds.
         seconds_before: `compile_seconds()` when the observed steps began.

@@ -64,6 +64,7 @@ def observe(prefix: str) -> None:
 
 def prefix(folder: str, number: int) -> str:
     """Returns the beginning of the paths of all files that a loader's workers write, and makes their folder.
+
     Called in the training process.
     """
     place = _place(folder)
