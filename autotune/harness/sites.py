@@ -82,7 +82,7 @@ class TargetSites:
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
         self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
-        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; epochs may repeat them
+        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; an epoch may repeat these
         self._is_training = False
         self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 

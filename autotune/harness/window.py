@@ -56,7 +56,7 @@ class Window:
         self._context.phases.enter("compile" if self._context.modules.is_compiled() else "warmup")
 
     def is_quiet(self) -> bool:
-        """Returns whether nothing was compiled since the last call and, outside the window, no memory allocated."""
+        """Returns whether nothing was compiled since the last call and, outside the window, no memory was allocated."""
         context = self._context
         is_steady = context.phases.now == "steady"
         segments, retries = context.memory.movement()

@@ -59,7 +59,7 @@ class DeviceKnobs(KnobHandler):
             return {KEY: granularity_bytes()}
 
     def _on_its_device(self) -> Any:
-        """Returns a `with` block's manager that selects the GPU that trains, so that no other GPU gets a CUDA context."""
+        """Returns a context manager that selects the GPU that trains, so that no other GPU gets a CUDA context."""
         import torch
 
         index = self._context.device_index
