@@ -18,7 +18,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # if another optimizer makes this many steps and the clock none, the program has switched optimizers
+SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
 
 
 class OptimizerWatch:

@@ -197,7 +197,8 @@ class Session(TrialContext):
         if not self.window.is_quiet():
             self.clock.noise()
         self.window.feed(list(self.clock.finished()))
-        # Calls of the model are counted if batches do not show the number of samples, and on a GPU: its clock times each call.
+        # Calls of the model are counted if the batches do not show the number of samples. On a GPU they are always counted,
+        # because a step's first call tells the clock that the batch is there.
         self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
         self.modules.settle()
         if self.num_steps == 1:

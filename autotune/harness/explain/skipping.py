@@ -208,7 +208,7 @@ def check_skipped() -> None:
     """Checks that the functions were skipped.
 
     Raises:
-        RuntimeError: one was not skipped: the program rarely calls it, or keeps it elsewhere, such as in a list of callbacks.
+        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (a list of callbacks, say).
     """
     if _never:
         why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
