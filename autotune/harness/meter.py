@@ -18,7 +18,7 @@ from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
-# Time spent compiling, up to this many times the longest compilation, does not count against the warm-up's time limit.
+# The warm-up's time limit leaves out the time spent compiling, but at most this many times the longest compilation.
 LONG_COMPILATIONS = 3
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,

@@ -120,7 +120,7 @@ class OptimizerWatch:
         self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Replaces the clock's full hooks by the short one or, if not `is_uninstalled`, restores them; see `Session._look`.
+        """Gives the clock the short hook if `is_uninstalled`, otherwise its full hooks again; see `Session._look`.
 
         The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
         optimizer once, and to recognise a closure's forward calls while forward calls are counted.

@@ -29,7 +29,7 @@ HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # wher
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
     "autotune does not switch between DDP and FSDP itself, since that changes what the optimizer holds and what the program "
-    "saves. If an argument of the program sets it, write {parallel.strategy=ddp} there in the command"
+    "saves. If an argument of the program chooses between them, write {parallel.strategy=ddp} in the command as its value"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
 WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"

@@ -213,7 +213,7 @@ class TransferKnobs(KnobHandler):
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
-    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; None as device if there is none."""
+    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; the device is None if none is given."""
     import torch
 
     try:
