@@ -24,7 +24,7 @@ WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
 # 4.60 / 2.78); for more blocks, the ratio is smaller.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # number of cycles -> such a factor: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> factor like RACE_WIDTH: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
 CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
 
 

@@ -81,8 +81,8 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
-            # The scaler passes its scale to an optimizer that is fused now, and the optimizer fails with it if it is not fused
-            # by the time it steps. So the implementation is set first.
+            # The scaler passes its scale to an optimizer that is fused at this moment. If the optimizer were no longer fused
+            # when it steps, it would fail. So the implementation is set first.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False

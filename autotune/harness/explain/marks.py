@@ -31,7 +31,7 @@ class Marks:
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
         on_step: if not None, called in each step when the phase first changes.
-        on_result: if not None, called with (phase, result) each time a function that `around` has wrapped returns.
+        on_result: if not None, called with (phase, result) whenever a call wrapped by `around` returns.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
         num_left_out: steps whose seconds do not count.
     """
