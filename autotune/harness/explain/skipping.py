@@ -216,7 +216,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether a function is running in this thread. If so, it calls the optimizer, since the optimizer's step runs this code."""
+    """Whether a function is running in this thread. If so, it calls the optimizer, as the optimizer's step runs this code."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):
