@@ -153,7 +153,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Floats:
-    """Returns each event's index in WIDTHS; the index of BITS_UNKNOWN for an event that is not a kernel."""
+    """Returns, for each event of the trace, the index of its width in WIDTHS; that of BITS_UNKNOWN if it is not a kernel."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
         found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))
@@ -176,7 +176,10 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
 
 
 def _owner_kinds(trace: Trace, host: Host) -> Floats:
-    """Returns, for each piece of host time, the index in OPERATOR_KINDS of its innermost operator; -1 outside operators."""
+    """Returns the kind of the innermost operator for each piece of host time, as an index in OPERATOR_KINDS.
+
+    A piece outside operators has -1.
+    """
     by_name = np.array([OPERATOR_KINDS.index(operator_kind(text)) for text in trace.texts], dtype=np.int64)
     events = host.nesting.chosen[host.nesting.owners]
     kinds = by_name[trace.names[events]]
@@ -210,7 +213,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns where no category applies, such as ("between forward and backward", seconds per step), longest first."""
+    """Returns the parts of "other", such as ("between forward and backward", seconds per step), longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

@@ -39,8 +39,8 @@ class Operations:
         count: calls of operators in a step, including calls from inside other operators, but not in the phase "input".
         by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
-        busy_s: seconds per step that the device computes; None on the CPU.
-        layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
+        busy_s: seconds per step in which the GPU computes; None without a GPU.
+        layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the step so much that its shares do not hold for a step without the profiler.
     """
@@ -81,7 +81,7 @@ class Evidence:
         record: the trial that first measured the configuration.
         cwd: folder of the program; paths inside are shown relative to it.
         host_context: machine and program.
-        lines, memory: documents of these passes, by rank; () for a pass that wrote none.
+        lines, memory: documents of the passes "lines" and "memory", by rank; () for a pass that wrote none.
         operations: operators in the traces, by rank; () without a trace.
         domains: knob key -> values that the study may set.
         tried: effects of settings according to the study's trials; None without a study.
@@ -122,7 +122,7 @@ class Evidence:
         return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
-        """Converts one of the trial's rates into seconds per step; None if it is unknown or in another unit than the pass."""
+        """Converts a rate of the trial into seconds per step; None if it is unknown, or if the pass counts in another unit."""
         return self.samples / rate_per_s if self.lines and rate_per_s and self.record.unit == self.first.unit else None
 
     @property
@@ -132,7 +132,7 @@ class Evidence:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input; at most the seconds of a step at the device rate D, if known."""
+        """Seconds of a step without its wait for input. If the device rate D is known, at most the seconds of a step at D."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
@@ -149,7 +149,7 @@ class Evidence:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of a step under the pass "lines", divided by that in the trial; None if unknown."""
+        """Duration of a step under the pass "lines", divided by the duration of a step in the trial; None if unknown."""
         plain_s = self._step_at_s(self.record.value)
         return self.step_s / plain_s if plain_s else None
 
@@ -221,7 +221,7 @@ class Evidence:
         files = {line.file for one in self.lines for line in one.lines if line.is_own}
         times = [0.0]
         for file in files | {stage.file for one in self.lines for stage in one.stages if stage.file}:
-            with contextlib.suppress(OSError):  # it is gone, or on another machine
+            with contextlib.suppress(OSError):  # the file is gone, or on another machine
                 times.append(os.path.getmtime(file))
         return max(times)
 

@@ -76,7 +76,7 @@ class Tried:
     def _results(
         self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
     ) -> list[tuple[float, int]]:
-        """Returns the result of `_compared` for a trial with the value; [] for a check if its round has no rate to compare.
+        """Returns [the result of `_compared`] for a trial with the value; [] for a check without a rate to compare with.
 
         A check is compared with the checks of the same round that have the knob's old value, not with search trials: during the
         search, the machine may have been faster or slower.

@@ -193,7 +193,7 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _faster_optimizer(evidence: Evidence) -> str | None:
-    """Returns the implementation that updates the weights with fewer operators; None if there is none to choose."""
+    """Returns the implementation that updates the weights with fewer operators; None if no such value can be set."""
     if evidence.value(OPTIMIZER_KNOB) == "fused":
         return None
     return next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
@@ -221,7 +221,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     if value is None:
         gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
-        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no setting that makes them fewer or larger is left to try"
+        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, with more samples each in a larger batch"
@@ -255,7 +255,7 @@ def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: flo
 
 
 def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
-    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation; ("", None) for none."""
+    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation, else ("", None)."""
     if larger := evidence.larger(BATCH, evidence.batch, LARGER_BATCH * evidence.batch):
         return BATCH, larger
     modes = ("reduce-overhead", "default") if evidence.is_cuda else ("default",)  # CUDA graphs launch many kernels at once

@@ -91,7 +91,7 @@ def function_of(line: Line) -> str:
 
 
 def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
-    """Returns one cause for all lines of a function: the one with the most seconds, where those of PYTHON count a third."""
+    """Returns one cause for all lines of a function: the cause with the most seconds. Seconds of PYTHON count a third."""
     seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
     return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
@@ -193,7 +193,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether the given lines take most of their function's time, so that skipping it shows what they cost.
+    """Returns whether some lines take most of their function's time, so that skipping the function shows what they cost.
 
     The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
     computes gradients or calls the optimizer, because without it the program would not train.
@@ -251,7 +251,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, or in which the GPU is idle if that is less; estimate not checked on a GPU yet",
+        basis="seconds inside the copies or, if fewer, those in which the GPU is idle; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

@@ -43,13 +43,13 @@ Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step
 
 
 def breakdown(study: Study) -> Figure:
-    """Returns the seconds of a step by phase, for the baseline above the best."""
+    """Returns the seconds of a step by phase, with a bar each for baseline and best."""
     seconds = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
     return _parts(study, seconds, "breakdown", "Where does the time of a step go?", BY_PHASE, "phases")
 
 
 def categories(study: Study) -> Figure:
-    """Returns the seconds of a profiled step by what is computed, for the baseline above the best.
+    """Returns the seconds of a profiled step by what is computed, with a bar each for baseline and best.
 
     If the profiler slowed the step too much, only the GPU's part of the trace is used.
     """
