@@ -56,7 +56,7 @@ class Breakdown:
     Attributes:
         is_gpu: whether the trace has events of a GPU; the categories are then GPU_CATEGORIES, otherwise CPU_CATEGORIES.
         seconds: category -> mean seconds per step, in order of priority.
-        by_step: seconds of each step, shape (steps, categories).
+        by_step: seconds by step and category, shape (steps, categories).
         step_s: mean seconds of a step.
         other_parts: parts of "other", such as ("between forward and backward", seconds per step); [] if "other" is at most
             MAX_OTHER_FRAC of the step.

@@ -140,8 +140,8 @@ class Evidence:
     def alone_s(self) -> float | None:
         """Seconds of `busy_s` that would remain if no loader worker used the training thread's cores; None if unknown.
 
-        Outside its wait for input, the training thread of a CPU program computes whenever it has a core. So `busy_s` minus its
-        CPU seconds is the time in which it waited for a core.
+        Outside its wait for input, the training thread of a CPU program computes whenever it has a core. So `busy_s` minus the
+        thread's CPU seconds is the time in which the thread waited for a core.
         """
         if self.is_cuda or self.first.busy_cpu_s is None:
             return None

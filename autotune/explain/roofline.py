@@ -92,7 +92,7 @@ class Step:
 
     Attributes:
         seconds: its duration without a profiler.
-        flops, flops_from: its FLOPs, and their source; None if unknown.
+        flops, flops_from: its FLOPs (None if unknown) and their source.
         num_bytes: least bytes that it moves; None if unknown.
         busy_s: seconds in which the device works; None on the CPU.
         operators, kernels: rows of these tables; no kernels on the CPU.

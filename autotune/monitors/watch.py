@@ -173,7 +173,7 @@ class MachineWatch:
 
 
 def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()) -> DeviceMonitor:
-    """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
+    """Returns the monitor of the devices that trials run on; a null object if there is no device.
 
     NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
 

@@ -78,7 +78,7 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns what ten random trials reach in the median: the best rate among them and the baseline, over the optimum's rate.
+    """Returns the fraction of the optimum's rate that the best of ten random trials and the baseline reaches, in the median.
 
     The median is exact, over all draws without replacement; a configuration's rate is the mean over its repeats. There are
     C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
@@ -160,7 +160,7 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 
 
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
-    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if not reached.
+    """Returns the trials and seconds until a fraction of the optimum is reached: median and 90th percentile, None for never.
 
     The fraction counts as reached at the step from which the best so far stays at or above it to the end of the study. Trials
     of choosing rounds and attribution count like trials of the search.

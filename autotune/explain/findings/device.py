@@ -92,7 +92,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
     computing_s = max(_computing_s(evidence), share * step_s)
-    is_around = min(1.0, 2 * share * step_s / computing_s)  # 1 if products are half of the computing or more
+    is_around = min(1.0, 2 * share * step_s / computing_s)  # share of the operators between products: 1 if products take half
     high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
     return _gain_on_device(evidence, (low, (low + high) / 2, high), "predicted")
 
@@ -127,7 +127,7 @@ def _computing_s(evidence: Evidence) -> float:
 
 
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
-    """Returns the share of matrix products in the operators of forward and backward; None if unknown.
+    """Returns the share of matrix products in the time of forward's and backward's operators; None if unknown.
 
     On the CPU, attention counts only if it was timed in both precisions: in 16 bits it can be slower.
     """
@@ -243,10 +243,10 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: float, phases: Sequence[str]) -> float:
-    """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each of them.
+    """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each call.
 
-    For products, and for operators that take WORK_S or more, the rest of their time is real work. Calling cannot take longer
-    than the phases that call operators, minus this work.
+    If an operator is a product, or a call takes WORK_S or more, the time beyond OPERATOR_S is real work. Calling cannot take
+    longer than the phases that call operators, minus this work.
     """
     working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
     work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)

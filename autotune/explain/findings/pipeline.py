@@ -40,7 +40,7 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 # decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
-MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of their work
+MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of all work that is then skipped
 # If decoding takes less than this share of the time of the data set's own code, all that code counts as augmentation, and vice
 # versa.
 LEAST_SHARE = 0.1
@@ -197,7 +197,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
 
 
 def _names(work_s: dict[str, float]) -> str:
-    """Returns the names of stages, the slowest first. Several transforms get times: "transforms (Resize 2 ms, Flip 1 ms)"."""
+    """Returns the names of stages, the slowest first. Several transforms get times: "transforms (Resize 2.10 ms, ...)"."""
     names = sorted(work_s, key=lambda name: -work_s[name])
     if len(names) == 1 or not names[0].startswith(TRANSFORM):
         return ", ".join(names)
@@ -269,12 +269,12 @@ def _without(evidence: Evidence, part: Part) -> Without | None:
 def _basis(evidence: Evidence) -> str:
     if not evidence.num_workers:
         return "stage times in the step"
-    cores = ", and the cores that it takes from training" if evidence.is_shared else ""
+    cores = ", and the cores that the workers take from training" if evidence.is_shared else ""
     return f"stage times in the workers, the step's waits{cores}"
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns what the input takes: "input takes 20.0 ms of a step's 102 ms (20 %), 8.0 ms of it in the training loader".
+    """Returns what the input takes: "input takes 20.0 ms of a step's 102 ms (20 %), 8.00 ms of it in the training loader".
 
     The last part is left out if other loaders take hardly anything.
     """
