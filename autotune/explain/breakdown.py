@@ -42,9 +42,9 @@ INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER = (
 ON_DEVICE = (BITS_16, BITS_32, BITS_UNKNOWN, COLLECTIVES, D2H, D2D, H2D)
 GPU_CATEGORIES = (*ON_DEVICE, INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER)
 CPU_CATEGORIES = (INPUT_WAIT, COMPILING, *OPERATOR_KINDS, COLLECTIVES, PYTHON, OTHER)
-MAX_OTHER_FRAC = 0.05  # of a step: above it, the parts of "other" are listed
+MAX_OTHER_FRAC = 0.05  # share of a step; if "other" takes more, its parts are listed
 MAX_OTHER_PARTS = 5
-MIN_PART_FRAC = 0.005  # of a step: smaller parts of "other" are not listed
+MIN_PART_FRAC = 0.005  # share of a step; parts of "other" that take less are not listed
 
 Layer = tuple[str, Floats]  # a category, and the intervals in which it applies (a union, see `intervals`)
 
@@ -99,7 +99,7 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
-    """Returns the layers in order of priority. A category can have several; "other" has none, because it is the rest."""
+    """Returns the layers in order of priority. A category can have several layers; "other", the rest, has none."""
     return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
 
 
@@ -191,7 +191,7 @@ def _owner_kinds(trace: Trace, host: Host) -> Floats:
 
 
 def _ranges(trace: Trace) -> Mask:
-    """Returns the ranges of the training thread, except the ranges of steps."""
+    """Returns which events are ranges of the training thread, except the ranges of steps."""
     found: Mask = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread)
     return found & ~trace.is_named(lambda name: name.startswith(STEP))
 

@@ -54,7 +54,7 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    A gain measured by trials replaces the prediction of a rule. So does an estimate from similar trials, if it is more certain.
+    A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials that is more certain.
     A finding is left out if the trials show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
@@ -108,9 +108,9 @@ def _setting(finding: Finding) -> str:
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
-    If the setting gains nothing, and a change of the code may help, the finding stays, but without the setting. Its gain is
-    then a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the
-    code leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
+    If the setting gains nothing, and a change of the code may help, the finding stays without the setting, and its gain becomes
+    a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the code
+    leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs, with and without this cost in turn, minus what a change of the code usually leaves"

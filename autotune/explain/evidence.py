@@ -211,7 +211,7 @@ class Evidence:
         return self.place_of(own[0]) if own else "forward"
 
     def own_lines(self, where: str = MAIN) -> list[Line]:
-        """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""
+        """Returns rank 0's lines of the program's own code in MAIN (the training thread) or WORKER, most seconds first."""
         found = [line for line in self.first.lines if line.is_own and line.where == where and GENERATED not in line.file]
         return sorted(found, key=lambda line: -line.self_s)
 
@@ -235,7 +235,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
-        """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""
+        """Returns the gain of setting one more knob, according to the study's trials; None if these do not show it."""
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:

@@ -67,7 +67,7 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
         return _traffic(name, arguments, sizes)
     if kind not in _READS_ALL:
         return None
-    is_counted = name.rpartition("::")[2] == "copy_" or bool(_WRITES_ONLY.search(name))  # their output is among their inputs
+    is_counted = name.rpartition("::")[2] == "copy_" or bool(_WRITES_ONLY.search(name))  # the output is one of the inputs
     return float(sum(sizes) + (max(sizes) if kind in _WRITES_AS_MUCH and not is_counted else 0))
 
 

@@ -54,7 +54,7 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
-    """Returns the launchers. A device event and its runtime call have the same correlation; the operator contains the call."""
+    """Returns `Host.launchers`. A device event has the same correlation as its runtime call, which is inside the operator."""
     chosen = nesting.chosen
     calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
     if not len(calls) or not len(device):

@@ -154,7 +154,7 @@ def _compile_rows(document: Lines) -> Iterable[Row]:
 
 
 def _stage_rows(document: Lines) -> Iterable[Row]:
-    """Yields the stages, then for each kind of process their sum as stage "all"."""
+    """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages."""
     demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
     for stage in document.stages:
         by_where.setdefault(stage.where, []).append(stage)

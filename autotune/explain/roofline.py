@@ -161,9 +161,9 @@ def _share_of(kernels: Sequence[Row], accept: Callable[[Row], bool]) -> float | 
 
 
 def documented_peaks(device_name: str) -> Peaks | None:
-    """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it.
+    """Returns the documented peaks of an NVIDIA GPU, given the driver's name for it, such as "NVIDIA H100 80GB HBM3".
 
-    Returns None if it is not in the table, or is only a slice of a GPU (MIG), which has only part of the peaks.
+    Returns None for a GPU that is not in the table, and for a slice of a GPU (MIG), which has only part of the peaks.
     """
     if " MIG " in device_name:
         return None

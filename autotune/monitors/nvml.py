@@ -30,7 +30,7 @@ SLOWDOWN_FIELDS = {
     "power_brake": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",),
 }
 SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so they say nothing about slowdowns
+BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so its clocks say nothing about slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)

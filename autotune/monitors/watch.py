@@ -125,7 +125,7 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial if one ran now; called while none runs. Blocks for `MIN_WINDOW_S`."""
+        """Returns what would disturb a trial if one ran now; called while no trial runs. Blocks for `MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)

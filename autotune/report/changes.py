@@ -74,7 +74,7 @@ def tried_text(summary: Summary) -> str:
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> score of its fastest search trial, relative to the first trial of the best configuration.
+    """Returns (knob, value) -> score of the fastest search trial with it, relative to the best configuration's first trial.
 
     If no trial with the value has a score, the outcome of the first such trial takes the place of the score: "timeout".
     """

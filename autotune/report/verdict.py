@@ -84,7 +84,7 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
 
 
 def more_time(summary: Summary) -> str:
-    """Returns the override that doubles a study's time budget, after a space; "" without such a budget."""
+    """Returns the override that doubles a study's time budget: " study.budget.minutes=16"; "" without a time budget."""
     return f" study.budget.minutes={math.ceil(summary['budget_s'] / 30)}" if summary.get("budget_s") else ""
 
 

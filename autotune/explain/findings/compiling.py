@@ -43,8 +43,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
 def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
-    Every call checks the guards of all graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. Without
-    these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
+    Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
+    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)

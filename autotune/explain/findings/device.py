@@ -39,7 +39,7 @@ LEFT_FRAC = 0.5
 HALF_BYTES = 0.5  # operators other than products save at most this share of their seconds, as they move half as many bytes
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
 MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in memory-bound operators
-FUSED_FRAC = (0.0, 0.3, 0.8)  # share of these operators' seconds that fusing them saves: at least, usually, at most
+FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
@@ -202,8 +202,8 @@ def _faster_optimizer(evidence: Evidence) -> str | None:
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if most of a step is spent on calling many small operators instead of on computing.
 
-    Time and operators of the input do not count, since they belong to other findings. Nor does the update of the weights, if
-    another implementation of the optimizer needs fewer operators.
+    Time and operators of the input do not count, since they belong to other findings. The update of the weights counts only if
+    the remedy is a larger batch, and no other implementation of the optimizer needs fewer operators.
     """
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None:

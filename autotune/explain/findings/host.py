@@ -218,7 +218,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
-    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # slowed by the pass, which slows Python most
+    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = _idle_s(evidence)

@@ -31,7 +31,7 @@ WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for at least this share of its work, the wait is a separate cause
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
-BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
+BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
 # training thread by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
@@ -149,7 +149,7 @@ def is_behind(evidence: Evidence) -> bool:
 
 
 def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
-    """Returns the causes that a stage's work belongs to, with the share of each.
+    """Returns the share that each cause has in a stage's work: {DECODING: 0.8, AUGMENTATION: 0.2}.
 
     The data set's own code may decode and augment. Its work is split between the two in proportion to their lines' seconds.
     """

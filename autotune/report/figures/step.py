@@ -67,7 +67,7 @@ def categories(study: Study) -> Figure:
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the GPU's part of a breakdown, and as "idle" what remains of the time that a step takes without the profiler.
+    """Returns the GPU's part of a breakdown. "idle" is what remains of the time that a step takes without the profiler.
 
     Returns {} if there is no GPU, or if the duration of a step without the profiler is unknown.
     """
@@ -134,7 +134,7 @@ def _batch_notes(study: Study, seconds: Seconds) -> list[str]:
 
 
 def stages(study: Study) -> Figure:
-    """Returns D and L of baseline and best, and the cost of a sample at each stage of the loader."""
+    """Returns the rates of step and loader, alone and together, for baseline and best, and a sample's cost at each stage."""
     title = "Does the input keep up?"
     measured = {role: _measured(study, number) for role, number in study.sides.items()}
     known = {role: rates for role, trials in measured.items() if (rates := _medians(trials))["loader_rate"]}
