@@ -115,7 +115,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs, with and without this cost in turn, minus what a change of the code usually leaves"
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
-            basis = f"{finding.basis}; the pairs without it vary too much to tell more"
+            basis = f"{finding.basis}; the pairs with and without this cost vary too much to tell more"
             return replace(finding, basis=basis, check=check.as_json())
         return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:

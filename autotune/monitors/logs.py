@@ -40,7 +40,7 @@ def bound(path: Path) -> None:
 
 def _take_out_middle(path: Path, size_bytes: int) -> bool:
     """Removes the middle of a file without a copy; returns False if the file system cannot (fallocate(2), COLLAPSE_RANGE)."""
-    length = (size_bytes - HEAD_BYTES - KEEP_BYTES) // ALIGN_BYTES * ALIGN_BYTES  # as must be the start, a multiple of a block
+    length = (size_bytes - HEAD_BYTES - KEEP_BYTES) // ALIGN_BYTES * ALIGN_BYTES  # whole blocks, as fallocate requires
     fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):

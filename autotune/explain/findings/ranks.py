@@ -32,7 +32,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="rank skew",
         where=f"rank {slow.rank}{place}",
-        evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, mostly in {phase}"
+        evidence=f"rank {slow.rank} takes longer than the others by {evidence.of_step(excess_s)}, mostly in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
         gain=evidence.gain(*_saved_by_balance(evidence, own_s, excess_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
