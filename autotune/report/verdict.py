@@ -91,8 +91,8 @@ def more_time(summary: Summary) -> str:
 def objective_lines(summary: Summary) -> list[str]:
     """Returns notes on the ratio.
 
-    They name a baseline that violates a constraint, what looked faster and failed, the ratio without training changes, and how
-    much training pays for a slower start.
+    They name a baseline that violates a constraint, what looked faster and failed, the ratio without training changes, and
+    after how much training a slower start pays off.
     """
     baseline = summary.get("baseline") or {}
     barred = f"The unchanged program cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""

@@ -61,7 +61,7 @@ class Part:
     """Work of the input pipeline that has one cause, in seconds per sample.
 
     Attributes:
-        cause: cause of a finding, if the part takes too long.
+        cause: the finding's cause, if the part takes too long.
         where: place in the code, or name of the stage.
         what: names of the stages; for several transforms, also the seconds of each.
         stages: names of the stages.
@@ -197,7 +197,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
 
 
 def _names(work_s: dict[str, float]) -> str:
-    """Returns the names of stages, the slowest first. Several transforms get times: "transforms (Resize 2.10 ms, ...)"."""
+    """Returns the names of stages, the slowest first, or for several transforms "transforms (Resize 2.10 ms, Flip 1.00 ms)"."""
     names = sorted(work_s, key=lambda name: -work_s[name])
     if len(names) == 1 or not names[0].startswith(TRANSFORM):
         return ", ".join(names)
@@ -315,7 +315,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if the workers, which keep up with it, use the cores less.
+    """Returns the seconds of a step that the training thread saves if the workers use the cores less but still keep up.
 
     Args:
         evidence: what is known of the configuration.
