@@ -103,7 +103,7 @@ class LiveView(View):
         self._running[number] = _Running(kind=kind, knobs=knobs, why=why, since_s=self._clock())
 
     def progress(self, progress: Progress, number: int | None = None) -> None:
-        """Shows the phase and step of a trial: of the one that started last if `number` is None."""
+        """Shows the phase and step of trial `number`, or of the trial that started last if `number` is None."""
         if number is None:
             number = next(reversed(self._running), -1)
         if number in self._running:

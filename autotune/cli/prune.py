@@ -135,7 +135,7 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
             continue
         place, path = Place(name=folder.name, study=folder.path), folder.path
         for kind, found in _matching(path, OF_STUDY):
-            if kind != CACHE or _status(folder) in ("complete", "failed"):  # of other studies, `resume` uses the cache
+            if kind != CACHE or _status(folder) in ("complete", "failed"):  # `resume` needs an unfinished study's cache
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
             for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
@@ -226,7 +226,7 @@ def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tu
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, without links; [] for a folder "trials" that is a link itself."""
+    """Returns the folders in a folder, without links; [] if the folder is named "trials" and is itself a link."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
         return there if folder.name != "trials" or not folder.is_symlink() else []

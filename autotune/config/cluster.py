@@ -49,7 +49,7 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`; `environment` tells whether this is a job."""
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`. `environment` tells if this is a job."""
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [

@@ -285,7 +285,7 @@ class LaunchOptions:
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
         slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
-            one for each GPU if the program uses a single GPU, else one. Trials run in parallel only if a calibration shows
+            the number of GPUs if the program uses a single GPU, else 1. Trials run in parallel only if a calibration shows
             that they do not slow each other down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. Waiting does not use up the budget.
         slurm: what autotune asks Slurm for.

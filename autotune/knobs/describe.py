@@ -22,7 +22,7 @@ FRESH = "Read before torch is imported, so its trials start in a fresh interpret
 WARM = "Set after torch is imported, so its trials may start warm (`launch.warm`)."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
-PAGE_HEAD = """# Which settings can it change?
+PAGE_HEAD = """# Which settings can autotune change?
 
 Every setting ("knob"), by family. `autotune knobs` says which of them cannot be set on your machine, and `autotune knobs NAME`
 which values of a knob would be tried there. This page is made by `autotune knobs --page`.
