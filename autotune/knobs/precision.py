@@ -24,7 +24,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked if the GPU has no Tensor Cores; else None, also for a CPU that is slow at it."""
+    """Returns why autocast is blocked: the GPU has no Tensor Cores. Else returns None, even for a CPU without fast bf16."""
     return below(host_context, TENSOR_CORES, "Volta")
 
 

@@ -68,7 +68,7 @@ INTEROP = Knob(
         "TorchScript's forks and what C++ extensions launch."
     ),
     helps="Scripted models with branches that are forked (torch.jit.fork); fewer threads leave cores to the operators.",
-    hurts="Eager training runs one operator after the other and hardly uses them: there it changes nothing.",
+    hurts="Eager training runs one operator after the other and hardly uses these threads: there the knob changes nothing.",
 )
 
 MKL = Knob(
