@@ -131,7 +131,7 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 
 def incomplete(folder: StudyFolder, why: str) -> str:
-    """Returns the message at the end of a study whose tracking is incomplete. If the mirror has a problem, it replaces `why`."""
+    """Returns the message at the end of a study whose tracking is incomplete. A problem of the mirror replaces `why`."""
     state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
     num_missing = num_trials - (state.present if state else 0)
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
