@@ -328,7 +328,7 @@ def export(
 def apply(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -370,7 +370,7 @@ def apply(
 def verify(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -520,7 +520,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
+    """Check this machine (driver, torch, clocks, connections, cores, limits, disk): what each problem costs, how to fix it.
 
     Changes nothing: run the printed commands yourself.
     Exit code 3 means that an error was found.

@@ -96,7 +96,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     """Prints what is known about where a study's time goes.
 
     Raises:
-        BadInput: no trial was explained yet, or `trial` was not.
+        BadInput: no trial was explained yet, or `trial` was not explained.
     """
     summary = read_summary(folder)
     document = summary.get("explanation") or {}
@@ -228,7 +228,7 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
 
 
 def _gpu_text(folder: Path) -> str:
-    """Returns how well a step uses the GPU, from the tables in a trial's folder; "" if they lack it (there was no GPU)."""
+    """Returns how well a step uses the GPU, from the tables in a trial's folder; "" if they have no GPU numbers."""
     from autotune.explain.tables import read_tables
 
     row: Mapping[str, Any] = {}

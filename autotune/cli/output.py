@@ -51,7 +51,9 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that a file may be replaced: it is empty, already has this text, or is autotune's report or commented export.
+    """Checks that a file may be replaced.
+
+    It may be if it is empty, already has this text, or begins like a report or an export with comments that autotune wrote.
 
     Raises:
         BadInput: it has other content, or is a record of a study.

@@ -92,7 +92,7 @@ class Place:
         return sum(item.num_bytes for item in self.items if not kinds or item.kind in kinds)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what --json prints."""
+        """Returns what --json prints about this place."""
         files, parts = sum(item.num_files for item in self.items), {item.kind for item in self.items}
         by_kind = {kind: self.bytes_of(kind) for kind in KINDS if kind in parts}
         return {"name": self.name, "files": files, "bytes": self.bytes_of(), "bytes_by_kind": by_kind}

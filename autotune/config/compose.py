@@ -110,7 +110,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`; None to call it here.
         document: further keys and values, already checked; overrides and files take precedence over them.
-        node: facts of the same form about the node, if trials run on one; None if they run here or the node is unknown.
+        node: the same facts about the node on which trials run; None if they run here or the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, as shells do not after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, since shells do not after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:

@@ -237,7 +237,7 @@ class SlurmOptions:
         partition: partition of the job.
         account: account that the job is charged to.
         qos: quality of service.
-        nodes: number of nodes of a trial. With more than one, the command starts its ranks by srun, inside the job.
+        nodes: number of nodes of a trial. With more than one, the command must start its ranks with srun, inside the job.
         gres: generic resources of each node, such as gpu:1.
         cpus: number of CPUs of each node.
         mem: memory of each node, such as 64G.

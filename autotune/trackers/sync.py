@@ -95,7 +95,7 @@ def follow(
     Args:
         folder: the study.
         uri: as in `sync`.
-        parent: the process that started this one.
+        parent: watches the process that started this one.
         secrets: as in `sync`.
         report: callback with the state after every attempt to write.
 
