@@ -211,7 +211,7 @@ def explain(
         int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
     ] = 4,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Skip a stage of the loader again even if the program failed without it before.")
+        bool, typer.Option("--retry", help="Skip a stage or function again even if the program failed without it before.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -520,7 +520,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check this machine (driver, torch, clocks, connections, cores, limits, disk): what each problem costs, how to fix it.
+    """Check this machine: driver, torch, clocks, connections, cores, limits, disk; what each problem costs and how to fix it.
 
     Changes nothing: run the printed commands yourself.
     Exit code 3 means that an error was found.
