@@ -90,7 +90,7 @@ NUM_WORKERS = Knob(
         "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
         "datasets, passing batches between processes costs more than the workers save."
     ),
-    start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers)",
+    start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
 
 PREFETCH_FACTOR = Knob(
