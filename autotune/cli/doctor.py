@@ -55,7 +55,7 @@ def doctor(
         overrides: `data.root=DIR` or nothing.
         data: the folder given with --data, another way to give data.root.
         python: the interpreter whose torch is checked; None for the one that runs autotune.
-        as_json: print one JSON document instead.
+        as_json: print one JSON document instead of text.
         command: the words after `--`; must be None, since no program is started.
 
     Raises:

@@ -74,7 +74,7 @@ class LiveView(View):
         )
 
     def started(self, study: StudyRecord) -> None:
-        """Prints the header and starts the live part; the second call prints which studies warm-start the search."""
+        """Prints the header and starts the live part. When called again, prints which studies warm-start the search."""
         if self._study is None:
             self._slots = dict(study.slots)
             self._console.print(_header(study))

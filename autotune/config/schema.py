@@ -264,7 +264,7 @@ class RayOptions:
         address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
-        cpus: number of CPUs that Ray reserves, so that its other jobs do not get them. Trials may use every core of the node.
+        cpus: number of CPUs that Ray reserves, so that other Ray jobs do not get them. Trials may use every core of the node.
         autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
     """
 
@@ -376,7 +376,7 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            It takes a tenth of the study's time at most; `autotune explain` does it at any later time.
+            This takes a tenth of the study's time at most; `autotune explain` explains a study at any later time.
     """
 
     auto: bool = True
