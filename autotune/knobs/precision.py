@@ -138,7 +138,7 @@ FLOAT8 = Knob(
         "(`rowwise`). torchao has to be installed where the program runs. Not measured on a GPU yet."
     ),
     helps=(
-        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays from layer "
+        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays off from layer "
         "sizes of about 4,096 and batches of thousands of tokens."
     ),
     hurts=(
