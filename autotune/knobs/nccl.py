@@ -287,7 +287,7 @@ NVLS = _nccl(
     blocked=no_nvls,
     brief="sums in the NVSwitches",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
-    helps="false frees the memory and multiprocessors that NVLink SHARP takes, for models that hide their communication anyway.",
+    helps="false frees the memory and multiprocessors that NVLink SHARP takes, for models that hide communication anyway.",
     hurts="With false, a large all-reduce within the machine sends more over the NVLinks.",
 )
 

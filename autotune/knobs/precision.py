@@ -138,8 +138,8 @@ FLOAT8 = Knob(
         "(`rowwise`). torchao has to be installed where the program runs. Not measured on a GPU yet."
     ),
     helps=(
-        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays off from layer "
-        "sizes of about 4,096 and batches of thousands of tokens."
+        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays off from "
+        "layer sizes of about 4,096 and batches of thousands of tokens."
     ),
     hurts=(
         "Without compile.mode, scaling and rounding cost more than the products save. Small layers lose, too. Gradients have 2 "
