@@ -162,9 +162,7 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
-        return (
-            f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
-        )
+        return f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
     command = f"autotune sync {call(folder)}"
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."
