@@ -128,7 +128,7 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
-    """Yields what is no longer needed in the studies of a runs folder, and what killed processes left behind."""
+    """Yields what is no longer needed in the studies of a runs folder, and files that killed processes left behind."""
     for folder in studies(runs):
         if why := _why_not(folder):
             kept[folder.name] = why

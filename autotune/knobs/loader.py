@@ -213,7 +213,7 @@ IN_ORDER = Knob(
     ),
     hurts=(
         "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
-        "set to false only for a loader that shuffles: a loader that does not may need its order. Needs torch 2.6."
+        "set to false only for a loader that shuffles: a loader that does not shuffle may need its order. Needs torch 2.6."
     ),
 )
 
