@@ -139,7 +139,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
     try:
         return folder.read_trials()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{error}. Every trial's record is needed: restore it, or move that trial's folder away.") from error
+        raise BadInput(f"{error}. Every trial's record is needed: restore this one, or move its folder away.") from error
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
