@@ -90,7 +90,7 @@ class Finals:
         if not candidates:
             self.decision = without_finalist(session.searched)
             return self.decision
-        # After loss parity, which takes time too.
+        # This uses the time left, so it must follow `_left_in`, which takes time to compare losses.
         self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)

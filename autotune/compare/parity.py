@@ -70,7 +70,7 @@ class Parity:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
                 found = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
-                if not found.is_unfinished:  # else it goes on if there is more time now
+                if not found.is_unfinished:  # an unfinished comparison is completed if there is more time now
                     self._settled[configuration_key(record.changed)] = found
                 if found.verdict is Verdict.failed:
                     self._bar(record)
@@ -98,7 +98,7 @@ class Parity:
         return [record for record in self._session.records if record.kind is Kind.parity and not record.changed]
 
     def _kept_s(self, candidate: TrialRecord) -> float:
-        """Returns the time that the finals need at least: for as many pairs as give an interval."""
+        """Returns the least time that the finals need: that of the fewest pairs that give an interval."""
         session = self._session
         each_s = [min(one.fresh_s, session.costs.again_s(one.knobs, one.changed)) for one in (candidate, session.baseline)]
         return stats.MIN_PAIRS * sum(each_s)
@@ -276,7 +276,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
 
 
 def _why_not_yet(changed: Knobs, records: list[TrialRecord]) -> str:
-    """Returns why changes were not compared, by the trials that have them."""
+    """Returns why changes were not compared, as noted in the evidence of a trial that contains them."""
     able = (record.evidence.get(NOT_COMPARED) for record in records if changed.items() <= record.changed.items())
     return next(filter(None, able), "it was not compared yet")
 

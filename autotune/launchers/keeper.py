@@ -178,7 +178,8 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        # Most network file systems have no leases. There, a file is reported only if it changes: many named so are no logs.
+        # Most network file systems have no leases. There, a file is reported only if it changes, since many files with such
+        # names are not logs.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 
