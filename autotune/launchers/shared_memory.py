@@ -102,12 +102,12 @@ def namespace(kind: str) -> int:
 
 
 def _here() -> dict[str, Any]:
-    """Returns where the process ids that this process sees are valid."""
+    """Returns what identifies the PID namespace in which the ids that this process sees are valid."""
     return {"host": platform.node(), "boot_id": read(BOOT_ID), "pid_namespace": namespace("pid")}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a list that are whole."""
+    """Returns the complete lines of a list file."""
     found = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for text in file.read_text(encoding="utf-8").splitlines():
@@ -126,7 +126,7 @@ def _is_before_reboot(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _segments(processes: Mapping[int, float], folder: Path) -> list[tuple[int, os.DirEntry[str]]]:
-    """Returns the segments whose names contain the id of one of these processes, with the id."""
+    """Returns (id, segment) for each segment whose name contains the id of one of these processes."""
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

@@ -1,4 +1,7 @@
-"""Completes the effects of the best trial's changes for the summary: adds estimates, and the budget for measuring the rest."""
+"""Completes the effects of the best trial's changes for the summary.
+
+It estimates effects that were not measured, and computes the budget that a study needs to measure them.
+"""
 
 from __future__ import annotations
 

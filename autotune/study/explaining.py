@@ -433,7 +433,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns a note if the pass "lines" slowed the program too much to represent it; "" otherwise."""
+    """Returns a note if a step took so long in the pass "lines" that the pass does not represent the trial; "" otherwise."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

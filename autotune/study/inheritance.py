@@ -292,7 +292,7 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory in studies of this program with no less memory than here.
+    """Returns the smallest configurations that ran out of memory in studies of this program with as much memory or more.
 
     A failure does not count if a configuration at least as large has run, in one of these studies or as the baseline of this
     study: then something else must have used the memory.
