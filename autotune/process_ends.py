@@ -103,7 +103,7 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
     first = next(iter(failed_ranks(log)), None) if exit_code != 0 else None
     if first is not None and first.code < 0 and (exit_code or first.host):
         return Killed(signal_name(-first.code), True, first.rank, first.host)
-    if first is not None and first.host:  # srun has then killed the other ranks, and its status is theirs
+    if first is not None and first.host:  # srun has killed the other ranks because of this one, and its status is theirs
         return Killed("")
     if exit_code is not None and 128 < exit_code <= 128 + 64:
         return Killed(signal_name(exit_code - 128), True)
