@@ -49,7 +49,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds: more as effects become known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. They grow as effects become known.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -187,7 +187,7 @@ class AblationResults:
         return failed[-1] if is_out else None
 
     def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
-        """Returns the single-change parts at least as fast as the winner, to within `loss_frac`, that still lack rounds.
+        """Returns the parts that revert one change, are as fast as the winner to within `loss_frac`, and still lack rounds.
 
         A part lacks rounds if fewer than `num_rounds` rounds measured both it and the winner.
         """
@@ -230,10 +230,10 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all changes that seem to have no effect; None if no change can be left out.
+        """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
-        knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
+        reverted knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
 
         Args:
             without: knobs that are not considered.
@@ -303,7 +303,7 @@ class AblationResults:
         return found
 
     def idle(self) -> Part | None:
-        """Returns the winner without its ineffective changes; None if all of them have an effect.
+        """Returns the winner without its ineffective changes; None if every change has an effect.
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective changes are dropped first, up

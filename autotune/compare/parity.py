@@ -171,7 +171,7 @@ class Parity:
     def _beside_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
-        """Returns a failed comparison again, now that another run of the baseline has shown how much is chance."""
+        """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance."""
         try:
             other = self._run({}, candidate, (self._seed + 1) % 2**32)
         except OutOfTime:

@@ -167,7 +167,7 @@ class RemoteLauncher(Launcher):
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
-        """Takes the next step towards a ready agent: requests a node, or checks whether it is ready."""
+        """Takes the next step towards a ready agent: requests a node, or checks whether the agent has started there."""
         if self._transport is None:
             self._transport, self._asked_s = self.transport(), time.monotonic()
             self.clock.pause()

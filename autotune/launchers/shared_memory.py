@@ -37,9 +37,9 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
-    container, no process has the segment open, and it was made after the process started. Other names do not contain the id
-    (`psm_...` of multiprocessing.shared_memory). The library's own resource tracker removes such segments, and may run long
-    enough to do so.
+    container, no process has the segment open, and it was made after the process started. Segments of
+    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. The library's own resource tracker
+    removes them, and may run long enough to do so.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
