@@ -239,7 +239,7 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
 
 
 def _proven(source: Source) -> list[dict[str, Any]]:
-    """Returns a list of the winner's entry; [] unless the finals showed that the winner is faster."""
+    """Returns [the winner's entry] if the finals showed that the winner is faster; otherwise []."""
     summary = source.summary or {}
     best, speedup = summary.get("best") or {}, summary.get("speedup") or {}
     if speedup.get("verdict") != "faster" or not best.get("overrides") or not best.get("knobs"):
