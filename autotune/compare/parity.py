@@ -10,7 +10,7 @@ the finals, because rounds of the finals take far longer.
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
 Comparing takes time that the finals need. So it is left out unless enough pairs of the finals fit after it to give an interval:
-a gain that is not measured again is not known, whatever its losses.
+a gain is not known until it has been measured again, whatever the losses are.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.

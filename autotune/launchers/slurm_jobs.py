@@ -1,4 +1,4 @@
-"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name those of killed tuners."""
+"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name jobs of killed tuners."""
 
 from __future__ import annotations
 
