@@ -114,7 +114,7 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all that ever failed there are left out.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.
