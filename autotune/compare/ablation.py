@@ -426,7 +426,7 @@ class AblationResults:
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
-        """Whether a part needs no more rounds: it was shown to be as fast as the winner, or measured in DECIDED_AFTER rounds."""
+        """Whether a part needs no more rounds: it is shown to be as fast as the winner, or measured in DECIDED_AFTER rounds."""
         ratio = self.ratio(part)
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False
