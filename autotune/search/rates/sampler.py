@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again once the number of finished trials has grown by REFIT_TIMES; below 100, after each trial."""
+    """A model that is fitted again after each trial; from 100 on, whenever the number of trials has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
