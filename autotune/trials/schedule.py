@@ -143,7 +143,7 @@ class Schedule:
         """Ends every running trial after a fault. Records only those that were measured by then."""
         running, self._running = self._running, {}
         for trial in running:
-            with contextlib.suppress(Exception):  # of the trial that caused the fault, which is raised afterwards
+            with contextlib.suppress(Exception):  # the trial that caused the fault may fail again; the caller raises the fault
                 if finished := trial.abandon():
                     self._add(finished)
 

@@ -46,8 +46,8 @@ class Features:
     Attributes:
         effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of columns of the same knob, which are subtracted from the products of all columns; or other columns
-            with the same inner products.
+        squares: products of two columns of the same knob, or other columns with the same inner products. They are subtracted
+            from the products of all columns.
     """
 
     effects: Array

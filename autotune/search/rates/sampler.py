@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again once the number of finished trials has grown by REFIT_TIMES; below 100, after each trial."""
+    """A model that is fitted again after each trial; from 100 on, whenever the number of trials has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -75,7 +75,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
         is_held_back: whether the last proposal left out configurations because they may run out of memory.
-        is_provisional: whether trials were running at the last proposal, whose results were only supposed.
+        is_provisional: whether the last proposal was based on supposed results, because trials were running.
 
     Args:
         fallback: sampler that proposes when this one cannot.
@@ -121,7 +121,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def ask_again(self) -> None:
-        """Allows one more proposal, because trials have ended whose results were only supposed."""
+        """Allows one more proposal, because trials have ended for which earlier proposals supposed a result."""
         self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:

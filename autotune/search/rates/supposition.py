@@ -1,11 +1,11 @@
-"""Supposes how running trials will end, so that the next proposal adds to them.
+"""Supposes how running trials will end, so that the next proposal complements them.
 
 Without results, a batch of proposals would consist of small changes of the same configuration. Therefore a running trial is
 supposed to end as expected, and the best configuration so far may be one that still runs. Expected results change no forecast
 but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
 
 One wrong expectation must not spoil a whole batch. So a trial that may run out of memory is supposed to do so, and for each
-proposal it is drawn which new values make programs fail.
+proposal a few new values, drawn at random, are supposed to make programs fail.
 """
 
 from __future__ import annotations
