@@ -139,7 +139,7 @@ class MemoryModel:
 
     def fitting(self, configurations: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Returns `fits` of many configurations."""
-        return (self.chances(configurations) >= SAFE_CHANCE).tolist()
+        return [chance >= SAFE_CHANCE for chance in self.chances(configurations).tolist()]
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
         """Returns the largest batch size in `larger` that safely fits; None if none or all of them fit safely."""
