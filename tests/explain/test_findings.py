@@ -513,7 +513,7 @@ def test_on_gpus_ranks_are_compared_by_the_phases_of_their_devices():
     ]
     finding = next(one for one in found(made.evidence(*ranks, host_context=GPU)) if one.cause == "rank skew")
     assert finding.where == "rank 1"
-    assert finding.evidence.startswith("rank 1 needs 30.0 ms")
+    assert finding.evidence.startswith("rank 1 takes longer than the others by 30.0 ms")
 
 
 def test_a_blocking_copy_gains_no_more_than_the_gpu_is_idle():
