@@ -52,8 +52,8 @@ def replay(
         typer.Option(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Strategies, each NAME or NAME:KEY=VALUE:...; all but gp by default. "
-            "ablations: default, and default with one part at a time switched off.",
+            help="Strategies, each NAME or NAME:KEY=VALUE:...; without this option, all but gp. The name ablations stands for "
+            "several: `default`, and `default` with each part of its search switched off in turn.",
             show_default=False,
         ),
     ] = None,

@@ -12,7 +12,8 @@ from autotune.plain_text import one_line
 from autotune.quantities import percent_text
 from autotune.stats import sum_known
 
-WORKER_MARGIN = 1.1  # service times vary, so this many times as many workers are needed as for the mean service time
+# The number of workers that the mean service time needs is multiplied by this, because service times vary.
+WORKER_MARGIN = 1.1
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
 _Document = TypeVar("_Document", Lines, Memory)

@@ -67,7 +67,8 @@ class Tables:
         timeline: what happened in one step of the rank `timeline_rank`.
         distortion: rank -> seconds of a step with the profiler, divided by those without it.
         traces: rank -> path of its trace, for ui.perfetto.dev.
-        other_parts: rank -> parts of "other" by place, [(place, seconds per step)], for ranks with more than 5 % of "other".
+        other_parts: rank -> parts of "other" by place, [(place, seconds per step)]; only for ranks on which "other" takes more
+            than 5 % of the step.
     """
 
     tables: dict[str, Table] = field(default_factory=dict)

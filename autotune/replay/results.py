@@ -28,7 +28,7 @@ def ended_of(measurement: Measurement, *, trial: int, nonce: str) -> Ended:
 
 
 def facts_of(ended: Ended) -> Facts:
-    """Returns the facts that decide the outcome. Of the knobs, only those with a report are checked."""
+    """Returns the facts that decide the outcome. A requested knob that the harness did not report on counts as applied."""
     facts = ended.facts(Spec(trial=0, nonce="", folder=""))
     return replace(facts, excused=frozenset(ended.evidence.get(NOT_FINITE) or ()))
 

@@ -318,7 +318,7 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much memory as another one, of the kind that ran out; False if unknown."""
+    """Whether a study has no more memory than another one. Only the kind of memory that ran out counts. False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

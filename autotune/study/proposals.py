@@ -352,7 +352,7 @@ class Search(Settled):
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _knows_more(self) -> bool:
-        """Whether the last proposal was based on supposed results of running trials, all of which have ended by now."""
+        """Whether the last proposal was based on assumed results of running trials, all of which have ended by now."""
         sampler = self._study.sampler
         return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
 

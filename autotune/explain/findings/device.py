@@ -92,7 +92,8 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
     computing_s = max(_computing_s(evidence), share * step_s)
-    is_around = min(1.0, 2 * share * step_s / computing_s)  # share of the operators between products: 1 if products take half
+    # Share of the other operators that is assumed to lie between products: 1 if products take at least half of the computing.
+    is_around = min(1.0, 2 * share * step_s / computing_s)
     high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
     return _gain_on_device(evidence, (low, (low + high) / 2, high), "predicted")
 
@@ -224,7 +225,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
-        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, with more samples each in a larger batch"
+        basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us for each call of an operator, which has more samples in a larger batch"
     else:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")

@@ -59,7 +59,7 @@ class FailureModel:
     Args:
         worked: a `Proven`, or the configurations from which to make one.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
-        failing: values that are supposed to fail.
+        failing: values that are assumed to fail.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
         is_held_back: whether the last proposal left out configurations because they may run out of memory.
-        is_provisional: whether the last proposal was based on supposed results, because trials were running.
+        is_provisional: whether the last proposal was based on assumed results, because trials were running.
 
     Args:
         fallback: sampler that proposes when this one cannot.
@@ -121,7 +121,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def ask_again(self) -> None:
-        """Allows one more proposal, because trials have ended for which earlier proposals supposed a result."""
+        """Allows one more proposal, because trials have ended for which earlier proposals assumed a result."""
         self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:
@@ -298,7 +298,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _supposed(
         self, coding: Coding, known: Known, machine: Machine, memory: MemoryModel | None
     ) -> tuple[Supposition | None, AveragedForecast]:
-        """Returns how running trials are supposed to end, None if none runs, and the forecast from all trials."""
+        """Returns how running trials are assumed to end, None if none runs, and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
         # Proposals for several free slots, without a result in between, share the forecast from the finished trials.
@@ -317,7 +317,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return found, finished
         working = _spaced(found.working, MOST_SUPPOSED)
         found, codes = replace(found, working=working), coding.encode(working)
-        if self._is_due(len(known) + len(working)):  # the spreads of the models are found with what is supposed
+        if self._is_due(len(known) + len(working)):  # the spreads of the models are found with the assumed results
             more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
             return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)
         return found, finished.conditioned(codes)

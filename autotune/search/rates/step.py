@@ -26,8 +26,8 @@ NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest ex
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
 NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
-# Neighbours of NUM_FAILED failed configurations are considered, too: of the MOST_FAILED latest failures, those with the highest
-# forecasts.
+# Of the MOST_FAILED latest failed configurations, the NUM_FAILED with the highest forecasts are taken. Their neighbours are
+# candidates, too.
 NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # of this many fastest trials, the one with the highest forecast counts as the best
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
@@ -172,8 +172,8 @@ class Step:
     def _promising_failures(self, best: Codes) -> Codes:
         """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
 
-        Often two values fail only together. Then a configuration with one of them may be as fast, but it differs from the best
-        so far by several changes.
+        Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
+        for both. It differs from the best so far by several changes, so only as a neighbour of the failed one is it a candidate.
         """
         if not len(self._failed):
             return self._failed
@@ -210,7 +210,7 @@ class Step:
         return chances
 
     def _chances_to_fit(self, codes: Codes) -> Array:
-        """Returns the probability that each configuration fits the memory. Few differ in the knobs that memory depends on."""
+        """Returns the probability that each configuration fits the memory, computed once for equal values of the memory knobs."""
         if self._memory is None:
             return np.ones(len(codes))
         kinds = [row.tobytes() for row in codes[:, [knob.key in MEMORY_KNOBS for knob in self._coding.knobs]]]

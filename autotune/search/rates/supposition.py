@@ -1,11 +1,11 @@
-"""Supposes how running trials will end, so that the next proposal complements them.
+"""Assumes how running trials will end, so that the next proposal complements them.
 
-Without results, a batch of proposals would consist of small changes of the same configuration. Therefore a running trial is
-supposed to end as expected, and the best configuration so far may be one that still runs. Expected results change no forecast
+Without results, a batch of proposals would consist of small changes of the same configuration. Therefore each running trial is
+assumed to end as forecast, and the best configuration so far may be one that is still running. Such results change no forecast
 but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
 
-One wrong expectation must not spoil a whole batch. So a trial that may run out of memory is supposed to do so, and for each
-proposal a few new values, drawn at random, are supposed to make programs fail.
+One wrong forecast must not spoil a whole batch. So a trial that may run out of memory is assumed to run out of it. And for each
+proposal, a few values that no trial has worked with yet are drawn at random, and assumed to make programs fail.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FAILS_CHANCE = 0.03
 
 @dataclass(frozen=True, kw_only=True)
 class Supposition:
-    """How the running trials are supposed to end.
+    """How the running trials are assumed to end.
 
     Attributes:
-        working: configurations that are supposed to work, at the rates that are forecast for them.
-        out: trials that are supposed to run out of memory.
-        failing: values that are supposed to make programs fail.
+        working: configurations that are assumed to work, at the rates that are forecast for them.
+        out: trials that are assumed to run out of memory.
+        failing: values that are assumed to make programs fail.
     """
 
     working: Sequence[Params]
@@ -49,14 +49,14 @@ def supposition(
     proven: Proven,
     rng: np.random.Generator,
 ) -> Supposition:
-    """Returns how running trials are supposed to end.
+    """Returns how running trials are assumed to end.
 
     Args:
         running: their configurations.
         coding: the levels of the knobs.
         memory: predicts whether they fit the memory; None to ignore memory.
         proven: values that worked.
-        rng: draws the values that are supposed to fail.
+        rng: draws the values that are assumed to fail.
     """
     failing = _failing(running, coding, proven, rng)
     do_fit = [True] * len(running) if memory is None else memory.fitting(running)
@@ -69,7 +69,10 @@ def supposition(
 
 
 def _failing(running: Sequence[Params], coding: Coding, proven: Proven, rng: np.random.Generator) -> frozenset[Value]:
-    """Draws which values fail, of those that run for the first time. Numbers do not fail, apart from their memory."""
+    """Draws which values fail, of those that run for the first time.
+
+    Values of numeric knobs are never drawn: they are assumed to fail only by running out of memory.
+    """
     numbers = {knob.key for knob in coding.knobs if knob.is_ordered}
     met = {value for params in running for value in values_of(params) if value[0] not in numbers}
     return frozenset(value for value in sorted(met - proven.values, key=repr) if rng.random() < FAILS_CHANCE)
