@@ -166,8 +166,8 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
 class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
-    If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the number
-    of samples is read from that dimension in every call. Otherwise:
+    If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
+    number of samples is read from that dimension in every call. Otherwise:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.

@@ -173,7 +173,7 @@ class Step:
         """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
-        for both. It differs from the best so far by several changes, so only as a neighbour of the failed one is it a candidate.
+        for both. It differs from the best so far by several changes, so it is a candidate only as a neighbour of the failed one.
         """
         if not len(self._failed):
             return self._failed
@@ -210,7 +210,7 @@ class Step:
         return chances
 
     def _chances_to_fit(self, codes: Codes) -> Array:
-        """Returns the probability that each configuration fits the memory, computed once for equal values of the memory knobs."""
+        """Returns the probability that each configuration fits the memory; computed once for equal values of memory knobs."""
         if self._memory is None:
             return np.ones(len(codes))
         kinds = [row.tobytes() for row in codes[:, [knob.key in MEMORY_KNOBS for knob in self._coding.knobs]]]
