@@ -173,7 +173,7 @@ class Step:
         """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
-        for both. It differs from the best so far by several changes, so it is a candidate only as a neighbour of the failed one.
+        for both. It differs from the best so far by several changes, so it is a candidate only as a failed one's neighbour.
         """
         if not len(self._failed):
             return self._failed
