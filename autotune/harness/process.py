@@ -49,14 +49,13 @@ class MemoryWatch:
         self._retries_before = 0  # number of retries when the window opened
 
     def begin(self, device: str, index: Optional[int], *, limit_bytes: Optional[int]) -> None:
-        """Limits the memory of the device that trains, as training begins; see `TrialContext` for device and index."""
+        """Limits the memory of the devices that train, as training begins; see `TrialContext` for device and index."""
         if device == "cuda":
             import torch
 
             self._cuda, self._index = torch.cuda, index
             if limit_bytes:
-                total = torch.cuda.get_device_properties(index).total_memory
-                memory.limit_device(min(1.0, limit_bytes / total), index)
+                memory.limit_devices(1.0, limit_bytes, index)
         elif limit_bytes:
             _limit_data(limit_bytes)
 

@@ -106,7 +106,13 @@ class FakeCuda:
         assert self.backend == "native", "cudaMallocAsync has no snapshot"
         return {"allocator_settings": self.settings}
 
-    def get_device_properties(self, index: int | None) -> SimpleNamespace:
+    def device_count(self) -> int:
+        return 2
+
+    def max_memory_reserved(self, index: int) -> int:
+        return 500 if index == INDEX else 0
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
         assert index == INDEX
         return SimpleNamespace(total_memory=1000)
 
@@ -214,6 +220,14 @@ def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, Memory
     }
     statistics.reserved = [900, 800]  # both hold a part of the model
     assert watch.summary()["capacity_bytes"] == 1000
+
+
+def test_a_limit_holds_on_each_gpu_that_the_program_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics = Statistics()
+    statistics.reserved = [100, 800]
+    monkeypatch.setattr(torch, "cuda", statistics)
+    MemoryWatch().begin("cuda", INDEX, limit_bytes=500)
+    assert (statistics.limits, statistics.num_emptied) == ([(0.5, 0), (0.25, INDEX)], 1)
 
 
 def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Statistics, MemoryWatch]) -> None:
