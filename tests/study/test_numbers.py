@@ -97,6 +97,13 @@ def test_step_times_are_read_after_warm_up():
     assert (found["compiled_graphs"], found["compile_s"], found["gpu.power_w"]) == (2.0, 7.5, 9.0)
 
 
+@pytest.mark.parametrize(("uuids", "joules"), [(("GPU-1", "GPU-2"), 2.0), (("GPU-1", "GPU-1"), 1.0), ((None, None), 2.0)])
+def test_ranks_that_share_a_gpu_share_its_energy(uuids, joules):
+    ranks = [rank(number, facts={"device_uuid": uuid}) for number, uuid in enumerate(uuids)]
+    found = metrics(ranks, {"gpu.energy_j": 800.0, "gpu.energy_s": 4.0})
+    assert found["gpu.energy_per_sample_j"] == pytest.approx(joules)
+
+
 def test_trial_without_results_has_no_numbers():
     assert numbers([]) == {}
     assert metrics([], {"power_w": 1.0}) == {"power_w": 1.0}
