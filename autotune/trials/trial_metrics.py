@@ -111,9 +111,9 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
 
 
 def _devices_per_rank(results: Sequence[RankResult]) -> float:
-    """Returns the number of GPUs divided by the number of ranks: less than 1 if ranks share a GPU."""
-    known = [uuid for result in results if (uuid := result.facts.get("device_uuid"))]
-    return len(set(known)) / len(known) if known else 1.0
+    """Returns the number of GPUs divided by the number of ranks: less than 1 if ranks share a GPU, more if a rank uses two."""
+    known = [uuids for result in results if (uuids := result.facts.get("device_uuids"))]
+    return len({uuid for uuids in known for uuid in uuids}) / len(known) if known else 1.0
 
 
 def cycle(result: RankResult) -> dict[str, float]:

@@ -246,7 +246,21 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
     properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert process.facts("cuda", INDEX)["device_uuid"] == uuid
+    assert process.facts("cuda", INDEX)["device_uuids"] == [uuid]
+
+
+@pytest.mark.parametrize(("reserved", "used"), [([0, 8, 0], [1]), ([6, 8, 0], [1, 0]), ([0, 8, 0.5], [1]), ([0, 0, 0], [1])])
+def test_gpus_that_hold_a_part_of_the_model_are_named_too(
+    reserved: list[float], used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def properties(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name="NVIDIA H200", uuid=index, major=9, minor=0, total_memory=1000)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(reserved))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda index: reserved[index])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert process.facts("cuda", INDEX)["device_uuids"] == [f"GPU-{index}" for index in used]
 
 
 @pytest.mark.parametrize(

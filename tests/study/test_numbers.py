@@ -97,9 +97,12 @@ def test_step_times_are_read_after_warm_up():
     assert (found["compiled_graphs"], found["compile_s"], found["gpu.power_w"]) == (2.0, 7.5, 9.0)
 
 
-@pytest.mark.parametrize(("uuids", "joules"), [(("GPU-1", "GPU-2"), 2.0), (("GPU-1", "GPU-1"), 1.0), ((None, None), 2.0)])
-def test_ranks_that_share_a_gpu_share_its_energy(uuids, joules):
-    ranks = [rank(number, facts={"device_uuid": uuid}) for number, uuid in enumerate(uuids)]
+@pytest.mark.parametrize(
+    ("uuids", "joules"),
+    [([["GPU-1"], ["GPU-2"]], 2.0), ([["GPU-1"], ["GPU-1"]], 1.0), ([[], []], 2.0), ([["GPU-1", "GPU-2"]], 4.0)],
+)
+def test_energy_is_that_of_all_gpus_and_ranks_that_share_one_share_it(uuids, joules):
+    ranks = [rank(number, facts={"device_uuids": used}) for number, used in enumerate(uuids)]
     found = metrics(ranks, {"gpu.energy_j": 800.0, "gpu.energy_s": 4.0})
     assert found["gpu.energy_per_sample_j"] == pytest.approx(joules)
 
