@@ -96,6 +96,19 @@ def test_the_host_is_never_further_ahead_than_ranks_can_hear_of_the_last_step() 
         assert (device.queued_s - device.now_s) / 0.01 <= RUN_AHEAD + 1.01
 
 
+def test_a_window_begins_after_the_step_for_which_the_device_waited() -> None:
+    device = Device()
+    clock = clock_of(device)
+    clock.mark(8, 0.0, False)
+    for _ in range(2):  # a window that restarts
+        clock.open_window()
+        device.queued_s += 0.5  # the host fetches a batch while the device has nothing to do
+        for _ in range(3):
+            clock.mark(8, 0.0, False)
+        device.synchronize()
+        assert [round(step.step_s, 6) for step in clock.finished()] == [0.01, 0.01]
+
+
 def test_the_device_rate_counts_from_the_first_forward() -> None:
     device = Device()
     clock = clock_of(device)
