@@ -218,11 +218,11 @@ _DOCUMENTED: tuple[tuple[str, Peaks], ...] = (
     (r"RTX 6000 Ada", _of("NVIDIA RTX 6000 Ada data sheet", 960, 91.1, tf32=182.2, bfloat16=364.2, float8=728.5)),
     (r"RTX A6000", _of("NVIDIA RTX A6000 data sheet, GA102 white paper", 768, 38.7, tf32=77.4, bfloat16=154.8)),
     (
-        r"RTX 5090\b(?! D)",
+        r"RTX 5090\b(?! D| Laptop)",
         _of("NVIDIA RTX Blackwell white paper, appendix A", 1792, 104.8, tf32=104.8, bfloat16=209.5, float8=419),
     ),
     (
-        r"RTX 4090\b(?! D)",
+        r"RTX 4090\b(?! D| Laptop)",
         _of("NVIDIA Ada GPU architecture white paper, appendix A", 1008, 82.6, tf32=82.6, bfloat16=165.2, float8=330.3),
     ),
     (r"RTX 3090\b(?! Ti)", _of("NVIDIA GA102 architecture white paper, appendix A", 936, 35.6, tf32=35.6, bfloat16=71)),

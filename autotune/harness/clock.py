@@ -97,6 +97,7 @@ class CudaClock:
         import torch
 
         self._cuda: Any = torch.cuda
+        self._synchronize = torch.cuda.synchronize  # a pass of `explain` replaces it, to find where the program waits
         self._device = device
         self._pending: Deque[Any] = deque()
         self._last: Any = None
@@ -105,6 +106,7 @@ class CudaClock:
         self._opened_s: Optional[float] = None
         self._gaps_s = 0.0
         self._num_marked = self._num_finished = self._noisy_until = 0
+        self._is_idle = False  # whether the device had nothing to do when the next step began
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
 
@@ -152,15 +154,23 @@ class CudaClock:
                 self._gaps_s += step_s
             if samples is None:
                 continue
+            if self._is_idle:
+                self._is_idle = False
+                continue
             busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
             is_quiet = self._num_finished > self._noisy_until
             yield Finished(self._end_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet)
 
     def open_window(self) -> None:
-        """Waits for the device and opens the window; called again when the window restarts."""
-        self._cuda.synchronize(self._device)
+        """Waits for the device and opens the window; called again when the window restarts.
+
+        The window begins after the next step. That step takes longer than usual, because the device has to wait until the host
+        has fetched a batch and queued the step's work, which the host usually does while the device computes earlier steps.
+        """
+        self._synchronize(self._device)
         for _ in self.finished():  # drops the steps that were queued before the window
             pass
+        self._is_idle = True
         self._opened_s, self._gaps_s = time.monotonic(), 0.0
         self.window_is_open = True
 
@@ -168,7 +178,7 @@ class CudaClock:
         """Waits for the device and compares the window's wall time with the sum of the times between events."""
         if self._opened_s is None:
             return
-        self._cuda.synchronize(self._device)
+        self._synchronize(self._device)
         closed_s = time.monotonic()
         for _ in self.finished():
             pass

@@ -22,7 +22,8 @@ COLOURS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")  # escape sequences for a termi
 # A kernel fails after the call that queued it. So any later call may report the failure, even one by the harness.
 FAULT_OF_A_KERNEL = re.compile(
     r"(?:CUDA|HIP) error: (?:an illegal memory access|device-side assert|unspecified launch failure|misaligned address"
-    r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable)"
+    r"|an illegal instruction|invalid program counter|hardware stack error|the launch timed out|uncorrectable"
+    r"|operation not supported on global/shared address space)"
 )
 
 

@@ -53,10 +53,10 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
 
 
 def divide(parameters: List[Any], scale: Any) -> None:
-    """Divides the gradients by a scale before the program uses them; NaN and infinite values become 0."""
+    """Divides the gradients, which may be on several GPUs, by a scale before the program uses them; NaN and inf become 0."""
     import torch
 
     with torch.no_grad():
         for parameter in parameters:
             if parameter.grad is not None:
-                torch.nan_to_num_(parameter.grad.div_(scale), 0.0, 0.0, 0.0)
+                torch.nan_to_num_(parameter.grad.div_(scale.to(parameter.grad.device)), 0.0, 0.0, 0.0)

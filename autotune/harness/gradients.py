@@ -262,7 +262,7 @@ class Gradients:
         if name != "clip_grad_norm_":
             return None
         norm = state.total_norm(parameters, float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)))
-        return norm if self.scaler is None or self._begin is None else norm / self._scale()
+        return norm if self.scaler is None or self._begin is None else norm / self._scale().to(norm.device)
 
     # --- how many calls per step ---
 

@@ -27,6 +27,8 @@ from .patches import Patch, patches
 from .subclassing import subclass
 
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
+# Devices of trained parameters; "" if none is known. A library that moves weights around leaves them on "meta" in between.
+TIMED = ("", "cpu", "cuda", "meta")
 
 
 class Root:
@@ -315,10 +317,20 @@ class ModuleWatch:
 
     def device_type(self) -> str:
         """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
-        first, written = self._first_trained(), self._context.writes.device_type
-        if first is None and not written:
+        kind = self._trained_on()
+        if not kind:
             return "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        return "cuda" if (written if first is None else first.device.type) == "cuda" else "cpu"
+        return "cuda" if kind == "cuda" else "cpu"
+
+    def untimed_device(self) -> str:
+        """Returns the type of device that trained parameters are on if steps cannot be timed there, such as "xpu"; else ""."""
+        kind = self._trained_on()
+        return "" if kind in TIMED else kind
+
+    def _trained_on(self) -> str:
+        """Returns the type of device that trained parameters are on; "" if none are known."""
+        first = self._first_trained()
+        return str(self._context.writes.device_type if first is None else first.device.type)
 
     def device_index(self) -> Optional[int]:
         """Returns the index of the GPU that holds the trained parameters; None if unknown."""

@@ -2,7 +2,7 @@
 
 Steps are seen by hooks on each optimizer instance and by a patch of `GradScaler.step`. The patch is needed because a scaler
 that finds an inf skips the optimizer's step, although the program's iteration is over and its samples are used up (measured:
-the optimizer's own hook saw 3 of 5 iterations).
+the optimizer's own hook saw 3 of 5 iterations). If the optimizer is fused, its step is called, but its kernel does nothing.
 """
 
 from __future__ import annotations
@@ -10,15 +10,51 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, Iterable, List, Optional, Set
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from . import members
-from .captures import CapturedSteps
+from .captures import CapturedSteps, is_capturing
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
 SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
+ADDED_TOGETHER = 32  # a scaler's results that are kept until they are added up on the device
+
+
+class Overflows:
+    """Counts the steps that fused optimizers skip, on the device and without waiting for it.
+
+    A GradScaler does not read whether the gradients of a fused optimizer overflowed. It passes a tensor, `optimizer.found_inf`,
+    and the kernel that updates the weights does nothing if this is not 0.
+    """
+
+    def __init__(self) -> None:
+        self._new: List[Any] = []
+        self._sum: Any = None  # of the steps that are not in `_new`
+
+    def note(self, optimizer: Any) -> None:
+        """Notes a step of an optimizer; called while a scaler makes it."""
+        found = members.held(optimizer).get("found_inf")
+        if isinstance(found, Tensor) and not is_capturing():  # a captured tensor has another value at each replay
+            self._new.append(found)
+            if len(self._new) >= ADDED_TOGETHER:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        import torch
+
+        new, self._new = self._new, []
+        device = new[0].device
+        number = torch.stack([found.to(device) for found in new]).ne(0).sum()
+        self._sum = number if self._sum is None else self._sum.to(device) + number
+
+    def number(self) -> int:
+        """Returns the number of skipped steps so far. Waits for the device."""
+        if self._new:
+            self._add_up()
+        return 0 if self._sum is None else int(self._sum)
 
 
 class OptimizerWatch:
@@ -35,7 +71,8 @@ class OptimizerWatch:
         self._short: Any = None  # the clock's short hook while that is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
-        self.num_skipped = 0
+        self._num_left_out = 0  # steps that a scaler did not let an optimizer make
+        self._overflows = Overflows()  # further skipped steps
         self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None
         self._prepared: Set[int] = set()
@@ -90,7 +127,7 @@ class OptimizerWatch:
                 returned = step(scaler, optimizer, *args, **kwargs)
             finally:
                 self._is_scaling = False
-            self.num_skipped += not self._stepped_inside
+            self._num_left_out += not self._stepped_inside
             self._count(optimizer)
             return returned
 
@@ -116,6 +153,7 @@ class OptimizerWatch:
         self.is_stepping = False
         if self._is_scaling:
             self._stepped_inside = True  # counted when the scaler's step returns
+            self._overflows.note(optimizer)
             return
         self._count(optimizer)
 
@@ -188,7 +226,7 @@ class OptimizerWatch:
 
     def open_window(self) -> None:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
-        self._num_skipped_before = self.num_skipped
+        self._num_skipped_before = self._num_skipped()
 
     # --- facts ---
 
@@ -203,12 +241,15 @@ class OptimizerWatch:
             return None
         import torch
 
-        in_window = self.num_skipped - self._num_skipped_before
+        skipped = self._num_skipped()
         return {
             "scale": float(torch.amp.GradScaler.get_scale(self.scaler)),
-            "skipped": self.num_skipped,
-            "skipped_in_window": in_window,
+            "skipped": skipped,
+            "skipped_in_window": skipped - self._num_skipped_before,
         }
+
+    def _num_skipped(self) -> int:
+        return self._num_left_out + self._overflows.number()
 
     def clock(self) -> Any:
         """Returns the optimizer whose steps are counted; None if it no longer exists."""

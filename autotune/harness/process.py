@@ -11,7 +11,7 @@ import socket
 import sys
 import sysconfig
 import time
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import state
 from .cores import CPUINFO, instruction_sets, read
@@ -21,6 +21,9 @@ from .protocol import whole_number
 LOOK_S = 0.05  # between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# A process trains on each GPU of which it has taken at least this share of what it has taken of its fullest GPU. By mistake,
+# many programs take a little of the first GPU, too.
+FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 
@@ -49,14 +52,13 @@ class MemoryWatch:
         self._retries_before = 0  # number of retries when the window opened
 
     def begin(self, device: str, index: Optional[int], *, limit_bytes: Optional[int]) -> None:
-        """Limits the memory of the device that trains, as training begins; see `TrialContext` for device and index."""
+        """Limits the memory of the devices that train, as training begins; see `TrialContext` for device and index."""
         if device == "cuda":
             import torch
 
             self._cuda, self._index = torch.cuda, index
             if limit_bytes:
-                total = torch.cuda.get_device_properties(index).total_memory
-                memory.limit_device(min(1.0, limit_bytes / total), index)
+                memory.limit_devices(1.0, limit_bytes, index)
         elif limit_bytes:
             _limit_data(limit_bytes)
 
@@ -136,7 +138,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
         "hostname": socket.gethostname(),
         "device": device,
         "device_name": None,
-        "device_uuid": None,
+        "device_uuids": [],
         "compute_capability": None,
         "device_memory_bytes": None,
         "num_threads": torch.get_num_threads(),
@@ -151,7 +153,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
     if device == "cuda":
         properties = torch.cuda.get_device_properties(index)
         found["device_name"] = properties.name
-        found["device_uuid"] = _uuid(properties, index or 0)
+        found["device_uuids"] = [uuid for each in _trained_on(index) if (uuid := _uuid(each))]
         found["compute_capability"] = [properties.major, properties.minor]
         found["device_memory_bytes"] = properties.total_memory
         with contextlib.suppress(Exception):  # a build without NCCL
@@ -159,15 +161,27 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
     return found
 
 
-def _uuid(properties: Any, index: int) -> Optional[str]:
+def _trained_on(index: Optional[int]) -> List[int]:
+    """Returns the indices of the GPUs that train: the one with the first trained parameter, then all others (FULL_FRAC)."""
+    from torch import cuda
+
+    own = cuda.current_device() if index is None else index
+    reserved = [cuda.max_memory_reserved(each) for each in range(cuda.device_count())]
+    least = max(1.0, FULL_FRAC * max(reserved, default=0))
+    return [own, *(each for each, size in enumerate(reserved) if each != own and size >= least)]
+
+
+def _uuid(index: int) -> Optional[str]:
     """Returns the UUID by which NVML identifies a device; None if unknown.
 
     A slice of a GPU (MIG) is named by its own UUID, which is in the environment; torch may give that of the whole GPU.
     """
+    import torch
+
     visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if index < len(visible) and visible[index].startswith("MIG-"):
         return visible[index]
-    uuid = getattr(properties, "uuid", None)  # torch 2.4 has none
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)  # torch 2.4 has none
     return f"GPU-{uuid}" if uuid is not None else None
 
 

@@ -189,7 +189,6 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
         "steps_seen_by": context.writes.source,
         "grad_scaler": context.optimizers.scaler is not None,
-        "skipped_steps": context.optimizers.num_skipped,
         "compile": first.get("compile.mode"),
         "world_size": context.world_size,
         "device": context.device,

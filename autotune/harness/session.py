@@ -23,6 +23,7 @@ from .phases import Phases
 from .window import Window
 
 EAGER_STEPS = 8  # the first steps, which are processed one by one
+OTHER_DEVICE = "the program trains on a device of type {}: autotune can time steps only on CPUs and on CUDA devices"
 LOOK_S = 0.1  # seconds between two calls of `_look` after the eager steps; `_look` is costly because its code is cold
 
 
@@ -100,6 +101,8 @@ class Session(TrialContext):
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()
         self.device_index = self.modules.device_index() if self.device == "cuda" else None
+        if kind := self.modules.untimed_device():
+            self.ending.give_up(OTHER_DEVICE.format(kind))
         if not self.is_applying:
             self.clock = make_clock(self.device, self.device_index)
             self.memory.begin(self.device, self.device_index, limit_bytes=self.spec.memory_limit_bytes)

@@ -21,6 +21,14 @@ def gpus() -> list[dict[str, Any]]:
         return [_gpu(nvml, handle, driver) for handle in nvml.handles()]
 
 
+def slice_memory_bytes(uuid: str) -> int | None:
+    """Returns the memory of a slice of a GPU (MIG), which `gpus` does not list; None if NVML does not know it."""
+    with session() as nvml:
+        handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
+        memory = None if handle is None else nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+        return None if memory is None else int(memory.total)
+
+
 def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
     """Whether there is a driver through which PyTorch may find a CUDA device. Without a driver, it finds none."""
     return any((devices / name).exists() for name in DRIVER_FILES)

@@ -65,7 +65,7 @@ class MachineWatch:
         Which devices the user's own command uses (`torchrun`, a device chosen in the script) is known only after its first
         trial. Until then, the configured device is watched.
         """
-        reported = list(dict.fromkeys(uuid for result in results if (uuid := result.facts.get("device_uuid"))))
+        reported = list(dict.fromkeys(uuid for result in results for uuid in result.facts.get("device_uuids") or ()))
         if not reported or set(reported) == {device.uuid for device in self._device.devices}:
             return
         found = [open_device(uuid=uuid) for uuid in reported]

@@ -10,6 +10,7 @@ from autotune.config.checks import memory_limit_bytes
 from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
+from autotune.machine.gpus import slice_memory_bytes
 from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
@@ -81,5 +82,8 @@ def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None)
     """
     device = device or DeviceOptions()
     gpus = (machine.get("gpus") or []) if device.kind != "cpu" else []
+    entry = next(iter((visible_devices(os.environ) or [])[device.index : device.index + 1]), "")
+    if gpus and entry.startswith("MIG-") and (found := slice_memory_bytes(entry)):
+        return found
     chosen = [gpu for gpu in visible_gpus(gpus, os.environ)[device.index : device.index + 1] if gpu] or gpus[:1]
     return int((chosen[0].get("memory_bytes") if chosen else None) or machine["memory_bytes"])

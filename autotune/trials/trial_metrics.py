@@ -105,8 +105,15 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
             found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
             # Power over rate: energy and its seconds are from readings of a counter that are not at the window's ends.
-            found["gpu.energy_per_sample_j"] = seen["gpu.energy_j"] / seen["gpu.energy_s"] / first.window.rate_per_s
+            power_w = seen["gpu.energy_j"] / seen["gpu.energy_s"] * _devices_per_rank(results)
+            found["gpu.energy_per_sample_j"] = power_w / first.window.rate_per_s
     return found
+
+
+def _devices_per_rank(results: Sequence[RankResult]) -> float:
+    """Returns the number of GPUs divided by the number of ranks: less than 1 if ranks share a GPU, more if a rank uses two."""
+    known = [uuids for result in results if (uuids := result.facts.get("device_uuids"))]
+    return len({uuid for uuids in known for uuid in uuids}) / len(known) if known else 1.0
 
 
 def cycle(result: RankResult) -> dict[str, float]:

@@ -201,7 +201,7 @@ def test_documented_peaks_are_found_by_the_drivers_name(name: str, bfloat16: flo
     "name",
     [
         "", "Intel(R) Xeon(R)", "NVIDIA GeForce RTX 9999", "AMD Instinct MI300X", "NVIDIA GeForce GTX 1080",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 5090 Laptop GPU",
     ],
 )  # fmt: skip
 def test_an_unknown_device_has_no_documented_peaks(name: str) -> None:

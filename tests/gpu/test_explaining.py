@@ -43,6 +43,7 @@ def test_phases_are_the_device_s_and_no_step_in_flight_is_lost(
     assert sum(phases.values()) == pytest.approx(step_s, rel=0.02)
     assert phases[FORWARD] + phases[BACKWARD] > 0.7 * step_s
     assert phases[OPTIMIZER] < 0.2 * step_s
+    assert "optimizer.step()" not in [site.text for site in lines.syncs if site.kind == "synchronize"]
 
 
 def test_the_second_trace_has_the_kernels(passes: Passes, record_property: Callable[[str, object], None]) -> None:

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.gpu
 FORMATS: list[Knobs] = [
     {"precision.amp": "bf16"},
     {"precision.amp": "fp16"},
+    {"precision.amp": "fp16", "optimizer.implementation": "fused"},
     {"precision.matmul": "high"},
     {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"},
 ]

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from autotune.harness.clock import RUN_AHEAD, CudaClock, Finished, HostClock, make_clock
-from autotune.harness.explain.marks import MAX_EVENTS, DevicePhases
+from autotune.harness.explain.marks import MAX_EVENTS, DevicePhases, Marks
+from autotune.harness.explain.sources import Sources
+from autotune.harness.explain.syncs import SyncSites
 from autotune.harness.modules import ModuleWatch
+from tests.harness.contexts import context
 
 
 class Event:
@@ -36,6 +39,7 @@ class Device:
 
     now_s = queued_s = 0.0
     is_capturing = False
+    current = ""  # name of a stream that the program has made the current one
 
     def __init__(self) -> None:
         self.streams: list[Any] = []  # streams on which events were recorded
@@ -49,7 +53,7 @@ class Device:
         self.now_s = self.queued_s
 
     def current_stream(self, index: Any = None) -> str:
-        return f"stream of {index}"
+        return self.current or f"stream of {index}"
 
     def is_current_stream_capturing(self) -> bool:
         return self.is_capturing
@@ -57,7 +61,7 @@ class Device:
 
 def clock_of(device: Device, index: int | None = None) -> Any:
     clock = CudaClock(index)
-    clock._cuda = device
+    clock._cuda, clock._synchronize = device, device.synchronize
     return clock
 
 
@@ -90,6 +94,19 @@ def test_the_host_is_never_further_ahead_than_ranks_can_hear_of_the_last_step() 
     for _ in range(50):
         clock.mark(8, 0.0, False)
         assert (device.queued_s - device.now_s) / 0.01 <= RUN_AHEAD + 1.01
+
+
+def test_a_window_begins_after_the_step_for_which_the_device_waited() -> None:
+    device = Device()
+    clock = clock_of(device)
+    clock.mark(8, 0.0, False)
+    for _ in range(2):  # a window that restarts
+        clock.open_window()
+        device.queued_s += 0.5  # the host fetches a batch while the device has nothing to do
+        for _ in range(3):
+            clock.mark(8, 0.0, False)
+        device.synchronize()
+        assert [round(step.step_s, 6) for step in clock.finished()] == [0.01, 0.01]
 
 
 def test_the_device_rate_counts_from_the_first_forward() -> None:
@@ -153,6 +170,38 @@ def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.Monk
     assert (found["forward"], found["backward"]) == (pytest.approx(0.01 * num_steps), pytest.approx(0.01 * num_steps))
     assert found["optimizer"] == 0.0
     assert set(device.streams) == {"stream of 1"}
+
+
+def test_copies_on_a_stream_of_their_own_are_no_work_of_the_stream_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events of two streams are in no order: a phase between them could take less than no time."""
+    device = Device()
+    monkeypatch.setattr(torch, "cuda", device)
+    phases = DevicePhases(1)
+    phases.note("forward")
+    device.current = "the stream of the program's prefetcher"
+    phases.note("transfer")
+    phases.note("other")
+    device.current = ""
+    phases.note("forward")
+    assert set(device.streams) == {"stream of 1"}
+
+
+def test_the_clock_s_own_wait_is_no_wait_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr(torch, "cuda", device)
+    clock = CudaClock()
+    given = context(modules=SimpleNamespace(num_graphs=lambda: 0, is_in_evaluation=False))
+    sites = SyncSites(given, Marks(given), Sources())
+    sites.install()
+    try:
+        clock.open_window()
+        clock.mark(8, 0.0, False)
+        clock.close_window()
+        assert sites.sites(1.0) == []
+        torch.cuda.synchronize()
+    finally:
+        sites.uninstall()
+    assert [site.kind for site in sites.sites(1.0)] == ["synchronize"]
 
 
 def test_phases_of_the_device_can_leave_a_step_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
+from autotune.harness.gradient_state import divide
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, RankResult
 from tests.harness.conftest import PROGRAMS, Run
 from tests.harness.forks import Forks
@@ -152,3 +154,12 @@ def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str,
     assert reason in found.knobs[AMP].reason
     assert found.loss["is_finite"]
     assert found.loss["last"] < 2  # training continues in float32 from undamaged weights
+
+
+def test_gradients_on_several_gpus_are_divided_by_the_scale_of_a_loss_on_one_of_them() -> None:
+    with FakeTensorMode():  # tensors that say they are on GPUs
+        parameters = [torch.nn.Parameter(torch.ones(2, device=f"cuda:{number}")) for number in range(2)]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        divide(parameters, torch.ones((), device="cuda:1"))
+    assert [str(parameter.grad.device) for parameter in parameters if parameter.grad is not None] == ["cuda:0", "cuda:1"]

@@ -77,6 +77,12 @@ def test_a_knob_replaces_a_precision_that_was_set_by_the_new_api(trial: Trial) -
     assert (found.knobs["precision.matmul"].status, found.knobs["precision.matmul"].observed) == (APPLIED, "highest")
 
 
+@BY_NEW_API
+def test_a_precision_that_the_program_changes_later_by_the_new_api_is_read(trial: Trial) -> None:
+    found = trial("basic.py", "late=ieee", knobs={"precision.matmul": "high"}, mode="inspect").result()
+    assert (found.knobs["precision.matmul"].status, found.knobs["precision.matmul"].observed) == (OVERRIDDEN, "highest")
+
+
 def test_knobs_that_cannot_be_read_back_leave_the_others_reports_alone() -> None:
     broken, other = KnobHandler(context({"a": 1})), KnobHandler(context({"b": 2}))
     broken.keys, other.keys = ("a",), ("b",)

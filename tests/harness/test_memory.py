@@ -106,7 +106,13 @@ class FakeCuda:
         assert self.backend == "native", "cudaMallocAsync has no snapshot"
         return {"allocator_settings": self.settings}
 
-    def get_device_properties(self, index: int | None) -> SimpleNamespace:
+    def device_count(self) -> int:
+        return 2
+
+    def max_memory_reserved(self, index: int) -> int:
+        return 500 if index == INDEX else 0
+
+    def get_device_properties(self, index: int) -> SimpleNamespace:
         assert index == INDEX
         return SimpleNamespace(total_memory=1000)
 
@@ -216,6 +222,14 @@ def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, Memory
     assert watch.summary()["capacity_bytes"] == 1000
 
 
+def test_a_limit_holds_on_each_gpu_that_the_program_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics = Statistics()
+    statistics.reserved = [100, 800]
+    monkeypatch.setattr(torch, "cuda", statistics)
+    MemoryWatch().begin("cuda", INDEX, limit_bytes=500)
+    assert (statistics.limits, statistics.num_emptied) == ([(0.5, 0), (0.25, INDEX)], 1)
+
+
 def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Statistics, MemoryWatch]) -> None:
     statistics, watch = watched
     before = watch.movement()
@@ -232,7 +246,21 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
     properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert process.facts("cuda", INDEX)["device_uuid"] == uuid
+    assert process.facts("cuda", INDEX)["device_uuids"] == [uuid]
+
+
+@pytest.mark.parametrize(("reserved", "used"), [([0, 8, 0], [1]), ([6, 8, 0], [1, 0]), ([0, 8, 0.5], [1]), ([0, 0, 0], [1])])
+def test_gpus_that_hold_a_part_of_the_model_are_named_too(
+    reserved: list[float], used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def properties(index: int) -> SimpleNamespace:
+        return SimpleNamespace(name="NVIDIA H200", uuid=index, major=9, minor=0, total_memory=1000)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(reserved))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda index: reserved[index])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert process.facts("cuda", INDEX)["device_uuids"] == [f"GPU-{index}" for index in used]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from autotune.harness.knobs.optimizer import OptimizerKnobs, _problem
-from autotune.harness.protocol import APPLIED
+from autotune.harness.optimizers import ADDED_TOGETHER, Overflows
+from autotune.harness.protocol import APPLIED, UNMEASURABLE
+from autotune.harness.session import OTHER_DEVICE
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
@@ -31,14 +35,37 @@ def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
     assert set(found.steps["samples"]) == {1}
 
 
+def test_a_device_whose_steps_cannot_be_timed_is_refused_at_the_first_step(trial: Trial) -> None:
+    run = trial("kinds.py", "elsewhere")
+    reason = OTHER_DEVICE.format("xpu")
+    assert run.result().error == {"type": UNMEASURABLE, "message": reason, "traceback": ""}
+    assert f"autotune: {reason}; autotune ends the program here" in run.stdout
+
+
 @pytest.mark.parametrize("flags", [(), ("fused",)])
 @pytest.mark.thorough
 def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tuple[str, ...]) -> None:
     found = trial("kinds.py", "scaler", *flags).result()
     assert (found.status, found.detected["num_steps"]) == ("ended", 5)
     assert set(found.steps["samples"]) == {12}
-    skipped = 0 if flags else 2  # a fused optimizer skips internally, which only the scale shows
-    assert found.scaling == {"scale": 0.5, "skipped": skipped, "skipped_in_window": skipped}
+    assert found.scaling == {"scale": 0.5, "skipped": 2, "skipped_in_window": 2}
+
+
+def test_steps_that_a_fused_optimizer_skips_are_counted_and_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter, overflows = torch.nn.Parameter(torch.ones(2)), Overflows()
+    optimizer, scaler = torch.optim.SGD([parameter], fused=True), torch.amp.GradScaler("cpu")
+    optimizer.register_step_post_hook(lambda stepped, args, kwargs: overflows.note(stepped))
+    with monkeypatch.context() as patched:
+        for name in ("item", "tolist", "__int__", "__bool__"):
+            patched.setattr(torch.Tensor, name, lambda tensor: pytest.fail("the device is waited for"))
+        for number in range(2 * ADDED_TOGETHER + 3):
+            scaler.scale(parameter.sum() * (float("inf") if number % 5 == 0 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert overflows.number() == overflows.number() == len(range(0, 2 * ADDED_TOGETHER + 3, 5))
+    optimizer.step()  # without the scaler
+    assert overflows.number() == len(range(0, 2 * ADDED_TOGETHER + 3, 5))
 
 
 @pytest.mark.parametrize("value", ["default", "foreach"])
@@ -64,6 +91,24 @@ def test_implementations_that_would_fail_are_not_chosen() -> None:
         assert _problem(optimizer, "fused") == _problem(optimizer, "default") == ""
         optimizer.param_groups[0]["capturable"] = True
         assert _problem(optimizer, "foreach") == ""
+
+
+class OldAdagrad(torch.optim.Adagrad):
+    """Checks parameters as torch's Adagrad did before it had a fused implementation for CUDA."""
+
+    def _init_group(self, group: Any, *lists: Any) -> Any:
+        for parameter in group["params"]:
+            _device_dtype_check_for_fused(parameter, cuda_unsupported=True)
+        return super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("kind", "is_refused"), [(OldAdagrad, True), (torch.optim.Adam, False)])
+def test_a_fused_implementation_for_the_cpu_alone_is_not_chosen_on_a_gpu(kind: Any, is_refused: bool) -> None:
+    with FakeTensorMode():  # tensors that say they are on a GPU
+        on_gpu = kind([torch.nn.Parameter(torch.ones(2, device="cuda"))])
+    problem = f"{kind.__name__} of this torch has a fused implementation only for the CPU" if is_refused else ""
+    assert _problem(on_gpu, "fused") == problem
+    assert _problem(kind([torch.nn.Parameter(torch.ones(2))]), "fused") == _problem(on_gpu, "foreach") == ""
 
 
 class Counter(torch.Tensor):

@@ -189,9 +189,12 @@ def test_a_dead_device_does_not_hide_the_program_s_own_error(error: Any, monkeyp
 
 
 KERNEL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
+ADDRESS = "CUDA error: operation not supported on global/shared address space"
 
 
-@pytest.mark.parametrize(("message", "is_program_s"), [(KERNEL, True), ("CUDA error: invalid resource handle", False)])
+@pytest.mark.parametrize(
+    ("message", "is_program_s"), [(KERNEL, True), (ADDRESS, True), ("CUDA error: invalid resource handle", False)]
+)
 def test_a_kernel_that_failed_before_is_no_fault_of_the_harness(
     message: str, is_program_s: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

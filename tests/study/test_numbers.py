@@ -97,6 +97,16 @@ def test_step_times_are_read_after_warm_up():
     assert (found["compiled_graphs"], found["compile_s"], found["gpu.power_w"]) == (2.0, 7.5, 9.0)
 
 
+@pytest.mark.parametrize(
+    ("uuids", "joules"),
+    [([["GPU-1"], ["GPU-2"]], 2.0), ([["GPU-1"], ["GPU-1"]], 1.0), ([[], []], 2.0), ([["GPU-1", "GPU-2"]], 4.0)],
+)
+def test_energy_is_that_of_all_gpus_and_ranks_that_share_one_share_it(uuids, joules):
+    ranks = [rank(number, facts={"device_uuids": used}) for number, used in enumerate(uuids)]
+    found = metrics(ranks, {"gpu.energy_j": 800.0, "gpu.energy_s": 4.0})
+    assert found["gpu.energy_per_sample_j"] == pytest.approx(joules)
+
+
 def test_trial_without_results_has_no_numbers():
     assert numbers([]) == {}
     assert metrics([], {"power_w": 1.0}) == {"power_w": 1.0}

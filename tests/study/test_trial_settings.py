@@ -1,9 +1,13 @@
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from autotune.config.schema import DeviceOptions, LaunchOptions, MeasureOptions, StudyConfig
 from autotune.trials import launching
 from autotune.trials.launching import meaningful
 from autotune.trials.settings import deadlines, device_environment, memory_cap_bytes, process_environment
+from tests.machine.fakes import FakeNvml, refuse
 
 HOST = {"memory_bytes": 2**34, "gpus": []}
 
@@ -33,6 +37,19 @@ def test_fraction_is_of_the_gpu_that_is_to_be_used(visible, index, expected, mon
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     machine = {"memory_bytes": 2**40, "gpus": [{"memory_bytes": 2**34}, {"memory_bytes": 2**36}]}
     assert memory_cap_bytes(DeviceOptions(index=index, memory_limit=0.5), machine) == expected
+
+
+@pytest.mark.parametrize(("known", "expected"), [("MIG-1", 2**32), ("MIG-2", 2**33)])
+def test_fraction_is_of_the_slice_of_a_gpu_if_nvml_knows_it(known, expected, monkeypatch):
+    def handle_of(uuid):
+        return uuid if uuid == known else refuse()
+
+    memory = SimpleNamespace(total=2**33)
+    nvml = FakeNvml(nvmlDeviceGetCount=1, nvmlDeviceGetHandleByUUID=handle_of, nvmlDeviceGetMemoryInfo=memory)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+    machine = {"memory_bytes": 2**40, "gpus": [{"memory_bytes": 2**34}]}
+    assert memory_cap_bytes(DeviceOptions(memory_limit=0.5), machine) == expected
 
 
 def test_program_sees_the_device_it_is_to_use():

@@ -66,7 +66,7 @@ def test_nothing_is_watched_on_the_cpu():
 
 
 def ranks(*uuids):
-    told = [{"device_uuid": uuid} for uuid in uuids]
+    told = [{"device_uuids": uuid.split()} for uuid in uuids]
     return [RankResult(1, "nonce", rank, len(told), 1, "measured", facts=facts) for rank, facts in enumerate(told)]
 
 
@@ -83,12 +83,13 @@ def nvmls(monkeypatch):
     return opened
 
 
-def test_devices_that_the_ranks_of_a_command_have_told_of_are_watched_from_then_on(nvmls):
+@pytest.mark.parametrize("told", [("GPU-2", "GPU-3"), ("GPU-2 GPU-3",)], ids=["two ranks", "one rank on both"])
+def test_devices_that_the_ranks_of_a_command_have_told_of_are_watched_from_then_on(nvmls, told):
     machine = watch.MachineWatch(watch.open_device(uuid="GPU-0"), VirtualClock())
-    for told in ([], ranks(None, None), ranks("GPU-0")):
-        machine.follow(told)
+    for results in ([], ranks("", ""), ranks("GPU-0")):
+        machine.follow(results)
     assert list(nvmls) == ["GPU-0"]
-    machine.follow(ranks("GPU-2", "GPU-3"))
+    machine.follow(ranks(*told))
     assert list(nvmls) == ["GPU-0", "GPU-2", "GPU-3"]
     assert nvmls["GPU-0"].asked[-1] == "nvmlShutdown"
     assert machine.before() == ""

@@ -189,10 +189,15 @@ def torch_is_compiling() -> Callable[[], bool]:
 
 
 class DevicePhases:
-    """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet."""
+    """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet.
+
+    All events are recorded on the stream that is current at the first of them. A program may copy batches on a stream of its
+    own, where work is done earlier than on the stream that trains.
+    """
 
     def __init__(self, index: Optional[int] = None) -> None:
         self._index = index
+        self._stream: Any = None
         self._events: List[Tuple[str, Any]] = []
         self._step_from = 0  # index of the first event since the current step began
         self._seconds = dict.fromkeys((*STEP_PHASES, LEFT_OUT), 0.0)
@@ -205,7 +210,9 @@ class DevicePhases:
         if torch.cuda.is_current_stream_capturing():
             return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._index))
+        if self._stream is None:
+            self._stream = torch.cuda.current_stream(self._index)
+        event.record(self._stream)
         self._events.append((phase, event))
         if len(self._events) >= MAX_EVENTS:
             self._read(MAX_EVENTS // 2)

@@ -27,13 +27,8 @@ class MemoryKnobs(KnobHandler):
         is_asked = FRACTION in self.asked or self.asked.get(ALLOCATOR) == COLLECTING
         if self._context.device != "cuda" or not is_asked:
             return
-        import torch
-
-        fraction, limit_bytes = float(self.asked.get(FRACTION, 1.0)), self._context.spec.memory_limit_bytes
-        if limit_bytes:
-            total = torch.cuda.get_device_properties(self._context.device_index).total_memory
-            fraction = min(fraction, limit_bytes / total)
-        limit_device(fraction, self._context.device_index)
+        limit_bytes = self._context.spec.memory_limit_bytes
+        limit_devices(float(self.asked.get(FRACTION, 1.0)), limit_bytes, self._context.device_index)
 
     def observe(self) -> Dict[str, Any]:
         """Returns the host's allocator; the device's settings can only be compared with a requested value."""
@@ -51,16 +46,25 @@ class MemoryKnobs(KnobHandler):
         return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked, self._context.device_index)
 
 
-def limit_device(fraction: float, index: Optional[int]) -> None:
-    """Limits the share of a GPU's memory that this process may take; for `index`, see `TrialContext.device_index`.
+def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[int]) -> None:
+    """Limits the memory that this process may take of the GPU that trains, and of each other GPU of which it has taken some.
 
     The allocator checks the limit only when it requests memory from the driver. So the memory cached by the first step is
     released: otherwise later steps could use all of it, even if it exceeds the limit.
-    """
-    import torch
 
-    torch.cuda.set_per_process_memory_fraction(fraction, index)
-    torch.cuda.empty_cache()
+    Args:
+        fraction: the limit as a share of a GPU's memory.
+        limit_bytes: the limit in bytes; None for no such limit. If it is lower than the other one, it applies.
+        index: see `TrialContext.device_index`.
+    """
+    from torch import cuda
+
+    own = cuda.current_device() if index is None else index
+    for each in range(cuda.device_count()):
+        if each == own or cuda.max_memory_reserved(each):
+            share = limit_bytes / cuda.get_device_properties(each).total_memory if limit_bytes else 1.0
+            cuda.set_per_process_memory_fraction(min(fraction, share), each)
+    cuda.empty_cache()
 
 
 def host_allocator() -> str:

@@ -90,11 +90,22 @@ def _problem(optimizer: Any, value: str) -> str:
         kinds = {p.device.type for g in optimizer.param_groups for p in g["params"]}
         if not kinds <= {"cpu", "cuda", "mps", "xpu"}:
             return f"no fused implementation for parameters on {', '.join(sorted(kinds))}"
+        if "cuda" in kinds and _is_refused_on_cuda(type(optimizer)):
+            return f"{name} of this torch has a fused implementation only for the CPU"
         if any(not torch.is_floating_point(p) for g in optimizer.param_groups for p in g["params"]):
             return "fused implementations need floating point parameters"
         if any(p.grad is not None and p.grad.layout != torch.strided for g in optimizer.param_groups for p in g["params"]):
             return "fused implementations need dense gradients"
     return ""
+
+
+def _is_refused_on_cuda(kind: Any) -> bool:
+    """Whether an optimizer's fused implementation raises for parameters on CUDA: that of Adagrad did so at first.
+
+    Nothing but the call of torch's check shows it: `_device_dtype_check_for_fused(p, cuda_unsupported=True)`.
+    """
+    code = getattr(getattr(kind, "_init_group", None), "__code__", None)
+    return any("cuda_unsupported" in each for each in getattr(code, "co_consts", ()) if isinstance(each, tuple))
 
 
 def _has_tensor_settings(optimizer: Any) -> bool:

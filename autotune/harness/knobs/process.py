@@ -85,15 +85,19 @@ class ProcessKnobs(KnobHandler):
 def matmul_precision(device: str) -> str:
     """Returns the value of precision.matmul in force, even if the program has set it by the API of torch 2.9.
 
-    If the program has used that API, torch's own `get_float32_matmul_precision` raises.
+    If the program has used that API, torch's own `get_float32_matmul_precision` may raise, or return an earlier value.
     """
     import torch
 
     try:
-        return torch.get_float32_matmul_precision()
+        known = torch.get_float32_matmul_precision()
     except RuntimeError:
-        backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
-        return {"tf32": "high", "bf16": "medium"}.get(backend.matmul.fp32_precision, "highest")
+        known = "highest"
+    backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
+    now = getattr(getattr(backend, "matmul", None), "fp32_precision", "none")  # torch before 2.9 has no such setting
+    if now == "none" or (now, known) == ("tf32", "medium"):  # cuBLAS computes in tf32 for "medium", too
+        return known
+    return {"tf32": "high", "bf16": "medium"}.get(now, "highest")
 
 
 def _set_interop(num_threads: int) -> None:

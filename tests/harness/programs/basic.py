@@ -54,6 +54,8 @@ def main():
                 optimizer.step()
                 steps += 1
                 print(float(loss).hex(), file=losses, flush=True)
+                if "late" in OPTIONS:
+                    torch.backends.mkldnn.matmul.fp32_precision = OPTIONS["late"]
                 if "sleep" in OPTIONS:
                     time.sleep(option("sleep", 0.0))
             if "evaluate" in OPTIONS:

@@ -57,6 +57,20 @@ def without_batch():
         optimizer.step()
 
 
+def elsewhere():
+    """The weight says that it is on a GPU of another maker."""
+
+    class Weight(nn.Parameter):
+        device = property(lambda weight: torch.device("xpu", 0))
+
+    weight = Weight(torch.randn(()))
+    optimizer = torch.optim.SGD([weight], lr=0.01, foreach=False)
+    while True:
+        optimizer.zero_grad()
+        (weight**2).backward()
+        optimizer.step()
+
+
 def rebuilt_optimizer():
     """The old optimizer stays alive; a second model comes late; the model is called in evaluation mode first."""
     model, kept = nn.Linear(4, 2), []

@@ -1,0 +1,38 @@
+"""Trials on a GPU that the program simulates, so no GPU is needed: the host runs ahead of it."""
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from autotune.harness.explain import documents
+from autotune.harness.explain.documents import BACKWARD, FORWARD, LINES, OPTIMIZER, OTHER, TRANSFER
+from tests.harness.conftest import RULES, Trial
+
+BATCH, STEP_S = 16, 0.020
+PROGRAM = "simulated_gpu.py"
+
+
+@pytest.mark.parametrize("words", [(), ("host",)])
+def test_the_rate_is_the_device_s_and_does_not_hold_the_first_step_after_a_wait(trial: Trial, words: tuple[str, ...]) -> None:
+    found = trial(PROGRAM, *words, rules=dataclasses.replace(RULES, min_s=0.4)).result()
+    assert (found.status, found.error, found.detected["device"]) == ("measured", None, "cuda")
+    assert "harness_problems" not in found.detected
+    assert found.window is not None
+    assert found.window.rate_per_s == pytest.approx(BATCH / STEP_S, rel=0.005)
+    assert (found.facts["device_uuids"], found.memory["peak_bytes"]) == (["GPU-1"], 800)
+
+
+@pytest.mark.parametrize("words", [(), ("copies",)])
+def test_phases_are_those_of_the_device_and_it_is_not_waited_for(trial: Trial, words: tuple[str, ...]) -> None:
+    run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.7)
+    assert run.result().status == "measured"
+    found: dict[str, Any] = json.loads((run.folder / documents.document_file(LINES, 0)).read_text())
+    phases_s, step_s = found["device_phases_s"], found["seconds"] / found["steps"]
+    assert [phases_s[phase] for phase in (FORWARD, BACKWARD, OPTIMIZER)] == pytest.approx([0.006, 0.012, 0.002], abs=0.0006)
+    assert 0.0 <= phases_s[TRANSFER] + phases_s[OTHER] < 0.05 * step_s
+    assert min(phases_s.values()) >= 0.0
+    assert sum(phases_s.values()) == pytest.approx(step_s, rel=0.02)
+    assert "synchronize" not in [site["kind"] for site in found["syncs"]]
+    assert found["samples"] == pytest.approx(BATCH * found["steps"])
