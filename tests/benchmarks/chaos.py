@@ -168,6 +168,7 @@ class Victimized:
         ranks: number of processes of a trial; several are started by torchrun.
         slurm: where the trials run; None for this host.
         is_stub: whether the trials run a program without torch.
+        most_pause_s: longest pause between two kills; None for the usual one.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class Victimized:
         ranks: int = 1,
         slurm: PrivateSlurm | None = None,
         is_stub: bool = False,
+        most_pause_s: float | None = None,
     ) -> None:
         self.folder = StudyFolder(cwd / "runs" / "chaos")
         self._cwd, self._kills, self._rng, self._toll, self._deadline_s = cwd, kills, rng, toll, deadline_s
@@ -190,7 +192,8 @@ class Victimized:
         own = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
         self._environment = {**own, "TMPDIR": str(temporary)}
         self._slurm, self._is_stub, self._options = slurm, is_stub, [*OPTIONS, *(STUB_OPTIONS if is_stub else [])]
-        self._pause_s = STUB_PAUSE_S if is_stub else PAUSE_S
+        least_s, most_s = STUB_PAUSE_S if is_stub else PAUSE_S
+        self._pause_s = least_s, most_pause_s or most_s
         missing = {*(["rank"] if ranks == 1 else []), *(["warm server"] if ranks > 1 or is_stub or slurm else [])}
         self._kinds = [name for name in VICTIMS if name not in missing]
         self._tuner: subprocess.Popen[bytes] | None = None
@@ -482,6 +485,7 @@ def run(
     ranks: Sequence[int] = (1,),
     slurm: PrivateSlurm | None = None,
     is_stub: bool = False,
+    most_pause_s: float | None = None,
 ) -> Iterator[Toll]:
     """Attacks studies until all kills are done or the time is up, and the last study has reached its verdict.
 
@@ -495,6 +499,7 @@ def run(
         ranks: numbers of processes of a trial; the studies take turns.
         slurm: where the trials run; None for this host.
         is_stub: whether the trials run a program without torch.
+        most_pause_s: longest pause between two kills; None for the usual one.
 
     Yields:
         Each study's result.
@@ -506,6 +511,7 @@ def run(
         cwd, toll, before = place / f"{number:02d}", Toll(), _segments()
         cwd.mkdir()
         how = {"deadline_s": deadline_s, "ranks": ranks[number % len(ranks)], "slurm": slurm, "is_stub": is_stub}
+        how["most_pause_s"] = most_pause_s
         kills_left -= (num := min(each or kills_left, kills_left))
         kills_left += Victimized(cwd, num, rng, toll=toll, **how).run(study_minutes)
         toll.segments = sorted(_segments() - before)
@@ -551,6 +557,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--study-minutes", type=float, default=2.0, help="budget of each study")
     parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
+    parser.add_argument("--pause", type=float, help="longest pause between two kills, seconds; longer if trials are to finish")
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
     parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
@@ -568,6 +575,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
             slurm = PrivateSlurm(Path(place)) if asked.slurm else None
             how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "each": asked.each}
+            how["most_pause_s"] = asked.pause
             try:
                 for number, toll in enumerate(
                     run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]], slurm=slurm, is_stub=asked.stub)
