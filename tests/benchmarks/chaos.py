@@ -390,7 +390,7 @@ class Victimized:
     def _temporary(self) -> list[Path]:
         """Returns the temporary files that autotune has left."""
         left, runs = (
-            [path for path in (self._cwd / "tmp").iterdir() if not path.name.startswith(OF_LIBRARIES)],
+            [path for path in (self._cwd / "tmp").iterdir() if not (path.name.startswith(OF_LIBRARIES) or _is_pythons(path))],
             self.folder.path.parent,
         )
         of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *runs.glob(".autotune-*"))
@@ -518,6 +518,11 @@ def run(
         if slurm and not slurm.is_idle():
             toll.orphans += [f"job {job}" for job in slurm.jobs()]
         yield toll
+
+
+def _is_pythons(file: Path) -> bool:
+    """Whether Python left a file with which `tempfile` tests the folder: a process was killed before it removed the file."""
+    return file.is_file() and re.fullmatch(r"[a-z0-9_]{8}", file.name) is not None and file.stat().st_size <= len(b"blat")
 
 
 def read(file: Path | None) -> list[Toll]:
