@@ -27,7 +27,7 @@ class Probe:
 
 
 def judge(probe):
-    return Quarantine(probe, device="device 0 (H100)", advice="See dmesg")
+    return Quarantine(probe, device=lambda _: "device 0 (H100)", advice="See dmesg")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,21 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     assert "second attempt" in study.trials[2].reason
 
 
+def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
+    broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
+    gains = {("precision.amp", "bf16"): 1.2}
+    surface = Surface(gains=gains, noise_frac=0.003, failures=lambda number, knobs: broken if number >= 26 else None)
+    surface.facts["executable"] = sys.executable
+    study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4)
+    summary = study.run()
+    assert summary["status"] == "interrupted"
+    assert summary["reason"].startswith("the device of slot ")
+    assert summary["reason"].endswith("have the device reset, then resume")
+    probed = next(launch for launch in study.launcher.launches if launch.spec.mode == "inspect")
+    assert study.folder.read_trial(probed.spec.trial).slot == summary["reason"].split()[4]
+    assert not study.launcher.running
+
+
 @pytest.mark.parametrize(
     ("executable", "expected"),
     [(sys.executable, ""), ("/nowhere/python", "the command cannot be started: '/nowhere/python'"), (None, "")],
@@ -133,5 +148,5 @@ def test_the_device_at_fault_is_the_one_that_the_program_sees(bench, monkeypatch
     gpus = [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")]
     monkeypatch.setitem(study.inputs.machine, "gpus", gpus)  # for this test only: the other studies share these facts
     device = quarantine(study.inputs, study.folder, lambda: None)
-    assert device._device == "device 0 (H200, GPU-c)"
+    assert device._device(trial(3)) == "device 0 (H200, GPU-c)"
     assert device._advice.endswith("device.index=1 (one of 1)")
