@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.quantities import seconds_text
-from autotune.records import Kind, TrialRecord
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.places import Place
 from autotune.trials.session import Session
 
@@ -228,5 +228,5 @@ def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Se
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
-    """Returns the rates by slot, without trials that have none."""
-    return {record.slot: record.value for record in records if record.value and record.outcome.may_win}
+    """Returns the rates by slot, without trials that have none. The baseline may violate a constraint; its rate counts."""
+    return {one.slot: one.value for one in records if one.value and one.outcome in (Outcome.ok, Outcome.infeasible)}

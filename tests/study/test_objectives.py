@@ -9,7 +9,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.objective import Goal, cold_compile_s, fixed_s
 from tests.study.conftest import MACHINE
-from tests.support.fake_launcher import FakeLauncher, Surface
+from tests.support.fake_launcher import FakeLauncher, Failure, Surface
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
@@ -142,10 +142,12 @@ def test_what_breaks_a_constraint_cannot_win_and_says_why(bench, tmp_path, const
     assert all(trial.knobs["loader.batch_size"] != 640 for trial in study.trials if trial.kind is Kind.final)
 
 
-def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keeps_it(bench, tmp_path):
+@pytest.mark.parametrize("is_unsteady", [False, True])
+def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keeps_it(bench, tmp_path, is_unsteady):
     file = tmp_path / "batch.yaml"
     file.write_text("loader.batch_size: [8, 32]\n")
     made = Surface(step_s=lambda knobs: 0.01 * knobs["loader.batch_size"], loader_per_s=1e6)
+    made.failures = lambda number, knobs: Failure(is_unsteady=True) if is_unsteady and number == 0 else None
     study = bench(made, f"search_space={file}", "constraints.max_step_p95_s=0.2", minutes=10)
     summary = study.run()
     assert summary["best"]["overrides"] == {"loader.batch_size": 8}

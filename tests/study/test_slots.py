@@ -163,6 +163,14 @@ def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
     assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
 
 
+def test_a_baseline_that_violates_a_constraint_is_good_enough_for_the_calibration(bench):
+    made = Surface(**QUIET, step_s=lambda knobs: 0.3 if knobs["precision.amp"] == "off" else 0.1)
+    study = bench(made, *FEW, "constraints.max_step_p95_s=0.2", minutes=60, num_slots=2)
+    study.run()
+    assert {trial.outcome for trial in calibrating(study) if not trial.changed} == {Outcome.infeasible}
+    assert any("2 trials at a time" in line for line in notices(study))
+
+
 def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=8)
     study.run()
