@@ -82,6 +82,7 @@ class RemoteLauncher(Launcher):
         self._transport: Transport | None = None
         self._slot: Slot | None = None
         self._first: Slot | None = None  # the slot on which the study began
+        self._running: RemoteRunning | None = None  # the last trial
         self._study: Path | None = None
         self._asked_s = 0.0
         self._name = ""
@@ -90,6 +91,11 @@ class RemoteLauncher(Launcher):
         """Makes this launcher one of several slots that share the study's clock; called before any other method."""
         self._name, self.clock = name, clock
         self.watched = NodeWatch(lambda: self.node, clock)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a trial runs on the node; one that waits for a node does not."""
+        return self._running is not None and self._running.is_on_node
 
     @abstractmethod
     def transport(self) -> Transport:
@@ -119,7 +125,7 @@ class RemoteLauncher(Launcher):
 
     def start(self, launch: Launch) -> Running:
         """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
-        running = RemoteRunning(self, launch)
+        self._running = running = RemoteRunning(self, launch)
         running.poll()
         return running
 
@@ -164,13 +170,14 @@ class RemoteLauncher(Launcher):
             BadInput: the launch cannot be started.
         """
         self._study = study_of(launch.folder)
+        self.clock.go_on()  # it may stand still because another slot waits
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
         """Takes the next step towards a ready agent: requests a node, or checks whether it is ready."""
         if self._transport is None:
             self._transport, self._asked_s = self.transport(), time.monotonic()
-            self.clock.pause()
+        self.clock.pause()
         try:
             hello = self._transport.link.receive(LOOK_S)
         except LinkLost:
@@ -251,6 +258,11 @@ class RemoteRunning(Running):
         self._newest: Progress | None = None
         self._ended: Ended | None = None
         self._started_s, self._next_s = time.monotonic(), 0.0
+
+    @property
+    def is_on_node(self) -> bool:
+        """Whether it has begun on a node and is not over."""
+        return self._node is not None and self._ended is None
 
     def poll(self) -> Ended | None:
         """See `Running.poll`.

@@ -18,9 +18,8 @@ class RemoteSlots(Launcher):
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
         self._parts, self._are_ready = list(parts), False
-        waiting: set[int] = set()
-        for index, part in enumerate(self._parts):
-            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts)))
+        for number, part in enumerate(self._parts, 1):
+            part.join(str(number), _Share(self.clock, [other for other in self._parts if other is not part]))
 
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""
@@ -68,23 +67,24 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`), which is paused only while all slots are `waiting` for a node."""
+    """One slot's share of the study's clock (`whole`), which is paused only while no trial runs on the other slots.
 
-    def __init__(self, whole: PausableClock, waiting: set[int], index: int, num: int) -> None:
+    If a trial that runs alone waits for a new node, nothing else is done meanwhile, even if other slots have nodes.
+    """
+
+    def __init__(self, whole: PausableClock, others: Sequence[RemoteLauncher]) -> None:
         super().__init__()
-        self._whole, self._waiting, self._index, self._num = whole, waiting, index, num
+        self._whole, self._others = whole, others
 
     def monotonic(self) -> float:
         """Returns the study's seconds."""
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node."""
-        self._waiting.add(self._index)
-        if len(self._waiting) == self._num:
+        """Pauses the study's clock, unless a trial runs on another slot; called again and again while this slot waits."""
+        if not any(other.is_training for other in self._others):
             self._whole.pause()
 
     def go_on(self) -> None:
-        """Records that this slot has a node, or needs none."""
-        self._waiting.discard(self._index)
+        """Restarts the study's clock: this slot has a node, begins a trial, or needs no node."""
         self._whole.go_on()

@@ -9,7 +9,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.objective import Goal, cold_compile_s, fixed_s
 from tests.study.conftest import MACHINE
-from tests.support.fake_launcher import FakeLauncher, Failure, Surface
+from tests.support.fake_launcher import Failure, FakeLauncher, Surface
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
