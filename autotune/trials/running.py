@@ -50,7 +50,8 @@ class RunningTrial:
     def __init__(self, runner: TrialRunner, request: Request, place: Place) -> None:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
-        self._first: TrialRecord | None = None  # the first attempt, once the second has begun
+        self._first: TrialRecord | None = None  # the first attempt, once the second is due
+        self._is_begun = False  # whether the attempt that is due has begun
         self._waiting = ""
         runner.announce(request)
         self._attempt()
@@ -84,6 +85,8 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
+        if self._first and not self._is_begun:
+            return self._runner.keep(Finished(record=self._first))
         self._running.stop(USERS_STOP)
         while (ended := self._poll(is_ending=True)) is None:
             self._inputs.clock.sleep(self._inputs.poll_s)
@@ -92,6 +95,8 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
+        if not self._is_begun:  # the fault was in beginning the second attempt, which is due because the first does not count
+            return None
         try:
             ended = self._poll(is_ending=True)
         finally:  # also if the fault is in polling, and occurs again; changes nothing if the processes have ended
@@ -127,6 +132,7 @@ class RunningTrial:
 
     def _attempt(self) -> None:
         runner, request, place, first = self._runner, self.request, self.place, self._first
+        self._is_begun = False
         try:
             runner.await_quiet(place, request.ends_s)
             left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
@@ -141,6 +147,7 @@ class RunningTrial:
         self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
         try:
             self._running = place.launcher.start(prepared)
+            self._is_begun = True
         except KeyboardInterrupt:  # a warm server may take seconds to start
             seconds = self._inputs.clock.time() - self._started_at
             unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import MIN_WINDOW_S, of_cpu, of_device, own_share
@@ -89,6 +90,20 @@ def test_a_disturbed_trial_is_tried_once_more_and_says_what_it_was(bench):
     assert record.evidence["earlier_attempt"]["outcome"] == "disturbed"
     assert "other programs used 1 of 4 cores" in record.evidence["earlier_attempt"]["reason"]
     assert record.metrics["host.foreign_cores"] == 0.0
+
+
+def test_a_disturbed_trial_whose_second_attempt_cannot_begin_is_not_taken_for_measured(bench, monkeypatch):
+    def start(launch):
+        if [one.spec.trial for one in study.launcher.launches].count(2):
+            raise BadInput("cwd: no such folder")
+        return begin(launch)
+
+    study = study_with(bench, {2})
+    begin = study.launcher.start
+    monkeypatch.setattr(study.launcher, "start", start)
+    with pytest.raises(BadInput):
+        study.run()
+    assert [record.number for record in study.trials] == [0, 1]
 
 
 def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
