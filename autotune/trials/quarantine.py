@@ -2,7 +2,7 @@
 
 A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
 repeat fails, too, the cause is often the configuration or the program. So the device is tested only after two different
-configurations have failed in this way with no success in between. The test is a small computation without the program.
+configurations have failed on it in this way with no success in between. The test is a small computation without the program.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ class Quarantine:
 
     def __init__(self, probe: Callable[[TrialRecord], str], *, device: Callable[[TrialRecord], str], advice: str) -> None:
         self._probe, self._device, self._advice = probe, device, advice
-        self._strikes: dict[frozenset[tuple[str, object]], tuple[int, str]] = {}
+        self._strikes: dict[str, dict[frozenset[tuple[str, object]], tuple[int, str]]] = {}  # by slot
 
     def note(self, record: TrialRecord) -> str:
         """Records a trial, after its last attempt; returns why the device must not be used any more, "" if it may."""
+        strikes = self._strikes.setdefault(record.slot, {})
         if record.outcome.has_value:
-            self._strikes.clear()
+            strikes.clear()
         if not (fault := sticky_fault(record)):
             return ""
-        self._strikes[frozenset(record.changed.items())] = (record.number, fault)
-        if len(self._strikes) < NUM_STRIKES:
+        strikes[frozenset(record.changed.items())] = (record.number, fault)
+        if len(strikes) < NUM_STRIKES:
             return ""
-        trials = ", ".join(f"{number:04d} ({what})" for number, what in self._strikes.values())
-        self._strikes.clear()
+        trials = ", ".join(f"{number:04d} ({what})" for number, what in strikes.values())
+        strikes.clear()
         if not (failure := self._probe(record)):
             return ""
         found = f"trials {trials} failed, then a simple computation, too: {failure}"

@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import pytest
@@ -93,6 +94,14 @@ def test_a_success_in_between_clears_the_device():
     device.note(trial(4, Outcome.ok, reason=""))
     assert device.note(trial(5, batch=128)) == ""
     assert probe.num_asked == 0
+
+
+def test_a_success_on_another_slot_says_nothing_of_the_device():
+    device, probe = judge(probe := Probe("broken")), probe
+    for number, slot, outcome in [(3, "1", Outcome.error), (4, "2", Outcome.ok), (5, "2", Outcome.error)]:
+        assert device.note(dataclasses.replace(trial(number, outcome, batch=number), slot=slot)) == ""
+    assert probe.num_asked == 0
+    assert "trials 0003 (" in device.note(dataclasses.replace(trial(6, batch=6), slot="1"))
 
 
 def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
