@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autotune.clock import PausableClock
@@ -57,9 +58,11 @@ class RemoteSlots(Launcher):
         return [line for part in self._parts for line in part.sweep(study)]
 
     def close(self) -> None:
-        """Ends all agents."""
-        for part in self._parts:
-            part.close()
+        """Ends all agents, at the same time: each may take seconds, and more if the engine does not answer."""
+        self.clock.go_on()
+        with ThreadPoolExecutor(len(self._parts)) as pool:
+            for closing in [pool.submit(part.close) for part in self._parts]:
+                closing.result()
 
     def unended(self) -> list[str]:
         """Returns the lines of all slots. See `Launcher.unended`."""

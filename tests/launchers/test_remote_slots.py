@@ -1,6 +1,7 @@
 """Several agents as the slots of one study, all on this machine."""
 
 import signal
+import threading
 from types import SimpleNamespace
 
 import psutil
@@ -103,6 +104,14 @@ def test_a_trial_that_waits_alone_costs_no_time_until_another_one_begins(launche
     assert launcher.clock._since_s is None
     assert wait(other).cause == "result"
     waiting.stop("over")
+
+
+def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
+    all_are_closing = threading.Barrier(len(parts), timeout=20)
+    for part in parts:
+        monkeypatch.setattr(part, "close", all_are_closing.wait)
+    RemoteSlots(parts).close()
+    assert not all_are_closing.broken
 
 
 def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):
