@@ -118,6 +118,14 @@ def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
+def test_a_point_of_a_grid_that_was_disturbed_is_measured_in_the_end(bench, tiny):
+    study = study_with(bench, {2}, *tiny, "search.sampler=grid", num_attempts=2)
+    study.run()
+    disturbed, again = (study.trials[number] for number in (2, 4))
+    assert (disturbed.outcome, again.outcome) == (Outcome.disturbed, Outcome.ok)
+    assert (again.changed, again.why) == (disturbed.changed, "again: trial 2 was disturbed")
+
+
 def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench):
     study = study_with(bench, {0}, num_attempts=1)
     slept = study.clock.sleep
