@@ -82,7 +82,6 @@ class RemoteLauncher(Launcher):
         self._transport: Transport | None = None
         self._slot: Slot | None = None
         self._first: Slot | None = None  # the slot on which the study began
-        self._running: RemoteRunning | None = None  # the last trial
         self._study: Path | None = None
         self._asked_s = 0.0
         self._name = ""
@@ -91,11 +90,6 @@ class RemoteLauncher(Launcher):
         """Makes this launcher one of several slots that share the study's clock; called before any other method."""
         self._name, self.clock = name, clock
         self.watched = NodeWatch(lambda: self.node, clock)
-
-    @property
-    def is_training(self) -> bool:
-        """Whether a trial runs on the node; one that waits for a node does not."""
-        return self._running is not None and self._running.is_on_node
 
     @abstractmethod
     def transport(self) -> Transport:
@@ -123,9 +117,9 @@ class RemoteLauncher(Launcher):
         """Returns the monitor of the node."""
         return self.watched
 
-    def start(self, launch: Launch) -> Running:
+    def start(self, launch: Launch) -> RemoteRunning:
         """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
-        self._running = running = RemoteRunning(self, launch)
+        running = RemoteRunning(self, launch)
         running.poll()
         return running
 
@@ -170,7 +164,6 @@ class RemoteLauncher(Launcher):
             BadInput: the launch cannot be started.
         """
         self._study = study_of(launch.folder)
-        self.clock.go_on()  # it may stand still because another slot waits
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
@@ -260,9 +253,9 @@ class RemoteRunning(Running):
         self._started_s, self._next_s = time.monotonic(), 0.0
 
     @property
-    def is_on_node(self) -> bool:
-        """Whether it has begun on a node and is not over."""
-        return self._node is not None and self._ended is None
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as `poll` and `stop` have noticed."""
+        return self._ended is not None
 
     def poll(self) -> Ended | None:
         """See `Running.poll`.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autotune.clock import PausableClock
 from autotune.errors import BadInput
 from autotune.launchers.base import Launch, Launcher, Running, Slot
-from autotune.launchers.remote import RemoteLauncher, unlike
+from autotune.launchers.remote import RemoteLauncher, RemoteRunning, unlike
 from autotune.monitors.watch import MachineWatch
 
 
@@ -19,8 +19,10 @@ class RemoteSlots(Launcher):
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
         self._parts, self._are_ready = list(parts), False
-        for number, part in enumerate(self._parts, 1):
-            part.join(str(number), _Share(self.clock, [other for other in self._parts if other is not part]))
+        self._alone: RemoteRunning | None = None  # the last trial that ran alone
+        waiting: set[int] = set()
+        for index, part in enumerate(self._parts):
+            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts), lambda: self._is_alone))
 
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""
@@ -51,7 +53,13 @@ class RemoteSlots(Launcher):
 
     def start(self, launch: Launch) -> Running:
         """Starts the trial on the first slot."""
-        return self._parts[0].start(launch)
+        self._alone = self._parts[0].start(launch)
+        return self._alone
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a trial has the study to itself now."""
+        return self._alone is not None and not self._alone.is_over
 
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left on the nodes."""
@@ -70,24 +78,29 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`), which is paused only while no trial runs on the other slots.
+    """One slot's share of the study's clock (`whole`), which is paused while nothing can be done but wait for a node.
 
-    If a trial that runs alone waits for a new node, nothing else is done meanwhile, even if other slots have nodes.
+    That is so while all slots are `waiting`. It is also so while a trial that runs alone waits: `is_alone` returns whether a
+    trial runs alone now.
     """
 
-    def __init__(self, whole: PausableClock, others: Sequence[RemoteLauncher]) -> None:
+    def __init__(
+        self, whole: PausableClock, waiting: set[int], index: int, num: int, is_alone: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__()
-        self._whole, self._others = whole, others
+        self._whole, self._waiting, self._index, self._num, self._is_alone = whole, waiting, index, num, is_alone
 
     def monotonic(self) -> float:
         """Returns the study's seconds."""
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Pauses the study's clock, unless a trial runs on another slot; called again and again while this slot waits."""
-        if not any(other.is_training for other in self._others):
+        """Records that this slot has no node; called again and again while a trial waits for it."""
+        self._waiting.add(self._index)
+        if len(self._waiting) == self._num or self._is_alone():
             self._whole.pause()
 
     def go_on(self) -> None:
-        """Restarts the study's clock: this slot has a node, begins a trial, or needs no node."""
+        """Records that this slot has a node, or needs none."""
+        self._waiting.discard(self._index)
         self._whole.go_on()

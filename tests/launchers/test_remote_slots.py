@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -76,34 +75,33 @@ def test_waiting_for_all_slots_costs_no_time(parts):
         launcher.close()
 
 
-def test_the_clock_stands_still_while_a_slot_waits_and_no_other_trains():
-    whole, others = PausableClock(), [SimpleNamespace(is_training=busy) for busy in (True, False)]
-    share = _Share(whole, others)
-    share.pause()
+def test_the_clock_stands_still_only_while_no_slot_has_a_node():
+    whole, waiting = PausableClock(), set()
+    one, other = (_Share(whole, waiting, index, 2) for index in range(2))
+    one.pause()
     assert whole._since_s is None
-    others[0].is_training = False
-    share.pause()
+    other.pause()
     assert whole._since_s is not None
-    assert share.monotonic() == whole.monotonic()
-    share.go_on()
+    assert one.monotonic() == other.monotonic() == whole.monotonic()
+    one.go_on()
     assert whole._since_s is None
 
 
-def test_a_trial_that_waits_alone_costs_no_time_until_another_one_begins(launcher, parts, study, monkeypatch):
+def test_it_also_stands_still_while_a_trial_that_runs_alone_waits(launcher, parts, study, monkeypatch):
     ready(launcher)
-    waiting = launcher.start(launch_of(study, 1, HELD + "result()"))
+    alone = launcher.start(launch_of(study, 1, HELD + "result()"))
     wait_for(study / "trials" / "0001" / "here")
     psutil.Process(parts[0].started[0].process.pid).send_signal(signal.SIGKILL)
-    assert wait(waiting).evidence["node_lost"]
+    assert wait(alone).evidence["node_lost"]
     monkeypatch.setattr(parts[0], "_argv", ("sleep", "60"))  # the queue is long
-    waiting = launcher.start(launch_of(study, 2, "result()"))
-    assert waiting.poll() is None
-    assert launcher.clock._since_s is not None
-    other = parts[1].start(launch_of(study, 3, HELD + "result()"))
-    assert waiting.poll() is None
+    searching = launcher.beside()[0].start(launch_of(study, 2, "result()"))
+    assert searching.poll() is None
     assert launcher.clock._since_s is None
-    assert wait(other).cause == "result"
-    waiting.stop("over")
+    searching.stop("over")
+    alone = launcher.start(launch_of(study, 3, "result()"))
+    assert alone.poll() is None
+    assert launcher.clock._since_s is not None
+    alone.stop("over")
 
 
 def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
