@@ -154,7 +154,7 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if no pair could be measured."""
+        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if too many have failed."""
         session, found, num_lost = self._session, None, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
         pairs: list[tuple[float, dict[str, float]]] = []
@@ -173,7 +173,7 @@ class Interference:
                 geometric_mean(others.values()) < (1 - CLEAR_FRAC) * rate for rate, others in pairs
             ):
                 break
-        return found
+        return None if num_lost >= MAX_LOST else found
 
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci

@@ -171,6 +171,15 @@ def test_a_baseline_that_violates_a_constraint_is_good_enough_for_the_calibratio
     assert any("2 trials at a time" in line for line in notices(study))
 
 
+def test_a_calibration_most_of_which_fails_blames_no_neighbour(bench):
+    crash = Failure(signal="SIGSEGV", cause="exit")
+    made = Surface(**QUIET, failures=lambda number, knobs: crash if 4 <= number <= 9 else None)  # the second and third pair
+    study = bench(made, *FEW, minutes=60, num_slots=2)
+    study.run()
+    assert len(calibrating(study)) == 9
+    assert "One trial at a time: the configuration of trial 0 could not be measured in parallel." in notices(study)
+
+
 def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=8)
     study.run()
