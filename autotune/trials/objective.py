@@ -160,7 +160,7 @@ class Goal:
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))
-        if said and record.outcome in (Outcome.ok, Outcome.unsteady):
+        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):  # an unsteady baseline may be kept
             record.outcome = Outcome.infeasible
         if said:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
