@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import psutil
 import pytest
@@ -102,6 +103,9 @@ def test_it_also_stands_still_while_a_trial_that_runs_alone_waits(launcher, part
     assert alone.poll() is None
     assert launcher.clock._since_s is not None
     alone.stop("over")
+    give_up_s = time.monotonic() + 15
+    while marked_processes(study) and time.monotonic() < give_up_s:  # those of the agent that was killed
+        time.sleep(0.05)
 
 
 def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
