@@ -110,10 +110,9 @@ class RunningTrial:
     def _may_be_repeated(self, first: TrialRecord) -> bool:
         """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
         request, inputs = self.request, self._inputs
-        if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
-            return False
-        if request.max_s is not None and first.seconds >= request.max_s:
-            return False  # it used up all its time, which is not due to chance
+        is_used_up = request.max_s is not None and first.seconds >= request.max_s
+        if (is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE) and not self._runner.warm.is_doubtful(first):
+            return False  # this is not due to chance, unless the warm start is the cause
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
