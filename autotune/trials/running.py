@@ -111,8 +111,10 @@ class RunningTrial:
         """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
         request, inputs = self.request, self._inputs
         is_used_up = request.max_s is not None and first.seconds >= request.max_s
-        if (is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE) and not self._runner.warm.is_doubtful(first):
-            return False  # this is not due to chance, unless the warm start is the cause
+        is_hanging = is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE
+        may_be_warm = self._runner.warm.is_doubtful(first) and first.evidence.get("phase") != "compile"
+        if is_hanging and not may_be_warm:
+            return False  # this is not due to chance, unless the warm start is the cause; compilations are just slow
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
