@@ -7,6 +7,7 @@ from autotune.clock import Clock
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
+from tests.study.test_slots import QUIET
 from tests.support.fake_launcher import Failure, Surface
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -121,8 +122,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
 
 def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
     broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
-    gains = {("precision.amp", "bf16"): 1.2}
-    surface = Surface(gains=gains, noise_frac=0.003, failures=lambda number, knobs: broken if number >= 26 else None)
+    surface = Surface(**QUIET, failures=lambda number, knobs: broken if number >= 26 else None)
     surface.facts["executable"] = sys.executable
     study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4)
     summary = study.run()
