@@ -23,7 +23,7 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline if no trial beat it by more than the margin.
+    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin.
 
     Leaves out trials whose configuration failed when the finals measured it again.
     """

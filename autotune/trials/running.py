@@ -99,7 +99,7 @@ class RunningTrial:
             return None
         try:
             ended = self._poll(is_ending=True)
-        finally:  # also if the fault is in polling, and occurs again; changes nothing if the processes have ended
+        finally:  # even if polling raises the fault again; changes nothing if the processes have ended
             self._running.stop("autotune failed")
         return None if ended is None else self._judged(self._finished(ended))
 
