@@ -5,6 +5,7 @@ import pytest
 from autotune.compare.break_even import break_even
 from autotune.compare.pareto import FRONT, front
 from autotune.errors import BadInput
+from autotune.harness.protocol import RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.objective import Goal, cold_compile_s, fixed_s
@@ -248,6 +249,17 @@ def test_energy_of_several_ranks_is_that_of_all_devices():
     record = trial(1, 400.0, metrics={"gpu.power_w": 300.0})
     Goal(names=("energy_per_sample",)).judge(record, [object(), object()])
     assert record.objectives == {"energy_per_sample": 1.5}
+
+
+@pytest.mark.parametrize(("kind", "limit", "is_kept"), [("cpu", None, False), ("cpu", 10**9, True), ("cuda", 10**9, True)])
+def test_ranks_on_a_cpu_share_its_memory_unless_each_has_a_limit(kind, limit, is_kept):
+    memory = {"kind": kind, "peak_bytes": 400_000_000, "peak_reserved_bytes": None, "capacity_bytes": limit}
+    ranks = [RankResult(trial=1, nonce="", rank=rank, world_size=2, pid=1, status="measured") for rank in (0, 1)]
+    for result in ranks:
+        result.memory = memory
+    record = trial(1, peak_memory_bytes=400_000_000)
+    Goal(limits={"constraints.memory_free_frac": 0.3}, capacity_bytes=10**9).judge(record, ranks)
+    assert (record.outcome is Outcome.ok) is is_kept
 
 
 def test_only_objectives_of_the_rate_alone_may_be_raced():
