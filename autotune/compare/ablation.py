@@ -160,7 +160,7 @@ class AblationResults:
             key = configuration_key(trial.changed)
             if trial.score is not None and trial.outcome is not Outcome.infeasible:
                 rounds.setdefault(trial.round or 0, {})[key] = trial.score
-            elif trial.outcome is not Outcome.interrupted:
+            elif not trial.outcome.is_no_answer:
                 self._failed.setdefault(key, []).append(trial)
         self.num_rounds = len(rounds)
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)

@@ -32,6 +32,7 @@ from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
 from autotune.compare.effects import estimated
 from autotune.compare.noise import noise_of, rounds_of
+from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
@@ -274,8 +275,12 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation is worthwhile. A winner that is no faster than the baseline will not be exported anyway."""
-        return (winner.score or 0.0) > (self._session.baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
+        """Whether ablation is worthwhile. A winner that is no faster than the baseline will not be exported anyway.
+
+        It will be if the baseline violates a constraint.
+        """
+        baseline = self._session.baseline
+        return is_barred(baseline) or (winner.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 
     def _is_lost(self, winner: TrialRecord) -> bool:
         key = configuration_key(winner.changed)

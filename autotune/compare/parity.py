@@ -28,7 +28,7 @@ from autotune.knobs.step import tier_of
 from autotune.records import Kind, Knobs, Outcome, Tier, TrialRecord
 from autotune.trials.budget import without_window_s
 from autotune.trials.finite import loss_words
-from autotune.trials.losses import Comparison, Verdict, compare
+from autotune.trials.losses import MIN_STEPS, Comparison, Verdict, compare
 from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Session, configuration_key
 from autotune.wording import changes_phrase
 
@@ -175,13 +175,19 @@ class Parity:
     def _beside_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
-        """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance."""
+        """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance.
+
+        If that run cannot be made or shows nothing, the comparison is inconclusive.
+        """
         try:
             other = self._run({}, candidate, (self._seed + 1) % 2**32)
         except OutOfTime:
-            reason = f"{found.reason}; no time was left to see whether two runs of the baseline differ as much"
-            return dataclasses.replace(found, verdict=Verdict.unknown, reason=reason)
-        return self._comparison(record, reference, other)
+            why = "no time was left to see whether two runs of the baseline differ as much"
+        else:
+            if not (lacks := _lacks(other)):
+                return self._comparison(record, reference, other)
+            why = f"whether two runs of the baseline differ as much is not known, because the second one {lacks}"
+        return dataclasses.replace(found, verdict=Verdict.unknown, reason=f"{found.reason}; {why}")
 
     def _comparison(self, record: TrialRecord, reference: TrialRecord, other: TrialRecord | None = None) -> Comparison:
         if record.outcome in (Outcome.nonfinite, Outcome.parity):
@@ -191,7 +197,7 @@ class Parity:
             return Comparison(verdict=Verdict.unknown, reason=f"{who} ended as {record.outcome}: {record.reason}")
         if not record.losses:
             return Comparison(verdict=Verdict.unknown, reason=no_losses(record))
-        tolerance_frac, chance = self._config.parity.tolerance, other.losses if other and _is_usable(other) else ()
+        tolerance_frac, chance = self._config.parity.tolerance, other.losses if other else ()
         return compare(record.losses, reference.losses, tolerance_frac=tolerance_frac, chance=chance)
 
     def _run(self, changed: Knobs, candidate: TrialRecord, seed: int) -> TrialRecord:
@@ -299,6 +305,15 @@ def _text(found: dict[str, Any]) -> str:
 
 def _is_usable(reference: TrialRecord) -> bool:
     return reference.outcome not in UNTRAINED and bool(reference.losses)
+
+
+def _lacks(other: TrialRecord) -> str:
+    """Returns why a run of the baseline does not show how much its losses differ by chance; "" if it does."""
+    if not _is_usable(other):
+        return f"ended as {other.outcome}: {other.reason or no_losses(other)}"
+    if None in other.losses:
+        return "had a loss that is not finite"
+    return f"made only {len(other.losses)} steps" if len(other.losses) < MIN_STEPS else ""
 
 
 def _cause_rank(key: str) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, judge, pairs_of
-from autotune.compare.finals import MIN_PAIRS
+from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_of
+from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
 from autotune.records import Kind, Outcome, Tier, TrialRecord
@@ -22,12 +23,25 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin."""
+    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin.
+
+    Leaves out trials whose configuration failed when the finals measured it again.
+    """
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
+    out = _failed_again(records)
+    able = [record for record in able if record.number not in out]
     top = max(able, key=lambda record: record.score or 0.0, default=baseline)
     return top if is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+
+
+def _failed_again(records: list[TrialRecord]) -> set[int]:
+    """Returns the trials whose configuration failed in the finals: each time, or MAX_LOST_ROUNDS times."""
+    finals = [record for record in records if record.kind is Kind.final]
+    lost = Counter(record.repeats for record in finals if is_lost(record))
+    measured = {record.repeats for record in finals if record.score and not is_lost(record)}
+    return {number for number, num in lost.items() if number and (num >= MAX_LOST_ROUNDS or number not in measured)}
 
 
 class TierFinals:

@@ -117,7 +117,7 @@ class RemoteLauncher(Launcher):
         """Returns the monitor of the node."""
         return self.watched
 
-    def start(self, launch: Launch) -> Running:
+    def start(self, launch: Launch) -> RemoteRunning:
         """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
         running = RemoteRunning(self, launch)
         running.poll()
@@ -170,7 +170,7 @@ class RemoteLauncher(Launcher):
         """Takes the next step towards a ready agent: requests a node, or checks whether the agent has started there."""
         if self._transport is None:
             self._transport, self._asked_s = self.transport(), time.monotonic()
-            self.clock.pause()
+        self.clock.pause()
         try:
             hello = self._transport.link.receive(LOOK_S)
         except LinkLost:
@@ -251,6 +251,11 @@ class RemoteRunning(Running):
         self._newest: Progress | None = None
         self._ended: Ended | None = None
         self._started_s, self._next_s = time.monotonic(), 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, as far as `poll` and `stop` have noticed."""
+        return self._ended is not None
 
     def poll(self) -> Ended | None:
         """See `Running.poll`.

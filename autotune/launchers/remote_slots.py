@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autotune.clock import PausableClock
 from autotune.errors import BadInput
 from autotune.launchers.base import Launch, Launcher, Running, Slot
-from autotune.launchers.remote import RemoteLauncher, unlike
+from autotune.launchers.remote import RemoteLauncher, RemoteRunning, unlike
 from autotune.monitors.watch import MachineWatch
 
 
@@ -18,9 +19,10 @@ class RemoteSlots(Launcher):
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
         self._parts, self._are_ready = list(parts), False
+        self._alone: RemoteRunning | None = None  # the last trial that ran alone
         waiting: set[int] = set()
         for index, part in enumerate(self._parts):
-            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts)))
+            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts), lambda: self._is_alone))
 
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""
@@ -51,16 +53,24 @@ class RemoteSlots(Launcher):
 
     def start(self, launch: Launch) -> Running:
         """Starts the trial on the first slot."""
-        return self._parts[0].start(launch)
+        self._alone = self._parts[0].start(launch)
+        return self._alone
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a trial has the study to itself now."""
+        return self._alone is not None and not self._alone.is_over
 
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left on the nodes."""
         return [line for part in self._parts for line in part.sweep(study)]
 
     def close(self) -> None:
-        """Ends all agents."""
-        for part in self._parts:
-            part.close()
+        """Ends all agents, at the same time: each may take seconds, and more if the engine does not answer."""
+        self.clock.go_on()
+        with ThreadPoolExecutor(len(self._parts)) as pool:
+            for closing in [pool.submit(part.close) for part in self._parts]:
+                closing.result()
 
     def unended(self) -> list[str]:
         """Returns the lines of all slots. See `Launcher.unended`."""
@@ -68,20 +78,26 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`), which is paused only while all slots are `waiting` for a node."""
+    """One slot's share of the study's clock (`whole`), which is paused while nothing can be done but wait for a node.
 
-    def __init__(self, whole: PausableClock, waiting: set[int], index: int, num: int) -> None:
+    That is so while all slots are `waiting`. It is also so while a trial that runs alone waits: `is_alone` returns whether a
+    trial runs alone now.
+    """
+
+    def __init__(
+        self, whole: PausableClock, waiting: set[int], index: int, num: int, is_alone: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__()
-        self._whole, self._waiting, self._index, self._num = whole, waiting, index, num
+        self._whole, self._waiting, self._index, self._num, self._is_alone = whole, waiting, index, num, is_alone
 
     def monotonic(self) -> float:
         """Returns the study's seconds."""
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node."""
+        """Records that this slot has no node; called again and again while a trial waits for it."""
         self._waiting.add(self._index)
-        if len(self._waiting) == self._num:
+        if len(self._waiting) == self._num or self._is_alone():
             self._whole.pause()
 
     def go_on(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune import stats
 from autotune.quantities import seconds_text
-from autotune.records import Kind, TrialRecord
+from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.places import Place
 from autotune.trials.session import Session
 
@@ -154,7 +154,7 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if no pair could be measured."""
+        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if too many have failed."""
         session, found, num_lost = self._session, None, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
         pairs: list[tuple[float, dict[str, float]]] = []
@@ -173,7 +173,7 @@ class Interference:
                 geometric_mean(others.values()) < (1 - CLEAR_FRAC) * rate for rate, others in pairs
             ):
                 break
-        return found
+        return None if num_lost >= MAX_LOST else found
 
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci
@@ -228,5 +228,5 @@ def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Se
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
-    """Returns the rates by slot, without trials that have none."""
-    return {record.slot: record.value for record in records if record.value and record.outcome.may_win}
+    """Returns the rates by slot, without trials that have none. The baseline may violate a constraint; its rate counts."""
+    return {one.slot: one.value for one in records if one.value and one.outcome in (Outcome.ok, Outcome.infeasible)}

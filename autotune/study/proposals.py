@@ -83,6 +83,7 @@ class Search(Settled):
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
+        # Trials without an answer: of earlier runs of the study; or points of a grid, which the sampler proposes only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
@@ -185,6 +186,9 @@ class Search(Settled):
                 self._session.schedule.drain()
                 self._hold_what_is_best()
             yield from self._cheap(until=lambda: False)
+            if self._unfinished:
+                yield from self._fitting(self._again())
+                yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals. After a failure, inserts proposals that find out which change caused it."""
@@ -248,10 +252,12 @@ class Search(Settled):
     # Sources of proposals --------------------------------------------------------------------------------------------
 
     def _again(self) -> Iterator[Proposal]:
-        """Yields the configurations that earlier runs of the study could not finish."""
-        for record in self._unfinished:
+        """Yields the configurations in `_unfinished`, each once."""
+        records, self._unfinished = self._unfinished, []
+        for record in records:
             knobs = self._space.active({**self._space.reference, **record.changed})
-            yield Proposal(knobs=knobs, why=f"again: trial {record.number} was not finished", origin=record.origin)
+            was = "disturbed" if record.outcome is Outcome.disturbed else "not finished"
+            yield Proposal(knobs=knobs, why=f"again: trial {record.number} was {was}", origin=record.origin)
 
     def _name_what_is_too_dear(self) -> None:
         """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
@@ -444,6 +450,8 @@ class Search(Settled):
     def _take(self, proposal: Proposal, record: TrialRecord) -> None:
         self._pending.pop(configuration_key(record.changed), None)
         self._note(record)
+        if record.outcome.is_no_answer and self._sampler_name == "grid":
+            self._unfinished.append(record)
         if proposal.trial is None:
             self._teach(record)
         else:

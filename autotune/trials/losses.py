@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether no time was left for another run of the baseline, which could have shown that the difference is noise."""
+        """Whether another run of the baseline, which could have shown that the difference is noise, was not made or failed."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 
@@ -83,7 +83,7 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
         reference: the baseline's curve.
         tolerance_frac: tolerance, relative to the reference's level.
         chance: the baseline's curve under another seed; differences up to twice the difference between the two baseline runs
-            are excused. () if there is none.
+            are excused. Slow programs are compared for a limited time, so this curve may be shorter. () if there is none.
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:
@@ -110,7 +110,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
         return (one - other) / scale if scale else (0.0 if one == other else math.copysign(math.inf, one - other))
 
     loss, level = _level(own), _level(reference)
-    by_chance = CHANCE_FACTOR * abs(apart(_level(chance), level)) if len(chance) == len(reference) else 0.0
+    by_chance = CHANCE_FACTOR * abs(apart(_level(chance), _level(reference[: len(chance)])))
     first_by_chance = CHANCE_FACTOR * abs(apart(chance[0], reference[0])) if chance else 0.0
     difference, first = apart(loss, level), apart(own[0], reference[0])
     allowed, first_allowed = max(tolerance_frac, by_chance), max(FIRST_FACTOR * tolerance_frac, first_by_chance)

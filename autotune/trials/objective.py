@@ -160,7 +160,7 @@ class Goal:
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))
-        if said and record.outcome is Outcome.ok:
+        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):  # an unsteady baseline may be kept
             record.outcome = Outcome.infeasible
         if said:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
@@ -171,10 +171,24 @@ class Goal:
             return record.metrics.get("gpu.power_w")
         if key == STEP:
             return record.metrics.get("step_p95_s")
-        # Memory that an allocator has reserved is not available to other programs, even if it is not in use.
-        reserved = [int(result.memory.get("peak_reserved_bytes") or 0) for result in results or ()]
-        peak_bytes = max([*reserved, record.peak_memory_bytes or 0])
+        peak_bytes = _memory_bytes(results) if results else record.peak_memory_bytes
         return peak_bytes / self.capacity_bytes if peak_bytes and self.capacity_bytes else None
+
+
+def _memory_bytes(results: Sequence[RankResult]) -> int:
+    """Returns the peak memory of a trial in the memory that is fullest.
+
+    Memory that an allocator has reserved is not available to other programs, even if it is not in use, so it counts. Ranks on
+    a CPU share the memory of their host, unless each process has a limit of its own.
+    """
+    used: dict[tuple[str, int], int] = {}
+    for result in results:
+        memory = result.memory
+        is_shared = memory.get("kind") == "cpu" and not memory.get("capacity_bytes")
+        place = (result.host, -1 if is_shared else result.rank)
+        peak_bytes = max(int(memory.get(name) or 0) for name in ("peak_bytes", "peak_reserved_bytes"))
+        used[place] = used.get(place, 0) + peak_bytes
+    return max(used.values())
 
 
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:

@@ -2,7 +2,7 @@
 
 A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
 repeat fails, too, the cause is often the configuration or the program. So the device is tested only after two different
-configurations have failed in this way with no success in between. The test is a small computation without the program.
+configurations have failed on it in this way with no success in between. The test is a small computation without the program.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from autotune.config.schema import LOCAL
 from autotune.harness.protocol import Spec
-from autotune.launchers.base import Deadlines, Ended, Launch
+from autotune.launchers.base import Deadlines, Ended, Launch, Launcher
 from autotune.machine.visible import visible_gpus
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
@@ -56,28 +58,30 @@ class Quarantine:
 
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
-        device: the device's name in messages: "device 0 (NVIDIA H100, GPU-...)".
+        device: returns the name, in messages, of the device that a trial ran on: "device 0 (NVIDIA H100, GPU-...)".
         advice: what the user may do about a faulty device.
     """
 
-    def __init__(self, probe: Callable[[TrialRecord], str], *, device: str, advice: str) -> None:
+    def __init__(self, probe: Callable[[TrialRecord], str], *, device: Callable[[TrialRecord], str], advice: str) -> None:
         self._probe, self._device, self._advice = probe, device, advice
-        self._strikes: dict[frozenset[tuple[str, object]], tuple[int, str]] = {}
+        self._strikes: dict[str, dict[frozenset[tuple[str, object]], tuple[int, str]]] = {}  # by slot
 
     def note(self, record: TrialRecord) -> str:
         """Records a trial, after its last attempt; returns why the device must not be used any more, "" if it may."""
+        strikes = self._strikes.setdefault(record.slot, {})
         if record.outcome.has_value:
-            self._strikes.clear()
+            strikes.clear()
         if not (fault := sticky_fault(record)):
             return ""
-        self._strikes[frozenset(record.changed.items())] = (record.number, fault)
-        if len(self._strikes) < NUM_STRIKES:
+        strikes[frozenset(record.changed.items())] = (record.number, fault)
+        if len(strikes) < NUM_STRIKES:
             return ""
-        trials = ", ".join(f"{number:04d} ({what})" for number, what in self._strikes.values())
-        self._strikes.clear()
+        trials = ", ".join(f"{number:04d} ({what})" for number, what in strikes.values())
+        strikes.clear()
         if not (failure := self._probe(record)):
             return ""
-        return f"{self._device} is faulty: trials {trials} failed, then a simple computation, too: {failure}. {self._advice}"
+        found = f"trials {trials} failed, then a simple computation, too: {failure}"
+        return f"{self._device(record)} is faulty: {found}. {self._advice}"
 
 
 def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
@@ -88,16 +92,36 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
         folder: the study's folder.
         executable: returns the program's own interpreter; None while it is unknown, and then the device counts as working.
     """
-    gpus, index = visible_gpus(inputs.machine.get("gpus") or [], os.environ), inputs.config.device.index
-    words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
-    name = f" ({', '.join(words)})" if words else ""
-    others = [str(n) for n in range(len(gpus)) if n != index]
+    index, num = inputs.config.device.index, len(_gpus(inputs))
+    others = [str(n) for n in range(num) if n != index and inputs.config.launcher == LOCAL and not inputs.launcher.beside()]
     elsewhere = f", or tune on another device: device.index={others[0]} (one of {', '.join(others)})" if others else ""
     return Quarantine(
         lambda record: _probe(inputs, folder, record, executable()),
-        device=f"device {index}{name}",
+        device=lambda record: _device_of(inputs, record),
         advice=f"Look for Xid errors in `nvidia-smi -q` and `dmesg`, have the device reset, then resume{elsewhere}",
     )
+
+
+def _gpus(inputs: StudyInputs) -> Sequence[Mapping[str, Any]]:
+    return visible_gpus(inputs.machine.get("gpus") or [], os.environ)
+
+
+def _device_of(inputs: StudyInputs, record: TrialRecord) -> str:
+    if slot := _launcher_of(inputs, record).slot:
+        return _named(f"the device of slot {slot.name}", slot.gpus)
+    gpus, index = _gpus(inputs), inputs.config.device.index
+    words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
+    return _named(f"device {index}", words)
+
+
+def _named(what: str, words: Sequence[str]) -> str:
+    return f"{what} ({', '.join(words)})" if words else what
+
+
+def _launcher_of(inputs: StudyInputs, record: TrialRecord) -> Launcher:
+    """Returns the launcher of the slot that a trial ran on: its device is the suspect, and others may be in use."""
+    slots = (one for one in inputs.launcher.beside() if one.slot and one.slot.name == record.slot)
+    return next(slots, inputs.launcher)
 
 
 def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, executable: str | None) -> str:
@@ -113,7 +137,7 @@ def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, execut
         spec=Spec(trial=record.number, nonce=secrets.token_hex(8), folder=str(place), mode="inspect"),
         deadlines=Deadlines(start_s=PROBE_S, total_s=PROBE_S),
     )
-    running = inputs.launcher.start(launch)
+    running = _launcher_of(inputs, record).start(launch)
     try:
         while (ended := running.poll()) is None:
             inputs.clock.sleep(inputs.poll_s)

@@ -50,7 +50,8 @@ class RunningTrial:
     def __init__(self, runner: TrialRunner, request: Request, place: Place) -> None:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
-        self._first: TrialRecord | None = None  # the first attempt, once the second has begun
+        self._first: TrialRecord | None = None  # the first attempt, once the second is due
+        self._is_begun = False  # whether the attempt that is due has begun
         self._waiting = ""
         runner.announce(request)
         self._attempt()
@@ -84,6 +85,8 @@ class RunningTrial:
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""
+        if self._first and not self._is_begun:
+            return self._runner.keep(Finished(record=self._first))
         self._running.stop(USERS_STOP)
         while (ended := self._poll(is_ending=True)) is None:
             self._inputs.clock.sleep(self._inputs.poll_s)
@@ -92,6 +95,8 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
+        if not self._is_begun:  # the fault was in beginning the second attempt, which is due because the first does not count
+            return None
         try:
             ended = self._poll(is_ending=True)
         finally:  # even if polling raises the fault again; changes nothing if the processes have ended
@@ -105,10 +110,11 @@ class RunningTrial:
     def _may_be_repeated(self, first: TrialRecord) -> bool:
         """Whether there is time and reason for a second attempt at a trial that may have failed by chance."""
         request, inputs = self.request, self._inputs
-        if first.evidence.get("hang", {}).get("kind") in NO_CHANCE:
-            return False
-        if request.max_s is not None and first.seconds >= request.max_s:
-            return False  # it used up all its time, which is not due to chance
+        is_used_up = request.max_s is not None and first.seconds >= request.max_s
+        is_hanging = is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE
+        may_be_warm = self._runner.warm.is_doubtful(first) and first.evidence.get("phase") != "compile"
+        if is_hanging and not may_be_warm:
+            return False  # this is not due to chance, unless the warm start is the cause; compilations are just slow
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:
@@ -127,6 +133,7 @@ class RunningTrial:
 
     def _attempt(self) -> None:
         runner, request, place, first = self._runner, self.request, self.place, self._first
+        self._is_begun = False
         try:
             runner.await_quiet(place, request.ends_s)
             left_s = math.inf if request.ends_s is None else request.ends_s - self._inputs.clock.monotonic()
@@ -141,6 +148,7 @@ class RunningTrial:
         self._spec, self._started_at = prepared.spec, self._inputs.clock.time()
         try:
             self._running = place.launcher.start(prepared)
+            self._is_begun = True
         except KeyboardInterrupt:  # a warm server may take seconds to start
             seconds = self._inputs.clock.time() - self._started_at
             unstarted = Ended.stopped(USERS_STOP, phase="spawn", seconds=seconds)

@@ -1,6 +1,8 @@
 """Several agents as the slots of one study, all on this machine."""
 
 import signal
+import threading
+import time
 
 import psutil
 import pytest
@@ -84,6 +86,34 @@ def test_the_clock_stands_still_only_while_no_slot_has_a_node():
     assert one.monotonic() == other.monotonic() == whole.monotonic()
     one.go_on()
     assert whole._since_s is None
+
+
+def test_it_also_stands_still_while_a_trial_that_runs_alone_waits(launcher, parts, study, monkeypatch):
+    ready(launcher)
+    alone = launcher.start(launch_of(study, 1, HELD + "result()"))
+    wait_for(study / "trials" / "0001" / "here")
+    psutil.Process(parts[0].started[0].process.pid).send_signal(signal.SIGKILL)
+    assert wait(alone).evidence["node_lost"]
+    monkeypatch.setattr(parts[0], "_argv", ("sleep", "60"))  # the queue is long
+    searching = launcher.beside()[0].start(launch_of(study, 2, "result()"))
+    assert searching.poll() is None
+    assert launcher.clock._since_s is None
+    searching.stop("over")
+    alone = launcher.start(launch_of(study, 3, "result()"))
+    assert alone.poll() is None
+    assert launcher.clock._since_s is not None
+    alone.stop("over")
+    give_up_s = time.monotonic() + 15
+    while marked_processes(study) and time.monotonic() < give_up_s:  # those of the agent that was killed
+        time.sleep(0.05)
+
+
+def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
+    all_are_closing = threading.Barrier(len(parts), timeout=20)
+    for part in parts:
+        monkeypatch.setattr(part, "close", all_are_closing.wait)
+    RemoteSlots(parts).close()
+    assert not all_are_closing.broken
 
 
 def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):

@@ -227,6 +227,13 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
+def test_a_slower_winner_that_alone_keeps_the_constraints_is_taken_apart_as_well(planted):
+    study = planted(0.01, "constraints.max_step_p95_s=0.2", minutes=20)
+    study.surface.gains["env.A", "1"] = 0.6
+    study.surface.step_s = lambda knobs: 0.1 if knobs.get("env.A") == "1" else 0.3
+    assert study.run()["best"]["overrides"] == {"env.A": "1", "env.B": "1"}
+
+
 @pytest.mark.thorough
 def test_without_a_time_limit_it_takes_at_most_twice_as_long_as_the_search(planted):
     study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)

@@ -235,6 +235,7 @@ def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_
     assert failed
     assert all(entry["overrides"]["precision.amp"] == "bf16" for entry in failed)
     assert all(entry["outcome"] == "device_oom" and 1.1 < entry["ratio"] < 1.2 for entry in failed)
+    assert all("precision.amp" not in entry["overrides"] for entry in summary["best_by_tier"].values())
     text = f"Faster in the search, but failed when checked again: trial {failed[0]['trial']}, "
     assert any(line.startswith(f"note  {text}") and "device_oom" in line for line in lines(summary, study.folder.path))
 

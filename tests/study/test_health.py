@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult, Window
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import MIN_WINDOW_S, of_cpu, of_device, own_share
@@ -91,6 +92,20 @@ def test_a_disturbed_trial_is_tried_once_more_and_says_what_it_was(bench):
     assert record.metrics["host.foreign_cores"] == 0.0
 
 
+def test_a_disturbed_trial_whose_second_attempt_cannot_begin_is_not_taken_for_measured(bench, monkeypatch):
+    def start(launch):
+        if [one.spec.trial for one in study.launcher.launches].count(2):
+            raise BadInput("cwd: no such folder")
+        return begin(launch)
+
+    study = study_with(bench, {2})
+    begin = study.launcher.start
+    monkeypatch.setattr(study.launcher, "start", start)
+    with pytest.raises(BadInput):
+        study.run()
+    assert [record.number for record in study.trials] == [0, 1]
+
+
 def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
     study = study_with(bench, {2}, num_attempts=2)
     summary = study.run()
@@ -101,6 +116,15 @@ def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
     assert summary["counts"]["disturbed"] == 1
     assert summary["disturbed_by"] is None
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_a_point_of_a_grid_that_was_disturbed_is_measured_in_the_end(bench, tiny):
+    study = study_with(bench, {2}, *tiny, "search.sampler=grid", num_attempts=2)
+    study.run()
+    disturbed, again = (study.trials[number] for number in (2, 4))
+    assert disturbed.outcome is Outcome.disturbed
+    assert again.outcome.has_value
+    assert (again.changed, again.why) == (disturbed.changed, "again: trial 2 was disturbed")
 
 
 def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench):

@@ -90,6 +90,12 @@ def test_what_two_runs_of_the_baseline_differ_by_is_no_difference():
     assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.01)).verdict is Verdict.failed
 
 
+def test_a_second_run_of_the_baseline_counts_over_the_steps_that_it_has_made():
+    """A slow program runs for a limited time, and no two runs make the same number of steps."""
+    assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.07)[:39]).verdict is Verdict.passed
+    assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.01)[:39]).verdict is Verdict.failed
+
+
 def test_a_baseline_that_differs_from_itself_too_much_cannot_judge_but_a_divergence_shows():
     found = verdict(drifts(FALLS, 0.3), chance=drifts(FALLS, -0.3))
     assert found.verdict is Verdict.unknown

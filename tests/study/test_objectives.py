@@ -5,11 +5,12 @@ import pytest
 from autotune.compare.break_even import break_even
 from autotune.compare.pareto import FRONT, front
 from autotune.errors import BadInput
+from autotune.harness.protocol import RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.objective import Goal, cold_compile_s, fixed_s
 from tests.study.conftest import MACHINE
-from tests.support.fake_launcher import FakeLauncher, Surface
+from tests.support.fake_launcher import Failure, FakeLauncher, Surface
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
@@ -142,10 +143,12 @@ def test_what_breaks_a_constraint_cannot_win_and_says_why(bench, tmp_path, const
     assert all(trial.knobs["loader.batch_size"] != 640 for trial in study.trials if trial.kind is Kind.final)
 
 
-def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keeps_it(bench, tmp_path):
+@pytest.mark.parametrize("is_unsteady", [False, True])
+def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keeps_it(bench, tmp_path, is_unsteady):
     file = tmp_path / "batch.yaml"
     file.write_text("loader.batch_size: [8, 32]\n")
     made = Surface(step_s=lambda knobs: 0.01 * knobs["loader.batch_size"], loader_per_s=1e6)
+    made.failures = lambda number, knobs: Failure(is_unsteady=True) if is_unsteady and number == 0 else None
     study = bench(made, f"search_space={file}", "constraints.max_step_p95_s=0.2", minutes=10)
     summary = study.run()
     assert summary["best"]["overrides"] == {"loader.batch_size": 8}
@@ -246,6 +249,17 @@ def test_energy_of_several_ranks_is_that_of_all_devices():
     record = trial(1, 400.0, metrics={"gpu.power_w": 300.0})
     Goal(names=("energy_per_sample",)).judge(record, [object(), object()])
     assert record.objectives == {"energy_per_sample": 1.5}
+
+
+@pytest.mark.parametrize(("kind", "limit", "is_kept"), [("cpu", None, False), ("cpu", 10**9, True), ("cuda", 10**9, True)])
+def test_ranks_on_a_cpu_share_its_memory_unless_each_has_a_limit(kind, limit, is_kept):
+    memory = {"kind": kind, "peak_bytes": 400_000_000, "peak_reserved_bytes": None, "capacity_bytes": limit}
+    ranks = [RankResult(trial=1, nonce="", rank=rank, world_size=2, pid=1, status="measured") for rank in (0, 1)]
+    for result in ranks:
+        result.memory = memory
+    record = trial(1, peak_memory_bytes=400_000_000)
+    Goal(limits={"constraints.memory_free_frac": 0.3}, capacity_bytes=10**9).judge(record, ranks)
+    assert (record.outcome is Outcome.ok) is is_kept
 
 
 def test_only_objectives_of_the_rate_alone_may_be_raced():

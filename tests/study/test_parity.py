@@ -246,6 +246,20 @@ def test_a_comparison_that_had_no_time_for_chance_goes_on_when_the_study_goes_on
     assert Outcome.parity in {run.outcome for run in again}
 
 
+def test_a_second_run_of_the_baseline_that_fails_rules_nothing_out(bench, space):
+    def failures(trial, knobs):
+        spec = one.launcher.launches[-1].spec
+        is_second = spec.mode == "parity" and spec.seed != one.inputs.config.study.seed
+        return Failure(error={"type": "ValueError", "message": "no", "traceback": ""}) if is_second else None
+
+    losses = falls_unless("precision.amp", "bf16")
+    one = bench(Surface(gains=GAINS, losses=losses, failures=failures), *space, minutes=20)
+    summary = one.run()
+    assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+    assert summary["parity"]["verdict"] == "not checked"
+    assert "is not known, because the second one ended as error: ValueError: no" in summary["parity"]["text"]
+
+
 def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():
     changed = {"env.PRECISION": "fp16", "env.LD_PRELOAD": "x.so", "env.NCCL_DEBUG": "INFO", "threads.intra": 1}
     assert arithmetic({**changed, "loader.batch_size": 64, "compile.mode": "default"}) == {

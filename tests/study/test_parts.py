@@ -105,11 +105,12 @@ def test_what_cannot_be_measured_without_a_knob_needs_it():
     assert change.reason == "without it: device_oom"
 
 
-def test_a_crash_is_given_a_second_chance_an_interruption_is_none():
+def test_a_crash_is_given_a_second_chance_an_interruption_or_a_disturbance_is_none():
     once = AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash], count=1))
     assert once.worth(AMP) == "not measured"
     assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash])).worth(AMP) == "needed"
-    assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.interrupted])).worth(AMP) == "not measured"
+    for no_answer in (Outcome.interrupted, Outcome.disturbed):
+        assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[no_answer])).worth(AMP) == "not measured"
 
 
 def test_a_knob_that_costs_speed_goes_back_without_the_whole_missing_it():

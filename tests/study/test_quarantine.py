@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import pytest
@@ -6,6 +7,7 @@ from autotune.clock import Clock
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
+from tests.study.test_slots import QUIET
 from tests.support.fake_launcher import Failure, Surface
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -27,7 +29,7 @@ class Probe:
 
 
 def judge(probe):
-    return Quarantine(probe, device="device 0 (H100)", advice="See dmesg")
+    return Quarantine(probe, device=lambda _: "device 0 (H100)", advice="See dmesg")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,14 @@ def test_a_success_in_between_clears_the_device():
     assert probe.num_asked == 0
 
 
+def test_a_success_on_another_slot_says_nothing_of_the_device():
+    device, probe = judge(probe := Probe("broken")), probe
+    for number, slot, outcome in [(3, "1", Outcome.error), (4, "2", Outcome.ok), (5, "2", Outcome.error)]:
+        assert device.note(dataclasses.replace(trial(number, outcome, batch=number), slot=slot)) == ""
+    assert probe.num_asked == 0
+    assert "trials 0003 (" in device.note(dataclasses.replace(trial(6, batch=6), slot="1"))
+
+
 def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
     surface = Surface(failures=lambda number, knobs: broken if number >= 2 else None)
@@ -108,6 +118,20 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     assert summary["reason"].endswith("or tune on another device: device.index=1 (one of 1)")
     assert [record.outcome for record in study.trials] == ["ok", "ok", "crash", "crash"]
     assert "second attempt" in study.trials[2].reason
+
+
+def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
+    broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
+    surface = Surface(**QUIET, failures=lambda number, knobs: broken if number >= 26 else None)
+    surface.facts["executable"] = sys.executable
+    study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4)
+    summary = study.run()
+    assert summary["status"] == "interrupted"
+    assert summary["reason"].startswith("the device of slot ")
+    assert summary["reason"].endswith("have the device reset, then resume")
+    probed = next(launch for launch in study.launcher.launches if launch.spec.mode == "inspect")
+    assert study.folder.read_trial(probed.spec.trial).slot == summary["reason"].split()[4]
+    assert not study.launcher.running
 
 
 @pytest.mark.parametrize(
@@ -133,5 +157,5 @@ def test_the_device_at_fault_is_the_one_that_the_program_sees(bench, monkeypatch
     gpus = [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")]
     monkeypatch.setitem(study.inputs.machine, "gpus", gpus)  # for this test only: the other studies share these facts
     device = quarantine(study.inputs, study.folder, lambda: None)
-    assert device._device == "device 0 (H200, GPU-c)"
+    assert device._device(trial(3)) == "device 0 (H200, GPU-c)"
     assert device._advice.endswith("device.index=1 (one of 1)")

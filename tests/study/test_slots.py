@@ -14,7 +14,7 @@ from autotune.study.proposals import AGAIN
 from tests.study.conftest import RATES, Bench
 from tests.support.fake_launcher import Failure, Surface
 
-FEW = ["search.sampler=random", "study.budget.trials=14"]
+FEW, ENOUGH = (["search.sampler=random", f"study.budget.trials={num}"] for num in (14, 24))
 # Gains too small to make the study calibrate again.
 GAINS = {("precision.amp", "bf16"): 1.2, ("layout.channels_last", True): 1.1, ("loader.num_workers", 2): 1.05}
 QUIET = {"gains": GAINS, "noise_frac": 0.003, "half_batch": 0.1, "loader_per_s": 1e4}
@@ -161,6 +161,23 @@ def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
     assert {trial.slot for trial in of_kind(study, Kind.search)} == {""}
     assert study.folder.read_study().slots["num"] == 1
     assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
+
+
+def test_a_baseline_that_violates_a_constraint_is_good_enough_for_the_calibration(bench):
+    made = Surface(**QUIET, step_s=lambda knobs: 0.3 if knobs["precision.amp"] == "off" else 0.1)
+    study = bench(made, *ENOUGH, "constraints.max_step_p95_s=0.2", minutes=60, num_slots=2)
+    study.run()
+    assert {trial.outcome for trial in calibrating(study) if not trial.changed} == {Outcome.infeasible}
+    assert any("2 trials at a time" in line for line in notices(study))
+
+
+def test_a_calibration_most_of_which_fails_blames_no_neighbour(bench):
+    crash = Failure(signal="SIGSEGV", cause="exit")
+    made = Surface(**QUIET, failures=lambda number, knobs: crash if 4 <= number <= 9 else None)  # the second and third pair
+    study = bench(made, *ENOUGH, minutes=60, num_slots=2)
+    study.run()
+    assert len(calibrating(study)) == 9
+    assert "One trial at a time: the configuration of trial 0 could not be measured in parallel." in notices(study)
 
 
 def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):

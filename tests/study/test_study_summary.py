@@ -136,6 +136,18 @@ def test_best_at_a_lower_tier_comes_from_the_search_and_says_so():
     assert tiers["exact"]["measured_in"] == "search"
 
 
+def test_what_failed_when_it_was_measured_again_is_not_the_best_of_a_tier():
+    def best(*again):
+        records = [trial(0, 100.0), trial(1, 150.0), trial(2, 120.0), *again]
+        return summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]["exact"]["trial"]
+
+    crashes = [final(number, 1, None) for number in (4, 6)]
+    for record in crashes:
+        record.outcome = Outcome.crash
+    assert best(final(3, 1, 150.0)) == best(final(3, 1, 150.0), crashes[0]) == 1
+    assert best(crashes[0]) == best(final(3, 1, 150.0), *crashes) == 2
+
+
 def test_winner_within_noise_of_the_baseline_is_the_baseline():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 100.9)], Standing(status="running"))
     assert summary["best"]["trial"] == 0

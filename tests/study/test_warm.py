@@ -8,7 +8,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.objective import fixed_s
 from autotune.trials.warm import WarmStarts
 from tests.study.test_study_trial import once
-from tests.support.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import Failure, FakeRunning, Surface
 
 ALLOWS = {"is_first": True, "changed": []}
 FACTS = {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True, "startup": ALLOWS}
@@ -112,6 +112,19 @@ def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, fa
     assert study.trials[1].start == "fresh"
     assert any("From now on every trial starts in a fresh interpreter" in line for line in study.listener.named("notice"))
     assert {launch.warm for launch in study.launcher.launches if launch.spec.trial > 1} == {()}
+
+
+def test_trial_that_hangs_warm_before_its_first_step_is_repeated_fresh(bench, monkeypatch):
+    """It uses up its time, and its stack shows the user's code. Usually, both mean that the configuration hangs."""
+    hangs, due_s = Failure(cause="deadline", hang="user code", num_steps=0), FakeRunning._due_s
+    monkeypatch.setattr(FakeRunning, "_due_s", lambda self: 1e9 if self._failure is hangs else due_s(self))
+    study = bench(Surface(facts=FACTS, failures=once({1}, hangs)), "study.budget.trials=3", minutes=20)
+    study.run()
+    first, again = (launch for launch in study.launcher.launches if launch.spec.trial == 1)
+    assert (first.warm, again.warm) == (("torch",), ())
+    assert study.trials[1].evidence["earlier_attempt"]["seconds"] >= first.deadlines.total_s
+    assert study.trials[1].outcome is Outcome.ok
+    assert any("From now on every trial starts in a fresh interpreter" in line for line in study.listener.named("notice"))
 
 
 def test_configuration_that_fails_either_way_is_its_own_fault(bench):
