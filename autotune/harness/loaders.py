@@ -99,15 +99,27 @@ class LoaderWatch:
         def around_reset(reset: Any) -> Any:
             def _reset(self: Any, *args: Any, **kwargs: Any) -> None:  # (loader, first_iter=False)
                 is_first = args[1] if len(args) > 1 else kwargs.get("first_iter")
-                if self._autotune is not None and not is_first:  # persistent workers: the iterator stays
-                    watch._begins_epoch(self._autotune)
+                info, probe = getattr(self, "_autotune", None), getattr(self, "_autotune_probe", None)
+                if info is not None and not is_first:  # persistent workers: the iterator stays
+                    watch._begins_epoch(info)
+                if probe is not None:
+                    probe.begin()
                 reset(self, *args, **kwargs)
 
             return _reset
 
+        def around_index(advance: Any) -> Any:
+            def _next_index(self: Any) -> Any:
+                indices, probe = advance(self), getattr(self, "_autotune_probe", None)
+                if probe is not None:
+                    probe.note(indices)
+                return indices
+
+            return _next_index
+
         def around_advance(advance: Any) -> Any:
             def __next__(self: Any) -> Any:
-                info = self._autotune
+                info = getattr(self, "_autotune", None)  # an iterator from before `autotune.apply` has none
                 if info is None:
                     return advance(self)
                 watch._current = info
@@ -129,6 +141,7 @@ class LoaderWatch:
         self._iteration = [
             patches.install(_BaseDataLoaderIter, "__init__", around_start),
             patches.install(_BaseDataLoaderIter, "_reset", around_reset),
+            patches.install(_BaseDataLoaderIter, "_next_index", around_index),
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
         ]
 
@@ -235,8 +248,7 @@ class LoaderWatch:
 
             return get_worker_info
 
-        for module in (torch.utils.data, torch.utils.data._utils.worker, dataloader):
-            patches.install(module, "get_worker_info", around)
+        patches.install_in((torch.utils.data, torch.utils.data._utils.worker, dataloader), "get_worker_info", around)
 
     def workers(self) -> List[Any]:
         """Returns the live worker processes of the loader that started last."""

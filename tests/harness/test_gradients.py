@@ -74,6 +74,7 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
         ("byhand", "clears its gradients by other means than zero_grad()"),
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
+        ("assigned", "computes its gradients by other means than backward()"),
         ("two", "several optimizers step"),
         ("lbfgs", "the optimizer may call its closure several times a step"),
         ("discards", "throws gradients away between backward() and step()"),
@@ -152,3 +153,17 @@ def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str,
     assert reason in found.knobs[AMP].reason
     assert found.loss["is_finite"]
     assert found.loss["last"] < 2  # training continues in float32 from undamaged weights
+
+
+def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any) -> None:
+    found = trained("assigned clip", knobs={AMP: "fp16"}).result
+    assert (found.status, found.error) == ("measured", None)
+    assert (found.knobs[AMP].status, found.loss) == (NOT_APPLICABLE, None)
+    assert "computes its gradients by other means than backward()" in found.knobs[AMP].reason
+
+
+@pytest.mark.parametrize("knobs", [{AMP: "fp16"}, {KEY: 2}])
+def test_a_step_without_gradients_stays_one(trained: Any, knobs: dict[str, Any]) -> None:
+    found = trained("skips", knobs=knobs, max_steps=12).result
+    assert (found.status, found.error) == ("measured", None)
+    assert {report.status for report in found.knobs.values()} == {APPLIED}

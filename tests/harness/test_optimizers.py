@@ -15,6 +15,8 @@ from tests.harness.contexts import context
     ("kind", "samples", "source"),
     [
         ("without_loader", 14, "forward calls"),
+        ("last_in_closure", 14, "forward calls"),
+        ("subclassed", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )
@@ -29,6 +31,10 @@ def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
     found = trial("kinds.py", "without_batch").result()
     assert (found.status, found.unit) == ("measured", "steps")
     assert set(found.steps["samples"]) == {1}
+
+
+def test_a_copy_of_an_optimizer_does_not_make_a_real_run_search_for_models_for_ever(trial: Trial) -> None:
+    assert trial("kinds.py", "copied_optimizer", mode="apply").stdout.split()[-1] == "True"
 
 
 @pytest.mark.parametrize("flags", [(), ("fused",)])
