@@ -30,13 +30,13 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
     assert found.loader_rate_per_s is not None
 
 
-@pytest.mark.thorough
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr
     assert set(run.result().steps["samples"]) == {8}
 
 
+@pytest.mark.thorough
 def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
     found = trial("loaders.py", "validated", "samples=2400", "pause=0.4").result()
     assert set(found.steps["samples"]) == {12}
