@@ -39,7 +39,8 @@ class Loader:
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
-        self.is_target = False
+        self.is_target = self.is_made_persistent = False
+        self.why_restarted = ""  # why its persistent workers were started anew; "" if they were not
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, members, sites, worker
+from . import batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
@@ -288,7 +288,7 @@ class LoaderWatch:
                     is_shuffled=info.is_shuffled,
                     main_line=info.main_line,
                 )
-                self._context.handlers.loader.on_loader(arguments, made)
+                info.is_made_persistent = self._context.handlers.loader.on_loader(arguments, made)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None
@@ -298,6 +298,8 @@ class LoaderWatch:
         try:
             if info.is_target:
                 self._bits.mark(loader)
+            if info.is_made_persistent:
+                persistent.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return

@@ -1,0 +1,122 @@
+"""Keeps persistent workers (loader.persistent_workers) from changing what a program computes that was written without them.
+
+Torch gives a loader with persistent workers a single iterator. So an iteration that begins while another one is under way
+starts that one again from the first batch. Moreover, changes that the program makes between two epochs, to the data set or the
+collate function, do not reach the workers. In both cases new workers are started, as the program expects.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import zlib
+from typing import Any, Callable, Dict, List, Tuple
+
+from . import members
+from .patches import patches
+
+SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
+OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
+PARTS = ("dataset", "collate_fn", "worker_init_fn")
+MAX_DEPTH, MAX_FACTS = 3, 1000  # of objects within objects; of facts in all
+LONG = 16  # the items of a longer list are not looked at one by one
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes a millisecond
+PLAIN = (int, float, bool, str, bytes, type(None))
+CHANGED = "the program changes its data set or collate function between epochs, so the workers were started anew"
+NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
+
+
+def watch(loader: Any) -> None:
+    """Watches a loader whose workers are persistent because of the knob."""
+    loader.__dict__[SENT] = None
+    _install()
+
+
+@functools.lru_cache(maxsize=None)
+def _install() -> None:
+    from torch.utils.data import DataLoader
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    def around_begin(begin: Callable[[Any], Any]) -> Any:
+        def __iter__(loader: Any) -> Any:
+            if SENT in loader.__dict__:
+                _prepare(loader.__dict__)
+            return begin(loader)
+
+        return __iter__
+
+    def around_advance(advance: Callable[[Any], Any]) -> Any:
+        def __next__(iterator: Any) -> Any:
+            try:
+                return advance(iterator)
+            except StopIteration:
+                iterator.__dict__[OVER] = True
+                raise
+
+        return __next__
+
+    patches.install(DataLoader, "__iter__", around_begin)
+    patches.install(_BaseDataLoaderIter, "__next__", around_advance)
+
+
+def _prepare(kept: Dict[str, Any]) -> None:
+    """Makes torch start new workers for the iteration that begins if the old ones cannot be used.
+
+    Args:
+        kept: the attributes of the loader.
+    """
+    sent = facts([kept.get(name) for name in PARTS])
+    if kept.get("_iterator") is not None:
+        is_in_use = _num_references(kept) > ALONE and OVER not in kept["_iterator"].__dict__
+        if sent == kept[SENT] and not is_in_use:
+            kept["_iterator"].__dict__.pop(OVER, None)
+            return
+        kept["_iterator"] = None
+        record = kept.get("_autotune")
+        if record is not None:
+            record.why_restarted = CHANGED if sent != kept[SENT] else NESTED
+    kept[SENT] = sent
+
+
+def _num_references(kept: Dict[str, Any]) -> int:
+    return sys.getrefcount(kept["_iterator"])
+
+
+ALONE = _num_references({"_iterator": object()})  # when nothing but the loader refers to the iterator
+
+
+def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
+    """Returns facts about objects, which differ once the program has changed these objects or those that they hold."""
+    found: List[Tuple[Any, ...]] = []
+    for thing in things:
+        _add_facts(thing, found, 0)
+    return found
+
+
+def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
+    if len(found) >= MAX_FACTS:
+        return
+    if type(value) in PLAIN:
+        found.append((value,))
+        return
+    is_list = type(value) in (list, tuple)
+    found.append((id(value), len(value) if is_list or type(value) in (dict, set) else 0, _content(value)))
+    if depth > MAX_DEPTH or isinstance(value, type):
+        return
+    own = [getattr(value, "__self__", None), *members.held(value).values()]  # the first is the object of a bound method
+    for each in value if is_list and len(value) <= LONG else own:
+        _add_facts(each, found, depth + 1)
+
+
+def _content(value: Any) -> int:
+    """Returns a number that changes with the content of a tensor, an array, or a long list of plain values; 0 for the rest."""
+    from torch import Tensor
+
+    try:
+        if isinstance(value, Tensor):
+            return 0 if Tensor.is_shared(value) else int(value._version)  # the workers see a shared tensor's changes
+        if type(value) in (list, tuple):
+            return hash(tuple(value[:MAX_ITEMS])) if len(value) > LONG and type(value[0]) in PLAIN else 0
+        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if hasattr(value, "__array_interface__") else 0
+    except Exception:  # it cannot be read this way
+        return 0
