@@ -17,6 +17,7 @@ from tests.harness.contexts import context
         ("without_loader", 14, "forward calls"),
         ("last_in_closure", 14, "forward calls"),
         ("subclassed", 12, "loader"),
+        ("some_without_batch", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )

@@ -73,6 +73,38 @@ def rebuilt_optimizer():
         kept[-1].step()
 
 
+class Loss(torch.Tensor):
+    pass
+
+
+def tensors_of_its_own():
+    """The loss is of a subclass of Tensor, as in fastai, and is scaled."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for x, y in batches():
+        optimizer.zero_grad()
+        scale.scale(nn.functional.mse_loss(model(x), y).as_subclass(Loss)).backward()
+        scale.step(optimizer)
+        scale.update()
+
+
+def some_without_batch():
+    """The loader yields None for each third batch, which the program skips."""
+    numbers = iter(range(10**9))
+    collate = torch.utils.data.default_collate
+    sparse = DataLoader(data, batch_size=12, collate_fn=lambda items: collate(items) if next(numbers) % 3 else None)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for batch in sparse:
+            if batch is None:
+                continue
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+
 def last_in_closure():
     """Gradients of two batches are accumulated. The second one is computed in the closure of the step, as Lightning does it."""
     model = nn.Linear(4, 2)
