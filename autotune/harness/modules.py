@@ -188,7 +188,7 @@ class ModuleWatch:
             return swap_class(root, self)
         if kind not in self._intercepted:
             self._intercepted.append(kind)
-            around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)
+            around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)  # type: ignore[misc]
             patches.install(kind, "__call__", lambda _: around)
         return True
 

@@ -250,7 +250,7 @@ def _is_left_alone(optimizer: Any) -> bool:
 def _has_inner_steps(optimizer: Any) -> bool:
     """Whether a step may call another class's step (`super().step()`) for which torch calls the hooks as well."""
     steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
-    return sum(getattr(step, "hooked", False) for step in steps) > 1
+    return len([step for step in steps if getattr(step, "hooked", False)]) > 1
 
 
 def _is_inner(optimizer: Any) -> bool:

@@ -114,7 +114,8 @@ def _content(value: Any) -> int:
 
     try:
         if isinstance(value, Tensor):
-            return 0 if Tensor.is_shared(value) else int(value._version)  # the workers see a shared tensor's changes
+            is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
+            return 0 if is_shared else int(value._version)
         if type(value) in (list, tuple):
             return hash(tuple(value[:MAX_ITEMS])) if len(value) > LONG and type(value[0]) in PLAIN else 0
         return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if hasattr(value, "__array_interface__") else 0
