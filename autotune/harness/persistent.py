@@ -101,9 +101,9 @@ def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
         return
     is_list = type(value) in (list, tuple)
     found.append((id(value), len(value) if is_list or type(value) in (dict, set) else 0, _content(value)))
-    if depth > MAX_DEPTH or isinstance(value, type):
+    if depth > MAX_DEPTH or issubclass(type(value), type):
         return
-    own = [getattr(value, "__self__", None), *members.held(value).values()]  # the first is the object of a bound method
+    own = [members.attribute(value, "__self__"), *members.held(value).values()]  # the first is the object of a bound method
     for each in value if is_list and len(value) <= LONG else own:
         _add_facts(each, found, depth + 1)
 
@@ -113,11 +113,12 @@ def _content(value: Any) -> int:
     from torch import Tensor
 
     try:
-        if isinstance(value, Tensor):
+        if type(value) is Tensor:
             is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
             return 0 if is_shared else int(value._version)
         if type(value) in (list, tuple):
             return hash(tuple(value[:MAX_ITEMS])) if len(value) > LONG and type(value[0]) in PLAIN else 0
-        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if hasattr(value, "__array_interface__") else 0
+        is_array = members.attribute(value, "__array_interface__") is not None
+        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if is_array else 0
     except Exception:  # it cannot be read this way
         return 0

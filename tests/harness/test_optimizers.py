@@ -73,6 +73,22 @@ def test_implementations_that_would_fail_are_not_chosen() -> None:
         assert _problem(optimizer, "foreach") == ""
 
 
+class OwnStep(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad)
+
+
+def test_a_step_of_the_program_s_own_gets_unscaled_gradients() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = OwnStep([parameter], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    OptimizerKnobs(context({"optimizer.implementation": "fused"})).on_optimizer(optimizer)
+    scaler.scale(parameter.sum() / 2).backward()
+    scaler.step(optimizer)
+    assert parameter.tolist() == [0.5, 0.5]
+
+
 class Counter(torch.Tensor):
     """A step counter from a checkpoint. It records to which devices it is moved."""
 

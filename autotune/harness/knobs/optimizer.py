@@ -54,7 +54,8 @@ class OptimizerKnobs(KnobHandler):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
         # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
-        optimizer._step_supports_amp_scaling = bool(fused)
+        knows_scales = getattr(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
+        optimizer._step_supports_amp_scaling = bool(fused) and knows_scales
         optimizer._need_device_dtype_check_for_fused = bool(fused)
         _move_step_counters(optimizer)
         self._report = KnobReport(APPLIED, "", value)
@@ -95,6 +96,11 @@ def _problem(optimizer: Any, value: str) -> str:
         if any(p.grad is not None and p.grad.layout != torch.strided for g in optimizer.param_groups for p in g["params"]):
             return "fused implementations need dense gradients"
     return ""
+
+
+def _has_own_step(optimizer: Any) -> bool:
+    """Whether the program overrides the step of torch's optimizer: GradScaler must unscale its gradients before."""
+    return not type(optimizer).step.__module__.startswith("torch.optim")
 
 
 def _has_tensor_settings(optimizer: Any) -> bool:
