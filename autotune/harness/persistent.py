@@ -8,6 +8,7 @@ collate function, do not reach the workers. In both cases new workers are starte
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import zlib
 from typing import Any, Callable, Dict, List, Tuple
@@ -67,8 +68,7 @@ def _prepare(kept: Dict[str, Any]) -> None:
     """
     sent = facts([kept.get(name) for name in PARTS])
     if kept.get("_iterator") is not None:
-        is_in_use = _num_references(kept) > ALONE and OVER not in kept["_iterator"].__dict__
-        if sent == kept[SENT] and not is_in_use:
+        if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
             return
         kept["_iterator"] = None
@@ -76,6 +76,22 @@ def _prepare(kept: Dict[str, Any]) -> None:
         if record is not None:
             record.why_restarted = CHANGED if sent != kept[SENT] else NESTED
     kept[SENT] = sent
+
+
+def _is_in_use(kept: Dict[str, Any]) -> bool:
+    """Whether the program may ask the loader's iterator for more batches of the epoch that it has begun."""
+    num_others, iterator = _num_references(kept) - ALONE, kept["_iterator"]
+    if not num_others or OVER in iterator.__dict__:
+        return False
+    try:
+        is_at_end = iterator._num_yielded >= len(iterator)
+    except Exception:  # a stream has no length
+        is_at_end = False
+    if not is_at_end:
+        return True
+    # Some libraries count the batches, and keep the iterator in a list. A loop of the program asks once more for a batch.
+    holders = [each for each in gc.get_referrers(iterator) if type(each) in (list, dict) and each is not kept]
+    return num_others > len(holders)
 
 
 def _num_references(kept: Dict[str, Any]) -> int:
@@ -99,13 +115,20 @@ def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
     if type(value) in PLAIN:
         found.append((value,))
         return
-    is_list = type(value) in (list, tuple)
-    found.append((id(value), len(value) if is_list or type(value) in (dict, set) else 0, _content(value)))
+    is_container = type(value) in (list, tuple, dict, set)
+    found.append((id(value), len(value) if is_container else 0, _content(value)))
     if depth > MAX_DEPTH or issubclass(type(value), type):
         return
-    own = [members.attribute(value, "__self__"), *members.held(value).values()]  # the first is the object of a bound method
-    for each in value if is_list and len(value) <= LONG else own:
+    for each in _items(value) if is_container else _attributes(value):
         _add_facts(each, found, depth + 1)
+
+
+def _items(container: Any) -> List[Any]:
+    return list(container.values() if type(container) is dict else container) if len(container) <= LONG else []
+
+
+def _attributes(thing: Any) -> List[Any]:
+    return [members.attribute(thing, "__self__"), *members.held(thing).values()]  # the first: the object of a bound method
 
 
 def _content(value: Any) -> int:

@@ -108,7 +108,9 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
     [
         ("", 1, ""),
         ("variable", 1, ""),
+        ("listed", 1, ""),
         ("nested", 3, persistent.NESTED),
+        ("last", 3, persistent.NESTED),
         ("changed", 3, persistent.CHANGED),
         ("array", 3, persistent.CHANGED),
     ],
@@ -128,6 +130,7 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
         def __init__(self) -> None:
             self.ids, self.shared = list(range(100)), torch.zeros(2).share_memory_()
             self.inner, self.transforms = SimpleNamespace(scale=1.0), [SimpleNamespace(size=4)]
+            self.options = {"size": 4}
 
     def told(change: Callable[[Any], Any]) -> bool:
         data = Data()
@@ -137,6 +140,7 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
 
     assert told(lambda data: setattr(data.inner, "scale", 2.0))
     assert told(lambda data: setattr(data.transforms[0], "size", 8))
+    assert told(lambda data: data.options.update(size=8))
     assert told(lambda data: data.ids.__setitem__(5, 0))
     assert told(lambda data: data.ids.append(0))
     assert not told(lambda data: data.shared.fill_(1))

@@ -1,7 +1,8 @@
 """Iterates over a loader with a worker as programs do whose workers are started anew in each epoch. Prints what it got.
 
 Words: `nested` looks at a batch in the middle of an epoch, `changed` sets an attribute of the data set between epochs, `array`
-writes to one of its arrays, `variable` keeps the iterator in a variable.
+writes to one of its arrays, `variable` keeps the iterator in a variable, `listed` keeps it in a list and counts the batches, `last`
+looks at a batch before the epoch's loop has ended.
 """
 
 import json
@@ -37,18 +38,25 @@ def train(x):
     optimizer.step()
 
 
+def counted():
+    kept[:] = [iter(loader)]
+    for _ in range(len(loader)):
+        yield next(kept[0])
+
+
+kept = []
 for epoch in range(3):
     if "changed" in sys.argv:
         data.epoch = epoch
     if "array" in sys.argv:
         data.labels[0] = epoch
     found = []
-    batches = iter(loader) if "variable" in sys.argv else loader
+    batches = iter(loader) if "variable" in sys.argv else counted() if "listed" in sys.argv else loader
     for x, number, label, worker in batches:
         found.append((int(number[0]), int(label[0])))
         seen["workers"].add(int(worker[0]))
         train(x)
-        if "nested" in sys.argv and len(found) == 3:
+        if len(found) == (3 if "nested" in sys.argv else 8 if "last" in sys.argv else 0):
             next(iter(loader))
     seen["batches"].append(len(found))
     seen["epochs"].append(sorted({number for number, _ in found}))
