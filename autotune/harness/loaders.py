@@ -123,6 +123,8 @@ class LoaderWatch:
                 if info is None:
                     return advance(self)
                 watch._current = info
+                if not info.sizes.is_known:  # one of the first batches
+                    watch._compare(info)
                 began_s = monotonic()
                 batch = advance(self)
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
@@ -367,10 +369,18 @@ class LoaderWatch:
                 info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
+            if self._is_measuring and self._spec.target is None:
+                info.tell()
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
         except Exception:
             self._context.broke("reading a batch")
+
+    def _compare(self, info: Loader) -> None:
+        try:
+            info.compare()
+        except Exception:
+            self._context.broke("examining a data set")
 
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode."""

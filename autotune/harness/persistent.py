@@ -11,6 +11,7 @@ import functools
 import gc
 import sys
 import zlib
+from collections import deque
 from typing import Any, Callable, Dict, List, Tuple
 
 from . import members
@@ -115,7 +116,7 @@ def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
     if type(value) in PLAIN:
         found.append((value,))
         return
-    is_container = type(value) in (list, tuple, dict, set)
+    is_container = type(value) in (list, tuple, dict, set, deque)
     found.append((id(value), len(value) if is_container else 0, _content(value)))
     if depth > MAX_DEPTH or issubclass(type(value), type):
         return

@@ -30,6 +30,13 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
     assert found.loader_rate_per_s is not None
 
 
+@pytest.mark.parametrize(("word", "is_free"), [("", False), ("fixed", True)])
+def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(trial: Trial, word: str, is_free: bool) -> None:
+    found = trial("replay.py", word, mode="inspect").result()
+    assert ("loader.num_workers" not in found.applicability) == is_free
+    assert is_free or "changes its data set between batches" in found.applicability["loader.num_workers"]
+
+
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr

@@ -40,6 +40,7 @@ OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a bat
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
+CHANGED = "the program changes its data set between batches, which workers would not see: each has a copy of its own"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -245,6 +246,8 @@ def applicability(loader: Any) -> Dict[str, str]:
     if not loader.is_shared_out:
         kept = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS
         reasons.update({PREFIX + name: UNSHARED for name in kept})
+    if loader.is_changed_between_batches:
+        reasons.update({PREFIX + name: CHANGED for name in OF_STREAMS})
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():
