@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
 
@@ -54,7 +55,7 @@ class OptimizerKnobs(KnobHandler):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
         # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
-        knows_scales = getattr(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
+        knows_scales = members.attribute(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
         optimizer._step_supports_amp_scaling = bool(fused) and knows_scales
         optimizer._need_device_dtype_check_for_fused = bool(fused)
         _move_step_counters(optimizer)

@@ -1,8 +1,8 @@
 """Iterates over a loader with a worker as programs do whose workers are started anew in each epoch. Prints what it got.
 
-Words: `nested` looks at a batch in the middle of an epoch, `changed` sets an attribute of the data set between epochs, `array`
-writes to one of its arrays, `variable` keeps the iterator in a variable, `listed` keeps it in a list and counts batches, `last` looks
-at a batch before the epoch's loop has ended.
+Words: `nested` looks at a batch in the middle of an epoch, `last` before its loop has ended. `changed` sets an attribute of the
+data set between epochs, `array` writes to one of its arrays. `variable` keeps the iterator in a variable, `listed` keeps it
+in a list and counts the batches.
 """
 
 import json
