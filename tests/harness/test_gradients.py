@@ -143,7 +143,7 @@ def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, wor
     [
         ("handclip", "changes its gradients itself"),
         ("scaler", "scales its gradients itself"),
-        pytest.param("lbfgs", "calls its closure a varying number of times", marks=pytest.mark.thorough),
+        pytest.param("lbfgs", "may call its closure several times a step", marks=pytest.mark.thorough),
         pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
     ],
 )
