@@ -19,6 +19,8 @@ from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
+LONG = 16  # a longer list that begins and ends with plain values holds no tensors, only many words or ids
+PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
 
@@ -30,43 +32,26 @@ class BatchSizeProbe:
         self.asked: Deque[int] = deque()
         self.is_active = True
 
-    def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yields what a batch sampler's iterator yields, and records the sizes."""
-        for indices in batches:
-            if self.is_active:
-                self.asked.append(_num_indices(indices))
-            yield indices
+    def begin(self) -> None:
+        """Forgets what was recorded: with persistent workers, torch iterates over the sampler again in each epoch."""
+        self.asked.clear()
+
+    def note(self, indices: Any) -> None:
+        """Records the size of a batch that the sampler asks for."""
+        if self.is_active:
+            self.asked.append(_num_indices(indices))
 
     def last(self) -> int:
         """Returns (and removes) the number of indices that the sampler gave for the batch just returned; 0 if not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
-class ProbedSampler:
-    """A loader's batch sampler with a probe. With persistent workers, torch iterates over it again in each epoch."""
-
-    def __init__(self, sampler: Any, probe: BatchSizeProbe) -> None:
-        self._sampler, self._probe = sampler, probe
-
-    def __iter__(self) -> Iterator[Any]:
-        self._probe.asked.clear()
-        return self._probe.follow(iter(self._sampler))
-
-    def __len__(self) -> int:
-        return len(self._sampler)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sampler, name)
-
-
 def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
-    """Attaches a probe to the batch sampler of a new loader iterator and returns the probe; None without batching."""
-    if not getattr(iterator, "_auto_collation", False) or not hasattr(iterator, "_sampler_iter"):
-        return None
-    probe = BatchSizeProbe()
-    iterator._sampler_iter = probe.follow(iterator._sampler_iter)
-    iterator._index_sampler = ProbedSampler(iterator._index_sampler, probe)
-    return probe
+    """Returns a probe for the batch sampler of a new loader iterator; None without batching.
+
+    The iterator keeps its own sampler: some iterators save the sampler's state in a checkpoint.
+    """
+    return BatchSizeProbe() if getattr(iterator, "_auto_collation", False) else None
 
 
 class Sizes:
@@ -242,7 +227,9 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
 
 def _parts(batch: Any) -> Any:
     if isinstance(batch, (dict, list, tuple)):
-        return _items(batch)
+        items = _items(batch)
+        is_plain = len(items) > LONG and type(items[0]) in PLAIN and type(items[-1]) in PLAIN
+        return [] if is_plain else items
     keys = members.attribute(batch, "keys")
     if keys is not None:
         with contextlib.suppress(Exception):  # the program's own mapping may raise anything

@@ -24,9 +24,8 @@ def put_in_place(watch: Any) -> None:
     for kind in (torch.optim.Optimizer, torch.nn.Module):
         patches.install(kind, "zero_grad", functools.partial(_around_zero_grad, watch))
     for name in CLIPS:
-        for module in (clip_grad, torch.nn.utils):
-            if hasattr(module, name):
-                patches.install(module, name, functools.partial(_around_clip, watch))
+        owners = [module for module in (clip_grad, torch.nn.utils) if hasattr(module, name)]
+        patches.install_in(owners, name, functools.partial(_around_clip, watch, name))
     for name in ("unscale_", "step", "update"):
         patches.install(torch.amp.GradScaler, name, functools.partial(_around_scaler, watch, name))
 
@@ -86,18 +85,14 @@ def _around_zero_grad(watch: Any, zero_grad: Callable[..., Any]) -> Callable[...
     return cleared
 
 
-def _around_clip(watch: Any, clip: Callable[..., Any]) -> Callable[..., Any]:
-    def clipped(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not watch.is_active:
-            return clip(parameters, *args, **kwargs)
-        if watch.is_last():
+def _around_clip(watch: Any, name: str, clip: Callable[..., Any]) -> Callable[..., Any]:
+    def clipped(*args: Any, **kwargs: Any) -> Any:
+        is_last = watch.is_active and watch.is_last()
+        if is_last:
             watch.unscale()
-            return clip(parameters, *args, **kwargs)
-        return (
-            clip(parameters, *args, **kwargs)
-            if clip.__name__ == READING
-            else watch.norm(clip.__name__, parameters, args, kwargs)
-        )
+        if is_last or not watch.is_active or name == READING:
+            return clip(*args, **kwargs)
+        return watch.norm(name, *args, **kwargs)
 
     return clipped
 

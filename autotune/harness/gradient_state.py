@@ -12,6 +12,11 @@ def parameters_of(optimizer: Any) -> List[Any]:
     return [parameter for group in members.attribute(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
+def has_gradients(parameters: List[Any]) -> bool:
+    """Whether any of the parameters has a gradient."""
+    return any(parameter.grad is not None for parameter in parameters)
+
+
 def is_sharded(module: Any) -> bool:
     """Whether a module's parameters are sharded over ranks."""
     is_wrapped = any(type(each).__name__ == "FullyShardedDataParallel" for each in members.modules(module))

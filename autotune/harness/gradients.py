@@ -183,8 +183,10 @@ class Gradients:
             with torch.enable_grad():
                 returned = closure()
             args, kwargs = (), {name: value for name, value in kwargs.items() if name != "closure"}
-        self._program_steps()
-        if self.problem:
+        is_idle = (self.scaler is not None or not self._is_dirty) and not state.has_gradients(self._parameters())
+        if not is_idle:
+            self._program_steps()
+        if self.problem or is_idle:  # idle: the program steps without gradients, because it skips a batch
             done = step(optimizer, *args, **kwargs)
             return done if closure is None else returned
         if not self.is_last():
@@ -203,6 +205,9 @@ class Gradients:
 
     def _program_steps(self) -> None:
         """Called at each step of the program; its first step shows how many backward passes it makes per step."""
+        if self._begin is None:
+            self.stand_down(step_knobs.NO_BACKWARD)
+            return
         if self._is_derived and self.every and not self.num_done and not self.gathered:
             self._correct()
         if not self.is_last() or self.scaler is not None:
@@ -221,7 +226,7 @@ class Gradients:
 
     def unscale(self) -> None:
         """Divides the gradients by the scale, once per cycle, before the program clips or reads them."""
-        if self.scaler is None or self._is_unscaled:
+        if self.scaler is None or self._is_unscaled or self._begin is None or not state.has_gradients(self._parameters()):
             return
         self._check_untouched()
         if not self.problem:
@@ -257,11 +262,11 @@ class Gradients:
 
     # --- clipping ---
 
-    def norm(self, name: str, parameters: Any, args: Any, kwargs: Any) -> Any:
+    def norm(self, name: str, parameters: Any, limit: Any = None, norm_type: float = 2.0, *_: Any, **more: Any) -> Any:
         """Returns what clipping would return, without clipping, because more gradients are to be accumulated."""
         if name != "clip_grad_norm_":
             return None
-        norm = state.total_norm(parameters, float(kwargs.get("norm_type", args[1] if len(args) > 1 else 2.0)))
+        norm = state.total_norm(parameters, float(norm_type))
         return norm if self.scaler is None or self._begin is None else norm / self._scale().to(norm.device)
 
     # --- how many calls per step ---

@@ -37,8 +37,7 @@ def torch_is_there() -> None:
     """Replaces `torch.save` as well; called once torch is imported."""
     if kept is not None:
         torch: Any = sys.modules["torch"]
-        for module in (torch, torch.serialization):
-            patches.install(module, "save", kept.saving)
+        patches.install_in((torch, torch.serialization), "save", kept.saving)
 
 
 def _put(name: str, around: Callable[[Call], Call]) -> None:

@@ -7,8 +7,9 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import batches, members, sites, startable, worker
+from . import batches, members, persistent, sites, startable, worker
 
+NUM_TOLD, MIN_CHANGED = 4, 2  # batches after which a data set is examined; number of changes from which it counts as changing
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -39,7 +40,10 @@ class Loader:
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
-        self.is_target = False
+        self.is_target = self.is_made_persistent = False
+        self.why_restarted = ""  # why its persistent workers were started anew; "" if they were not
+        self._told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
+        self._num_told = self._num_changed = 0
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -86,6 +90,23 @@ class Loader:
         names = ("dataset", "collate_fn", "worker_init_fn")
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
+
+    def tell(self) -> None:
+        """Notes facts about the data set after one of the first batches, if this process fetches the batches itself."""
+        if self._num_told < NUM_TOLD and not self.num_workers:
+            self._num_told += 1
+            self._told = persistent.facts([self.dataset])
+
+    def compare(self) -> None:
+        """Compares the data set with what it was after the last batch; called before the next batch is fetched."""
+        if self._told is not None:
+            self._num_changed += persistent.facts([self.dataset]) != self._told
+            self._told = None
+
+    @property
+    def is_changed_between_batches(self) -> bool:
+        """Whether the program changes the data set between batches, which the copies in workers would not see."""
+        return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:
         """Notes where the program starts to iterate over the loader, which starts its workers."""

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, members, sites, worker
+from . import batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
@@ -99,18 +99,32 @@ class LoaderWatch:
         def around_reset(reset: Any) -> Any:
             def _reset(self: Any, *args: Any, **kwargs: Any) -> None:  # (loader, first_iter=False)
                 is_first = args[1] if len(args) > 1 else kwargs.get("first_iter")
-                if self._autotune is not None and not is_first:  # persistent workers: the iterator stays
-                    watch._begins_epoch(self._autotune)
+                info, probe = getattr(self, "_autotune", None), getattr(self, "_autotune_probe", None)
+                if info is not None and not is_first:  # persistent workers: the iterator stays
+                    watch._begins_epoch(info)
+                if probe is not None:
+                    probe.begin()
                 reset(self, *args, **kwargs)
 
             return _reset
 
+        def around_index(advance: Any) -> Any:
+            def _next_index(self: Any) -> Any:
+                indices, probe = advance(self), getattr(self, "_autotune_probe", None)
+                if probe is not None:
+                    probe.note(indices)
+                return indices
+
+            return _next_index
+
         def around_advance(advance: Any) -> Any:
             def __next__(self: Any) -> Any:
-                info = self._autotune
+                info = getattr(self, "_autotune", None)  # an iterator from before `autotune.apply` has none
                 if info is None:
                     return advance(self)
                 watch._current = info
+                if not info.sizes.is_known:  # one of the first batches
+                    watch._compare(info)
                 began_s = monotonic()
                 batch = advance(self)
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
@@ -129,6 +143,7 @@ class LoaderWatch:
         self._iteration = [
             patches.install(_BaseDataLoaderIter, "__init__", around_start),
             patches.install(_BaseDataLoaderIter, "_reset", around_reset),
+            patches.install(_BaseDataLoaderIter, "_next_index", around_index),
             patches.install(_BaseDataLoaderIter, "__next__", around_advance),
         ]
 
@@ -235,8 +250,7 @@ class LoaderWatch:
 
             return get_worker_info
 
-        for module in (torch.utils.data, torch.utils.data._utils.worker, dataloader):
-            patches.install(module, "get_worker_info", around)
+        patches.install_in((torch.utils.data, torch.utils.data._utils.worker, dataloader), "get_worker_info", around)
 
     def workers(self) -> List[Any]:
         """Returns the live worker processes of the loader that started last."""
@@ -276,7 +290,7 @@ class LoaderWatch:
                     is_shuffled=info.is_shuffled,
                     main_line=info.main_line,
                 )
-                self._context.handlers.loader.on_loader(arguments, made)
+                info.is_made_persistent = self._context.handlers.loader.on_loader(arguments, made)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None
@@ -286,6 +300,8 @@ class LoaderWatch:
         try:
             if info.is_target:
                 self._bits.mark(loader)
+            if info.is_made_persistent:
+                persistent.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return
@@ -343,7 +359,7 @@ class LoaderWatch:
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
             asked = probe.last() if probe is not None else 0
-            samples = sizes.count(batch, shape, asked, info.batch_size)
+            samples = 0.0 if batch is None else sizes.count(batch, shape, asked, info.batch_size)  # None: the program skips it
             if sizes.is_known and probe is not None:
                 probe.is_active = False
             if samples > info.largest_batch:
@@ -353,10 +369,18 @@ class LoaderWatch:
                 info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
+            if self._is_measuring and self._spec.target is None:
+                info.tell()
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
         except Exception:
             self._context.broke("reading a batch")
+
+    def _compare(self, info: Loader) -> None:
+        try:
+            info.compare()
+        except Exception:
+            self._context.broke("examining a data set")
 
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode."""

@@ -59,10 +59,11 @@ class LossWatch:
         self._gap_s, self._next_s = FIRST_GAP_S, 0.0
         self._grad_fn: Any = torch.Tensor.grad_fn
         is_compiling, numel = torch.compiler.is_compiling, torch.Tensor.numel
+        is_dispatched = torch.overrides.has_torch_function_unary  # torch calls us again for a subclass of Tensor
 
         def around_backward(backward: Any) -> Any:
             def watched_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-                if not is_compiling() and numel(loss) == 1:
+                if not is_compiling() and not is_dispatched(loss) and numel(loss) == 1:
                     self._see(loss)
                 return backward(loss, *args, **kwargs)
 

@@ -9,14 +9,16 @@ original class; and no global patch remains to disturb the compiler.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from torch import _C, Tensor, cuda, is_grad_enabled
+from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Module
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import members
 from .batches import CallSizes
@@ -26,6 +28,10 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
+# Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
+# keeps its class; the class's `__call__` is patched instead.
+KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
+UNCOUNTED_CALLS = 64  # training calls after which a search ends where steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
 # Devices of trained parameters; "" if none is known. A library that moves weights around leaves them on "meta" in between.
 TIMED = ("", "cpu", "cuda", "meta")
@@ -43,6 +49,7 @@ class Root:
         self.observed = observed
         self.sizes = CallSizes(asked, _width(module))
         self.samples = 0.0  # samples of its calls since the last step
+        self.closed_step = -1  # the step whose closure's samples are counted
         self.trains_in_evaluation = not module.training
         self.around: Any = None
         self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
@@ -69,6 +76,7 @@ class ModuleWatch:
         # Modules whose layout and compilation were set when their wrapper was constructed.
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
+        self._intercepted: List[Any] = []  # those of KNOWN_BY_TYPE whose `__call__` is patched
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
         self.unit = "samples"
@@ -79,7 +87,7 @@ class ModuleWatch:
         self._autocasts: Optional[Patch] = None
         self.is_looking = False
         self.is_counting = context.spec.mode != "apply"
-        self._look_until = DISCOVERY_STEPS
+        self._look_until, self._calls_left = DISCOVERY_STEPS, math.inf
         self._patch_wrappers()
         self.look()
         self._watch_autocast()
@@ -92,13 +100,14 @@ class ModuleWatch:
         self.settle()
         if self._calls is None:
             self._calls = patches.install(Module, "__call__", self._around_call)
+            self._calls.uninstall_during_import("torch._dynamo.utils")  # it takes modules with another `__call__` for special
         else:
             self._calls.install()
 
     def _around_call(self, call: Any) -> Any:
         nesting = self.nesting
 
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
             root = self._adopted(module) if module.training or self._trains_in_evaluation() else None
@@ -110,6 +119,8 @@ class ModuleWatch:
             finally:
                 nesting.depth -= 1
 
+        # The compiler traces the original: a graph that contains our function would be compiled again once that is removed.
+        __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
 
     def _trains_in_evaluation(self) -> bool:
@@ -120,10 +131,19 @@ class ModuleWatch:
     def look_again(self) -> None:
         """Searches for roots again; called when an optimizer is made, because the modules that it trains may be unknown."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
+        self._calls_left = UNCOUNTED_CALLS if self._context.optimizers.is_uninstalled else math.inf
         if self.nesting.depth:
             self.is_looking = True  # the search starts when the root's call is over
         else:
             self.look()
+
+    def _look_on(self) -> None:
+        self._calls_left -= 1
+        if self._calls_left > 0:
+            self.look()
+            return
+        self.is_looking = False  # the new optimizer never steps: it is a copy, say
+        self.settle()
 
     def uninstall(self) -> None:
         """Stops watching module calls."""
@@ -134,8 +154,7 @@ class ModuleWatch:
         try:
             if not self._owns_trained_parameters(module):
                 return None
-            known = next((root for root in self.roots if root.module is module), None)
-            return known or self._adopt(module)
+            return self._root_of(module) or self._adopt(module)
         except Exception:
             self._context.broke("preparing a module for training")
             return None
@@ -156,13 +175,27 @@ class ModuleWatch:
         root.around = self._knobs.around_calls(module)
         if root.observed[module_knobs.AMP] == "off" and self._knobs.is_in_float16:
             self._context.gradients.scale(module, module_knobs.device_of(module))
-        if not swap_class(root, self) and root.around is not None:
+        if not self._intercept(root) and root.around is not None:
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self._knobs.refuse_precision(why)
         self._context.phases.speak()
         if self._context.phases.now in ("init", "first_batch"):
             self._context.phases.enter("compile" if self.is_compiled() else "first_batch")
         return root
+
+    def _intercept(self, root: Root) -> bool:
+        """Intercepts the calls of a root; returns whether this succeeded."""
+        kind = type(root.module)
+        if kind not in KNOWN_BY_TYPE:
+            return swap_class(root, self)
+        if kind not in self._intercepted:
+            self._intercepted.append(kind)
+            around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)  # type: ignore[misc]
+            patches.install(kind, "__call__", lambda _: around)
+        return True
+
+    def _root_of(self, module: Any) -> Optional[Root]:
+        return next((root for root in self.roots if root.module is module), None)
 
     def leave_precision(self, why: str) -> None:
         """Removes autocast from the roots, because their gradients cannot be scaled; they keep their layout."""
@@ -189,8 +222,6 @@ class ModuleWatch:
     def _patch_wrappers(self) -> None:
         # Layout and compilation must be set on the wrapped module when the wrapper is constructed: setting channels_last after
         # that raises a stride error in DDP's reducer.
-        from torch.nn.parallel import DistributedDataParallel
-
         def around(construct: Any) -> Any:
             def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
                 try:
@@ -233,7 +264,21 @@ class ModuleWatch:
             self._parallel.let_go(held)
             if self.is_looking:
                 self._sharding.look()
-                self.look()
+                self._look_on()
+
+    def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
+
+        Torch restores the autocast in which the program called the checkpoint. So if autocast is enabled, the root was inside
+        another root, whose autocast this is.
+        """
+        if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
+            return call(root.module, *args, **kwargs)
+        self.nesting.depth += 1
+        try:
+            return root.around(call, root.module, args, kwargs)
+        finally:
+            self.nesting.depth -= 1
 
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         context = self._context
@@ -241,8 +286,10 @@ class ModuleWatch:
             return  # not training: a policy acts in a rollout, or lazy weights get their shapes
         try:
             context.clock.batch_is_there()
-            if context.optimizers.is_stepping and root.samples:
-                return  # a closure repeats its forward pass on the same samples
+            if context.optimizers.is_stepping:
+                if root.closed_step == context.num_steps:
+                    return  # a closure repeats its forward pass on the same samples
+                root.closed_step = context.num_steps
             root.samples += root.sizes.count(args, kwargs)
         except Exception:
             context.broke("counting the samples of a call")
@@ -361,21 +408,39 @@ class ModuleWatch:
 
 def swap_class(root: Root, watch: ModuleWatch) -> bool:
     """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether this succeeded."""
-    module, original = root.module, type(root.module)
+    original = type(root.module)
 
+    def root_of(module: Any) -> Optional[Root]:
+        return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is no root
+
+    return subclass(root.module, {"__call__": _around_root(watch, root_of, lambda: original.__call__)})
+
+
+def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], own: Callable[[], Any]) -> Any:
+    """Returns a `__call__` that calls roots through `ModuleWatch.run`.
+
+    Args:
+        watch: runs the roots.
+        root_of: returns the root of a module; None if the module is no root.
+        own: returns the program's own `__call__`, which a library may replace at any time.
+    """
     nesting = watch.nesting
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if root.is_passive and self.training:
-            return original.__call__(self, *args, **kwargs)
-        if is_compiling() or nesting.depth or is_in_backward():
-            return original.__call__(self, *args, **kwargs)
-        if not self.training and not (root.trains_in_evaluation and is_grad_enabled()):
+    def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # comes first: the compiler must not see facts that change
+            return own()(self, *args, **kwargs)
+        root = root_of(self)
+        if root is None or (root.is_passive and self.training) or nesting.depth:
+            return own()(self, *args, **kwargs)
+        is_training = self.training or (root.trains_in_evaluation and is_grad_enabled())
+        if is_in_backward():
+            return watch.run_again(root, own(), args, kwargs) if is_training else own()(self, *args, **kwargs)
+        if not is_training:
             watch.evaluated()
-            return original.__call__(self, *args, **kwargs)
-        return watch.run(root, original.__call__, args, kwargs)
+            return own()(self, *args, **kwargs)
+        return watch.run(root, own(), args, kwargs)
 
-    return subclass(module, {"__call__": __call__})
+    return __call__
 
 
 def is_in_backward() -> bool:

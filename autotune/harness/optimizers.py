@@ -7,6 +7,7 @@ the optimizer's own hook saw 3 of 5 iterations). If the optimizer is fused, its 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, Dict, Iterable, List, Optional, Set
 
@@ -150,6 +151,8 @@ class OptimizerWatch:
                 self._context.broke("preparing an optimizer")
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _has_inner_steps(optimizer) and _is_inner(optimizer):
+            return
         self.is_stepping = False
         if self._is_scaling:
             self._stepped_inside = True  # counted when the scaler's step returns
@@ -169,6 +172,8 @@ class OptimizerWatch:
         if optimizer is None:
             self._short = None
             return
+        if is_uninstalled and _has_inner_steps(optimizer):
+            return  # the short hook would count the inner steps
         before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
         if is_uninstalled:
             own, short = self._after, self._context.plain_step_hook(self._after)
@@ -281,6 +286,23 @@ def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _is_left_alone(optimizer: Any) -> bool:
     return _left_alone in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
+
+
+def _has_inner_steps(optimizer: Any) -> bool:
+    """Whether a step may call another class's step (`super().step()`) for which torch calls the hooks as well."""
+    steps = [vars(kind)["step"] for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+    return len([step for step in steps if getattr(step, "hooked", False)]) > 1
+
+
+def _is_inner(optimizer: Any) -> bool:
+    """Whether the step that called our hook was itself called within a step of the same optimizer."""
+    caller: Any = sys._getframe(2)  # torch's function around a step, which calls the hooks
+    frame = caller.f_back
+    while frame is not None:
+        if frame.f_code is caller.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False
 
 
 _left_alone._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 from .imports import Awaited
 
@@ -54,6 +54,21 @@ class Patch:
         with _lock:
             self.is_active = False
             return self._site.remove(self)
+
+    def uninstall_during_import(self, name: str) -> None:
+        """Removes the replacement while a module is imported for the first time, because that module keeps the original."""
+
+        def around(execute: Callable[[], None], _: Any) -> None:
+            was_active = self.is_active
+            self.uninstall()
+            try:
+                execute()
+            finally:
+                if was_active:
+                    self.install()
+
+        if name not in sys.modules:
+            sys.meta_path.insert(0, Awaited(name, around))
 
 
 class _Site:
@@ -121,6 +136,18 @@ class Patches:
             patch = Patch(site, wrap)
             patch.install()
             return patch
+
+    def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
+        """Replaces a function in all modules that have it by the same replacement: pickle finds functions by their module."""
+        made: Dict[int, Any] = {}
+
+        def wrap_once(original: Any) -> Any:
+            if id(original) not in made:
+                made[id(original)] = wrap(original)
+            return made[id(original)]
+
+        for owner in owners:
+            self.install(owner, name, wrap_once)
 
     def uninstall_all(self) -> List[str]:
         """Removes all patches, the last first; returns the names of attributes that others have patched over."""

@@ -117,11 +117,11 @@ class Writes:
     def _watch_backward(self) -> None:
         import torch
 
-        is_compiling = torch.compiler.is_compiling
+        is_compiling, is_dispatched = torch.compiler.is_compiling, torch.overrides.has_torch_function_unary  # as in losses.py
 
         def around(backward: Any) -> Any:
             def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                if self._is_watching and not is_compiling() and not is_capturing():
+                if self._is_watching and not is_compiling() and not is_dispatched(tensor) and not is_capturing():
                     self._begins(tensor)
                 return backward(tensor, *args, **kwargs)
 

@@ -46,6 +46,7 @@ def test_what_comes_after_torch_is_named(place: Place) -> None:
 def test_called_too_late_it_says_so_at_the_end(place: Place) -> None:
     place.best({"precision": {"amp": "bf16"}})
     done = ended(place.popen([sys.executable, "called.py", "late"]))
+    assert seen(done)["batch"] == 16
     assert "precision.amp=bf16: not applicable" in done.stderr
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
-from autotune.harness.batches import NUM_COMPARED, BatchSizeProbe, CallSizes, ProbedSampler, Sizes, first_shape, is_packed
+from autotune.harness import members
+from autotune.harness.batches import NUM_COMPARED, CallSizes, Sizes, first_shape, is_packed, probe_batch_size
 
 Pair = namedtuple("Pair", "left right")
 
@@ -79,21 +81,26 @@ def test_a_row_cut_by_offsets_is_tokens_and_an_unbatched_batch_is_not() -> None:
     assert not is_packed({"x": torch.ones(9), "labels": torch.tensor([0, 9, 9, 1, 2, 3, 4, 5, 1])}, (9,))
 
 
-def test_a_sampler_is_heard_once_and_begun_no_more_often() -> None:
-    class Sampler:
-        begun = 0
+def test_what_a_sampler_asks_for_is_known_in_order() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(3)), batch_size=2)
+    probe = probe_batch_size(iter(loader))
+    assert probe is not None
+    probe.note([9])
+    probe.begin()
+    for indices in ([1, 2], [3], iter([4])):
+        probe.note(indices)
+    assert [probe.last() for _ in range(4)] == [2, 1, 0, 0]
+    assert probe_batch_size(iter(DataLoader(TensorDataset(torch.zeros(3)), batch_size=None))) is None
 
-        def __iter__(self) -> Any:
-            self.begun += 1
-            return iter([[1, 2], [3]])
 
-        def __len__(self) -> int:
-            return 2
-
-    probe, sampler = BatchSizeProbe(), Sampler()
-    heard = ProbedSampler(sampler, probe)
-    assert (list(heard), len(heard), sampler.begun) == ([[1, 2], [3]], 2, 1)
-    assert [probe.last() for _ in range(3)] == [2, 1, 0]
+def test_long_lists_of_words_and_ids_are_not_searched_for_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+    own = members.shape_of
+    monkeypatch.setattr(members, "shape_of", lambda value: (looks.append(value), own(value))[1])
+    batch = [{"ids": list(range(512)), "words": ["a"] * 512} for _ in range(32)]
+    assert first_shape(batch) == ()
+    assert len(looks) < 200
+    assert first_shape({"texts": ["a"] * 512, "ids": torch.zeros(5, 2)}) == (5, 2)
 
 
 @pytest.mark.parametrize(

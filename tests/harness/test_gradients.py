@@ -76,6 +76,7 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
         ("byhand", "clears its gradients by other means than zero_grad()"),
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
+        ("assigned", "computes its gradients by other means than backward()"),
         ("two", "several optimizers step"),
         ("lbfgs", "the optimizer may call its closure several times a step"),
         ("discards", "throws gradients away between backward() and step()"),
@@ -144,7 +145,7 @@ def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, wor
     [
         ("handclip", "changes its gradients itself"),
         ("scaler", "scales its gradients itself"),
-        pytest.param("lbfgs", "calls its closure a varying number of times", marks=pytest.mark.thorough),
+        pytest.param("lbfgs", "may call its closure several times a step", marks=pytest.mark.thorough),
         pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
     ],
 )
@@ -163,3 +164,17 @@ def test_gradients_on_several_gpus_are_divided_by_the_scale_of_a_loss_on_one_of_
             parameter.grad = torch.ones_like(parameter)
         divide(parameters, torch.ones((), device="cuda:1"))
     assert [str(parameter.grad.device) for parameter in parameters if parameter.grad is not None] == ["cuda:0", "cuda:1"]
+
+
+def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any) -> None:
+    found = trained("assigned clip", knobs={AMP: "fp16"}).result
+    assert (found.status, found.error) == ("measured", None)
+    assert (found.knobs[AMP].status, found.loss) == (NOT_APPLICABLE, None)
+    assert "computes its gradients by other means than backward()" in found.knobs[AMP].reason
+
+
+@pytest.mark.parametrize("knobs", [{AMP: "fp16"}, {KEY: 2}])
+def test_a_step_without_gradients_stays_one(trained: Any, knobs: dict[str, Any]) -> None:
+    found = trained("skips", knobs=knobs, max_steps=12).result
+    assert (found.status, found.error) == ("measured", None)
+    assert {report.status for report in found.knobs.values()} == {APPLIED}

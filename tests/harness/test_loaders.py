@@ -1,6 +1,7 @@
 """Which loader feeds the training, what its knobs do, and what rate its workers can sustain."""
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -27,6 +28,19 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
     assert set(re.findall("held out: .*", run.stdout)) == {"held out: 0 30"}
     assert (run.folder / "init0.txt").read_text() == "ran\n"
     assert found.loader_rate_per_s is not None
+
+
+@pytest.mark.parametrize(("word", "is_free"), [("", False), ("fixed", True)])
+def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(trial: Trial, word: str, is_free: bool) -> None:
+    found = trial("replay.py", word, mode="inspect").result()
+    assert ("loader.num_workers" not in found.applicability) == is_free
+    assert is_free or "changes its data set between batches" in found.applicability["loader.num_workers"]
+
+
+def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
+    run = trial("position.py")
+    assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr
+    assert set(run.result().steps["samples"]) == {8}
 
 
 @pytest.mark.thorough

@@ -63,6 +63,12 @@ def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind
         assert found[-1] < found[0]
 
 
+def test_a_loss_of_a_class_of_its_own_is_kept_once(trial: Trial) -> None:
+    found = curve(trial("kinds.py", "tensors_of_its_own", **PARITY))
+    assert len(found) == 12
+    assert max(found) < 2 * min(found)
+
+
 def test_a_scaled_loss_is_kept_as_it_was_before(trial: Trial) -> None:
     found = curve(trial("kinds.py", "scaler", **PARITY))
     assert len(found) == 5

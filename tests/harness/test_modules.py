@@ -2,15 +2,48 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
 from autotune.harness.protocol import APPLIED
-from tests.harness.conftest import SCRIPTS, Trial
+from tests.harness.conftest import SCRIPTS, Run, Trial
 
 
 def test_blocks_that_are_computed_again_in_the_backward_pass_are_no_models(trial: Trial) -> None:
     assert trial("blocks.py", "checkpointed", mode="inspect").result().detected["modules"] == ["Net"]
+
+
+def seen(run: Run) -> dict[str, Any]:
+    """Returns what a program has printed, after a check that its trial was measured."""
+    assert run.result().status == "measured", run.result().error
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[0])
+    return found
+
+
+def test_another_model_of_a_root_s_class_runs_its_own_weights(trial: Trial) -> None:
+    assert seen(trial("models.py", "another")) == {"sums": [0.0, True]}
+
+
+def test_a_wrapper_that_programs_know_by_its_type_keeps_it(trial: Trial) -> None:
+    run = trial("models.py", "wrapped", knobs={"precision.amp": "bf16"})
+    assert seen(run) == {"names": ["layer.weight", "layer.bias"]}
+    assert run.result().detected["modules"] == ["DataParallel(Net)"]
+    assert run.result().knobs["precision.amp"].status == APPLIED
+
+
+def test_a_root_that_is_computed_again_in_the_backward_pass_keeps_its_precision(trial: Trial) -> None:
+    run = trial("models.py", "checkpointed", knobs={"precision.amp": "bf16"})
+    assert seen(run) == {}
+    assert run.result().knobs["precision.amp"].status == APPLIED
+
+
+def test_an_argument_of_a_model_may_have_any_name(trial: Trial) -> None:
+    assert seen(trial("models.py", "named")) == {}
+
+
+def test_what_the_program_compiles_is_compiled_once_and_as_without_the_harness(trial: Trial) -> None:
+    assert seen(trial("models.py", "compiled", is_fresh=True)) == {"graphs": 1, "keeps_original": True}
 
 
 @pytest.mark.thorough

@@ -19,6 +19,9 @@ from tests.harness.contexts import context
     ("kind", "samples", "source"),
     [
         ("without_loader", 14, "forward calls"),
+        ("last_in_closure", 14, "forward calls"),
+        ("subclassed", 12, "loader"),
+        ("some_without_batch", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )
@@ -40,6 +43,10 @@ def test_a_device_whose_steps_cannot_be_timed_is_refused_at_the_first_step(trial
     reason = OTHER_DEVICE.format("xpu")
     assert run.result().error == {"type": UNMEASURABLE, "message": reason, "traceback": ""}
     assert f"autotune: {reason}; autotune ends the program here" in run.stdout
+
+
+def test_a_copy_of_an_optimizer_does_not_make_a_real_run_search_for_models_for_ever(trial: Trial) -> None:
+    assert trial("kinds.py", "copied_optimizer", mode="apply").stdout.split()[-1] == "True"
 
 
 @pytest.mark.parametrize("flags", [(), ("fused",)])
@@ -109,6 +116,22 @@ def test_a_fused_implementation_for_the_cpu_alone_is_not_chosen_on_a_gpu(kind: A
     problem = f"{kind.__name__} of this torch has a fused implementation only for the CPU" if is_refused else ""
     assert _problem(on_gpu, "fused") == problem
     assert _problem(kind([torch.nn.Parameter(torch.ones(2))]), "fused") == _problem(on_gpu, "foreach") == ""
+
+
+class OwnStep(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad)
+
+
+def test_a_step_of_the_program_s_own_gets_unscaled_gradients() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = OwnStep([parameter], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    OptimizerKnobs(context({"optimizer.implementation": "fused"})).on_optimizer(optimizer)
+    scaler.scale(parameter.sum() / 2).backward()
+    scaler.step(optimizer)
+    assert parameter.tolist() == [0.5, 0.5]
 
 
 class Counter(torch.Tensor):

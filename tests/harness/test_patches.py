@@ -133,6 +133,19 @@ def test_a_process_is_bit_for_bit_unpatched_afterwards() -> None:
     assert done == "as it was"
 
 
+def test_functions_of_torch_stay_what_programs_take_them_for() -> None:
+    done = run(
+        """
+        import pickle
+        for function in (torch.save, torch.utils.data.get_worker_info, torch.nn.utils.clip_grad_norm_):
+            assert pickle.loads(pickle.dumps(function)) is function
+        assert float(torch.nn.utils.get_total_norm(tensors=[torch.ones(4)])) == 2.0
+        print("found")
+        """
+    )
+    assert done == "found"
+
+
 def run(body: str) -> str:
     """Runs code in a process whose session has all knobs that replace functions; returns what it prints."""
     script = SESSION + "\n".join(line.removeprefix("        ") for line in body.splitlines())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TransferKnobs
 from autotune.harness.patches import patches
@@ -146,6 +147,29 @@ def test_trouble_in_the_data_comes_when_its_batch_is_due(transfer: Any) -> None:
     with pytest.raises(ArithmeticError, match="own trouble"):
         train()
     assert seen == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_loader_that_saves_its_position_is_never_ahead_of_the_program(transfer: Any) -> None:
+    class Iterator(_SingleProcessDataLoaderIter):
+        def state_dict(self) -> int:
+            return int(self._num_yielded)
+
+    class Saving(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return Iterator(self)
+
+    _, streams = transfer(ahead=True)
+    iterator = iter(Saving(TensorDataset(torch.arange(6.0))))
+    for number, (x,) in enumerate(iterator, 1):
+        x.to(DEVICE)
+        assert iterator.state_dict() == number
+    assert not streams.began
+
+
+def test_an_iterator_from_before_goes_on(transfer: Any) -> None:
+    iterator = iter(loader())
+    transfer(ahead=True)
+    assert [float(x) for x, _ in iterator] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_a_program_that_moves_nothing_is_told(transfer: Any) -> None:

@@ -1,17 +1,21 @@
 """How loader workers are started and how they share tensors, as the workers themselves report it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from autotune.harness import persistent
 from autotune.harness.knobs.loader import has_in_order
-from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Trial
 
 CONTEXT, IN_ORDER, SHARING = "loader.multiprocessing_context", "loader.in_order", "loader.sharing_strategy"
-NUM_WORKERS = "loader.num_workers"
+NUM_WORKERS, PERSISTENT = "loader.num_workers", "loader.persistent_workers"
 
 
 def worker(folder: Path) -> dict[str, Any]:
@@ -97,3 +101,47 @@ def test_an_order_that_may_be_meant_is_kept(trial: Trial) -> None:
 def test_without_workers_they_mean_nothing(trial: Trial) -> None:
     found = trial("workers.py", "workers=0", knobs={CONTEXT: "spawn", IN_ORDER: False, SHARING: "file_system"}, mode="inspect")
     assert {report.status for report in found.result().knobs.values()} == {NOT_APPLICABLE}
+
+
+@pytest.mark.parametrize(
+    ("words", "workers", "reason"),
+    [
+        ("", 1, ""),
+        ("variable", 1, ""),
+        ("listed", 1, ""),
+        ("nested", 3, persistent.NESTED),
+        ("last", 3, persistent.NESTED),
+        ("changed", 3, persistent.CHANGED),
+        ("array", 3, persistent.CHANGED),
+    ],
+)
+def test_persistent_workers_yield_what_new_ones_would(
+    trial: Trial, plain: Trial, words: str, workers: int, reason: str
+) -> None:
+    run = trial("persistent.py", *words.split(), knobs={PERSISTENT: True})
+    expected = {**json.loads(plain("persistent.py", *words.split()).stdout), "workers": workers}
+    assert json.loads(run.stdout) == expected, run.stderr
+    report = run.result().knobs[PERSISTENT]
+    assert (report.status, report.reason) == (OVERRIDDEN if reason else APPLIED, reason)
+
+
+def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
+    class Data:
+        def __init__(self) -> None:
+            self.ids, self.shared = list(range(100)), torch.zeros(2).share_memory_()
+            self.inner, self.transforms = SimpleNamespace(scale=1.0), [SimpleNamespace(size=4)]
+            self.options = {"size": 4}
+
+    def told(change: Callable[[Any], Any]) -> bool:
+        data = Data()
+        before = persistent.facts([data, None])
+        change(data)
+        return persistent.facts([data, None]) != before
+
+    assert told(lambda data: setattr(data.inner, "scale", 2.0))
+    assert told(lambda data: setattr(data.transforms[0], "size", 8))
+    assert told(lambda data: data.options.update(size=8))
+    assert told(lambda data: data.ids.__setitem__(5, 0))
+    assert told(lambda data: data.ids.append(0))
+    assert not told(lambda data: data.shared.fill_(1))
+    assert not told(lambda data: setattr(data.inner, "scale", 1.0))

@@ -40,6 +40,7 @@ OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a bat
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
+CHANGED = "the program changes its data set between batches, which workers would not see: each has a copy of its own"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -72,9 +73,13 @@ class LoaderKnobs(KnobHandler):
         """Knob key -> value, for all knobs of loaders."""
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
-    def on_loader(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied."""
-        has_workers = bool(arguments.get("num_workers"))
+    def on_loader(self, arguments: Dict[str, Any], made: Making) -> bool:
+        """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
+
+        Returns:
+            Whether the loader's workers are now persistent and would not be without the knobs.
+        """
+        has_workers, were_persistent = bool(arguments.get("num_workers")), bool(arguments.get("persistent_workers"))
         for key, value in self.asked.items():
             if key in ELSEWHERE:
                 continue
@@ -90,6 +95,7 @@ class LoaderKnobs(KnobHandler):
         if not has_workers:
             self._fork_added_workers(arguments, made)
         self._drop_what_needs_workers(arguments)
+        return bool(arguments.get("persistent_workers")) and not were_persistent
 
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
         """Makes a loader fork its workers if they cannot start in the default way (which is not fork from Python 3.14 on).
@@ -152,6 +158,8 @@ class LoaderKnobs(KnobHandler):
             missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
             why = f"{value!r} was requested, but the training loader{missed} has {observed!r}"
             return KnobReport(OVERRIDDEN, why, observed)
+        if key == PREFIX + "persistent_workers" and value and training.why_restarted:
+            return KnobReport(OVERRIDDEN, training.why_restarted, False)
         if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:
             return KnobReport(NOT_APPLICABLE, UNSHARED, observed)
         if key == PREFIX + "batch_size" and not _yields(training, value):
@@ -238,6 +246,8 @@ def applicability(loader: Any) -> Dict[str, str]:
     if not loader.is_shared_out:
         kept = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS
         reasons.update({PREFIX + name: UNSHARED for name in kept})
+    if loader.is_changed_between_batches:
+        reasons.update({PREFIX + name: CHANGED for name in OF_STREAMS})
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
+from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
 
@@ -54,7 +55,8 @@ class OptimizerKnobs(KnobHandler):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
         # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
-        optimizer._step_supports_amp_scaling = bool(fused)
+        knows_scales = members.attribute(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
+        optimizer._step_supports_amp_scaling = bool(fused) and knows_scales
         optimizer._need_device_dtype_check_for_fused = bool(fused)
         _move_step_counters(optimizer)
         self._report = KnobReport(APPLIED, "", value)
@@ -106,6 +108,11 @@ def _is_refused_on_cuda(kind: Any) -> bool:
     """
     code = getattr(getattr(kind, "_init_group", None), "__code__", None)
     return any("cuda_unsupported" in each for each in getattr(code, "co_consts", ()) if isinstance(each, tuple))
+
+
+def _has_own_step(optimizer: Any) -> bool:
+    """Whether the program overrides the step of torch's optimizer: GradScaler must unscale its gradients before."""
+    return not type(optimizer).step.__module__.startswith("torch.optim")
 
 
 def _has_tensor_settings(optimizer: Any) -> bool:

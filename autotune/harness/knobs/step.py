@@ -18,6 +18,7 @@ CLOSURE = "the optimizer may call its closure several times a step, so gradients
 SCALES = "the program scales its gradients itself"
 SHARDED = "the parameters are sharded over the ranks, and loss scaling would not skip the same steps in all ranks"
 CHANGES = "the program changes its gradients itself between backward() and step()"
+NO_BACKWARD = "the program computes its gradients by other means than backward()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 CAPTURED = "the program records its step as a CUDA graph, which repeats the same work at each replay"
 DISCARDS = "the program throws gradients away between backward() and step()"

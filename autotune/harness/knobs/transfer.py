@@ -114,10 +114,14 @@ class TransferKnobs(KnobHandler):
         def around_advance(advance: Any) -> Any:
             def __next__(iterator: Any) -> Any:
                 # Persistent workers reuse the iterator. A batch fetched ahead in an epoch that was cut short must be dropped.
+                # An iterator that saves its position in checkpoints (`state_dict`) must not be ahead of the program.
+                moves = getattr(iterator, "_autotune_moves", None)
+                if moves is None:  # an iterator from before `autotune.apply`
+                    return advance(iterator)
                 ahead, iterator._autotune_ahead = iterator._autotune_ahead, None
                 if ahead is None or ahead[0] != iterator._num_yielded:
                     ahead = self._fetch(iterator, advance, is_ahead=False)
-                if self._is_ahead and iterator._autotune_moves.devices and ahead[2] is None:
+                if self._is_ahead and moves.devices and ahead[2] is None and not hasattr(iterator, "state_dict"):
                     iterator._autotune_ahead = self._fetch(iterator, advance, is_ahead=True)
                 if ahead[2] is not None:
                     raise ahead[2]

@@ -20,10 +20,11 @@ if WHEN == "after":
 data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
 model = nn.Linear(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batches = iter(DataLoader(data, 16, shuffle=True))
 if WHEN == "late":
     autotune.apply("best.yaml")
 dtypes = set()
-for x, y in DataLoader(data, 16, shuffle=True):
+for x, y in batches:
     optimizer.zero_grad()
     out = model(x)
     dtypes.add(str(out.dtype))

@@ -79,6 +79,9 @@ def forward_and_backward(x, y):
         loss = loss * float("inf")
     if scaler is not None:
         scaler.scale(loss).backward()
+    elif has("assigned"):
+        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            parameter.grad = gradient
     elif has("functional"):
         torch.autograd.backward([loss], [torch.ones(())])
     else:
@@ -119,6 +122,9 @@ with open(f"weights{RANK}.txt", "w") as told:
     for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader)), start=1):
         if has("closure") or has("lbfgs"):
             optimizer.step(closure)
+        elif has("skips") and number % 3 == 1:  # a batch without a loss: the step finds no gradients
+            clear()
+            optimizer.step()
         else:
             if not has("after") and number % OWN == 1 % OWN:
                 clear()

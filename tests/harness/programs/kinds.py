@@ -87,4 +87,87 @@ def rebuilt_optimizer():
         kept[-1].step()
 
 
+class Loss(torch.Tensor):
+    pass
+
+
+def tensors_of_its_own():
+    """The loss is of a subclass of Tensor, as in fastai, and is scaled."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scale = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for x, y in batches():
+        optimizer.zero_grad()
+        scale.scale(nn.functional.mse_loss(model(x), y).as_subclass(Loss)).backward()
+        scale.step(optimizer)
+        scale.update()
+
+
+def some_without_batch():
+    """The loader yields None for each third batch, which the program skips."""
+    numbers = iter(range(10**9))
+    collate = torch.utils.data.default_collate
+    sparse = DataLoader(data, batch_size=12, collate_fn=lambda items: collate(items) if next(numbers) % 3 else None)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for batch in sparse:
+            if batch is None:
+                continue
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+
+def last_in_closure():
+    """Gradients of two batches are accumulated. The second one is computed in the closure of the step, as Lightning does it."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0001)
+
+    def closure():
+        loss = model(torch.randn(7, 4)).sum()
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.zero_grad()
+        closure()
+        optimizer.step(closure)
+
+
+class Clipped(torch.optim.SGD):
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 1.0)
+        return super().step(closure)
+
+
+def subclassed():
+    """The step of a subclass calls that of its base class, of which there is an optimizer, too."""
+    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    kept = torch.optim.SGD(other.parameters(), lr=0.01)
+    optimizer = Clipped(model.parameters(), lr=0.01)
+    for x, y in batches():
+        kept.zero_grad()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def copied_optimizer():
+    """Keeps a copy of its optimizer, which never steps; prints whether calls of modules are left alone after that."""
+    import copy
+
+    own, model = nn.Module.__call__, nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (x, y) in enumerate(batches()):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if number == 10:
+            kept = [copy.deepcopy(optimizer), nn.Module.__call__ is not own]
+        if number == 200:
+            print(kept[1], nn.Module.__call__ is nn.Module._wrapped_call_impl)
+            return
+
+
 globals()[KIND]()

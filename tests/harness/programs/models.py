@@ -1,0 +1,87 @@
+"""Models that are called in unusual ways; the first word names one. Prints the findings as JSON, then trains on."""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+KIND = sys.argv[1]
+X = torch.ones(3, 4)
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x).relu()
+
+
+class Choosing(Net):
+    def forward(self, module, x):
+        return getattr(self, module)(x)
+
+
+def another():
+    """Another model of the class of a model that trains has its own weights."""
+    model = Net()
+    yield model, lambda: model(X)
+    other = type(model)()
+    for parameter in other.parameters():
+        nn.init.zeros_(parameter)
+    yield {"sums": [float(other(X).sum()), float(model(X).sum()) > 0]}
+
+
+def wrapped():
+    """A program asks for the exact class of its model before it unwraps it."""
+    model = nn.DataParallel(Net())
+    yield model, lambda: model(X)
+    is_wrapped = type(model) in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel)
+    yield {"names": list((model.module if is_wrapped else model).state_dict())}
+
+
+def checkpointed():
+    """The model itself is computed again in the backward pass."""
+    model = Net()
+    yield model, lambda: checkpoint(model, X, use_reentrant=False)
+    yield {}
+
+
+def named():
+    """An argument of the model has the name `module`."""
+    model = Choosing()
+    yield model, lambda: model(module="layer", x=X)
+    yield {}
+
+
+def compiled():
+    """The program compiles a function that calls the model."""
+    import torch._dynamo
+
+    model = Net()
+    called = torch.compile(lambda x: model(x), backend="eager")
+    yield model, lambda: called(X)
+    keeps_original = torch._dynamo.utils.unpatched_nn_module_call is nn.Module._wrapped_call_impl
+    yield {"graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"], "keeps_original": keeps_original}
+
+
+found = globals()[KIND]()
+model, call = next(found)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+
+def step():
+    optimizer.zero_grad()
+    call().sum().backward()
+    optimizer.step()
+
+
+for _ in range(8):
+    step()
+print(json.dumps(next(found)), flush=True)
+while True:
+    step()
