@@ -104,8 +104,10 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     except FileNotFoundError:
         raise BadInput("cwd: the folder you are in was deleted. Change to a folder that exists: cd DIR.") from None
     taken = next((word for word in arguments if not word.startswith("-")), "")
+    said = " ".join((command or [])[:1]) or "nothing"
+    if command is not None and not arguments:
+        raise BadInput(f"COMMAND: missing before the --, got -- {said} ... To tune a program: autotune run -- python train.py.")
     if command is not None and taken and taken not in TAKE_COMMAND:
-        said = " ".join(command[:1]) or "nothing"
         raise BadInput(f"--: {taken} takes no command of a program, got -- {said} ... Leave out the --.")
     try:
         code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)

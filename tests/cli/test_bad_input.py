@@ -11,6 +11,11 @@ def test_unknown_command_names_the_nearest(cli):
     assert "no such command, got 'rnu'. Did you mean 'run'?" in cli.refused("rnu")
 
 
+def test_a_program_without_a_command_of_autotune_is_no_request_for_help(cli):
+    assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused("--", "python")
+    assert "COMMAND: missing before the --" in cli.refused("--debug", "--", "python", "train.py")
+
+
 def test_unknown_option_names_the_nearest(cli):
     message = cli.refused("show", "--jsn")
     assert "no such option, got '--jsn'. Did you mean '--json'?" in message
