@@ -492,13 +492,17 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A knob's key, or a family: loader.", show_default=False)
+    ] = None,
     is_page: Annotated[bool, typer.Option("--page", help="Print all knobs as one Markdown page.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation
 
+    if is_page and (name is not None or as_json):
+        raise BadInput("--page: prints all knobs as Markdown, got NAME or --json, too. Give one of them.")
     return implementation.print_page() if is_page else implementation.print_knobs(name, as_json=as_json)
 
 

@@ -12,8 +12,8 @@ def test_unknown_command_names_the_nearest(cli):
 
 
 def test_a_program_without_a_command_of_autotune_is_no_request_for_help(cli):
-    assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused("--", "python")
-    assert "COMMAND: missing before the --" in cli.refused("--debug", "--", "python", "train.py")
+    for words in (["--", "python", "train.py"], ["--debug", "--", "python"]):
+        assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused(*words)
 
 
 def test_unknown_option_names_the_nearest(cli):
