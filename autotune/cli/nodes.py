@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from autotune.cli.terminal import console
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ def _slot(launcher: Launcher) -> Slot:
         while not (slots := launcher.slots()):
             if (why := launcher.why_waiting()) and why != said:
                 said = why
-                status.update(f"waiting: {why}")
+                status.update(Text(f"waiting: {why}"))
                 if not out.is_terminal:
                     out.print(f"autotune: waiting: {why}", markup=False)
             time.sleep(LOOK_S)

@@ -286,7 +286,7 @@ def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str],
         out.print(Text(f"not removed  {failure}", style="bad"), overflow="fold")
     size = bytes_text(sum(map(Place.bytes_of, places)))
     if not places:
-        out.print(f"Nothing to remove in {asked.runs}.")
+        out.print(Text(f"Nothing to remove in {asked.runs}."))
     elif asked.is_meant:
         out.print(f"Removed {size}{', except what is listed above' if failed else ''}.")
     else:

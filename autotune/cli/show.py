@@ -72,7 +72,7 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         return 0
     out = console()
     if not there:
-        out.print(f"No study in {runs}. Make one: [command]autotune run model=resnet18[/]")
+        out.print(Text.assemble(f"No study in {runs}. Make one: ", ("autotune run model=resnet18", "command")))
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     widths: dict[str, int | None] = {}

@@ -93,7 +93,8 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
             value = f"{value_text(baseline.knobs.get(key))} -> {value}"
         elif report.get("status") == APPLIED and report.get("observed") is not None:
             value = value_text(report["observed"])  # differs from the setting if the harness had to fork the workers
-        made.add_row(key, value, ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name)))
+        said = ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name))
+        made.add_row(Text(key), Text(value), Text(said))
     return made
 
 

@@ -38,7 +38,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     if _has_slots(about):
         made.add_column("slot", width=4, no_wrap=True, style="quiet")
     made.add_column("outcome", width=11, no_wrap=True)
-    made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
+    made.add_column(Text(f"{unit}/s"), width=9, justify="right", no_wrap=True)
     for name in _others(about):
         made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
     if is_wide:
@@ -116,7 +116,7 @@ def row(
     values = trial.get("objectives") or {}
     cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
-        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
+        *([Text(str(trial.get("slot") or "").partition(":")[0])] if _has_slots(about) else []),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
         *(_cell_text(name, values.get(name)) for name in _others(about)),
@@ -146,7 +146,7 @@ def ranks(summary: Summary) -> Group | None:
     made.add_column(f"rank (trial {number})", no_wrap=True)
     unit = str(summary.get("unit") or "samples")
     for name in (f"{unit}/s", "input", "ranks", "memory"):
-        made.add_column(name, justify="right", no_wrap=True)
+        made.add_column(Text(name), justify="right", no_wrap=True)
     for entry, name in zip(found["by_rank"], rank_names(found["by_rank"]), strict=True):
         slow = "  the other ranks wait for it" if entry["rank"] in found["stragglers"] else ""
         made.add_row(

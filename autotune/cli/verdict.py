@@ -70,7 +70,8 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
     style = BORDER_STYLES.get(verdict_of(summary), "quiet")
-    return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
+    title = Text(f" {summary['study']} ")
+    return Panel(Group(*blocks), title=title, title_align="left", border_style=style, padding=(1, 2))
 
 
 def _headline(summary: Summary, *, is_said: bool) -> Text:
@@ -130,7 +131,7 @@ def _tiers(summary: Summary) -> RenderableType | None:
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")
-            rate, interval = side_texts(summary, side)[0], Text(words, style="quiet")
+            rate, interval = Text(side_texts(summary, side)[0]), Text(words, style="quiet")
             made.add_row(f"  {tier.value}", rate, ratio_text(ratio), interval, what)
     return Group(Text("best by tier"), made) if made.row_count else None
 
@@ -141,7 +142,7 @@ def _front(summary: Summary) -> RenderableType | None:
         return None
     names, unit, made = objective_names(summary["objective"]), str(summary.get("unit") or "samples"), _grid()
     for point in points:
-        values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
+        values = [Text(objective_text(name, point["objectives"].get(name), unit)) for name in names]
         what = changes_phrase(point.get("overrides") or {})
         made.add_row(f"  trial {point['trial']}", *values, Text(point["measured_in"], style="quiet"), Text(what, style="quiet"))
     return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
@@ -171,7 +172,7 @@ def _claims(summary: Summary) -> Group:
 
 def _claim_table(titles: Row, rows: list[Row]) -> RenderableType:
     made = Table(box=None, header_style="quiet", padding=(0, 3, 0, 0), pad_edge=False)
-    made.add_column(titles[0], no_wrap=True)
+    made.add_column(Text(titles[0]), no_wrap=True)
     for title in titles[1:]:
         made.add_column(title)
     for name, *cells in rows:
