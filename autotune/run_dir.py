@@ -84,6 +84,10 @@ class StudyFolder:
         """Returns the folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
+    def trial_files(self, name: str) -> list[Path]:
+        """Returns the file of this name of every trial that has it. Other folders, such as a copy "0007.bak", are no trials."""
+        return [file for file in sorted(self.path.glob(f"trials/[0-9]*/{name}")) if file.parent.name.isdecimal()]
+
     # Ownership -------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -156,8 +160,8 @@ class StudyFolder:
             OSError: a record cannot be read.
             ValueError: a record is invalid; the message names its file.
         """
-        files, known = sorted(self.path.glob("trials/[0-9]*/trial.json")), {} if known is None else known
-        return sorted((_read_once(file, known) for file in files), key=lambda record: record.number)
+        known = {} if known is None else known
+        return sorted((_read_once(file, known) for file in self.trial_files("trial.json")), key=lambda record: record.number)
 
     def read_trial(self, number: int) -> TrialRecord:
         """Returns a finished trial.
@@ -169,9 +173,8 @@ class StudyFolder:
 
     def read_cut_off(self) -> list[TrialRequest]:
         """Returns the requests of trials without a record, by number: autotune was killed while they ran."""
-        files = sorted(self.path.glob("trials/[0-9]*/asked.json"))
         found = []
-        for file in files:
+        for file in self.trial_files("asked.json"):
             if not file.with_name("trial.json").exists():
                 with contextlib.suppress(OSError, ValueError):  # killed before the request was written
                     found.append(TrialRequest.from_json(read_json(file)))

@@ -145,9 +145,12 @@ def read_summary(folder: StudyFolder) -> Summary:
             raise BadInput(
                 f"{folder.study_file}: not a study, got: {error}. Remove the folder, or restore the file."
             ) from error
-        if any(folder.path.glob("trials/[0-9]*/trial.json")) and not folder.is_owned:
+        if folder.is_owned:
+            raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
+        if folder.trial_files("trial.json"):
             raise BadInput(f"{folder.summary_file}: missing. {_rebuilt(folder)}") from None
-        raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
+        go_on = f"To continue: autotune resume {call(folder)}"
+        raise BadInput(f"STUDY: {folder.name!r} has nothing to show: it was ended before its first trial. {go_on}") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder.summary_file}: not a summary, got: {error}. {_rebuilt(folder)}") from error
 
@@ -220,7 +223,7 @@ def _unreadable(folder: StudyFolder, study: StudyRecord, problem: str) -> dict[s
         "study": folder.name,
         "started_at": study.started_at,
         "program": study.title,
-        "trials": sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json")),
+        "trials": len(folder.trial_files("trial.json")),
         "status": "unreadable",
         "verdict": f"unreadable: {problem}",
     }
