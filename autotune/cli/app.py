@@ -475,7 +475,7 @@ def sync(
     if every and (study or follow):
         raise BadInput("--all: cannot be combined with STUDY or --follow, got both. Give one of them.")
     if every:
-        return implementation.sync_all(runs_folder(runs_dir), uri=address)
+        return implementation.sync_all(runs_folder(runs_dir), uri=address, as_json=as_json)
     return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow, as_json=as_json)
 
 

@@ -130,6 +130,26 @@ def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
 
+def test_a_document_and_a_file_are_not_asked_for_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    assert main(["export", "--json", "-o", "best.yaml"]) == 2
+    assert "--json: prints the file's text and writes no file, got -o best.yaml, too." in capsys.readouterr().err
+    assert not (tmp_path / "best.yaml").exists()
+    assert main(["export", "--json", "-o", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["study"] == "resnet18"
+
+
+def test_all_studies_are_synced_with_one_json_document(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        make_study(tmp_path / "runs", name)
+    assert main(["sync", "--all", "--uri", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"study": name, "uri": "none", "written": 0, "present": 0} for name in ("a", "b")
+    ]
+
+
 def test_help_names_every_format(cli):
     said = " ".join(cli("export", "--help").stdout.replace("│", " ").split())
     assert "yaml, env, python, hf, lightning, accelerate or deepspeed" in said
