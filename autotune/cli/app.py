@@ -205,11 +205,26 @@ def explain(
         bool, typer.Option("--fixed", help="Run the command after -- and the study's program in turn, and compare them.")
     ] = False,
     finding: Annotated[
-        int, typer.Option("--finding", metavar="N", min=1, help="Number of the finding that the fixed program addresses.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--finding",
+            metavar="N",
+            min=1,
+            help="With --fixed: number of the finding that the fixed program addresses; 1 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--pairs",
+            metavar="N",
+            min=2,
+            max=100,
+            help="With --fixed: number of pairs to measure; 4 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     is_retrying: Annotated[
         bool, typer.Option("--retry", help="Try the program without a stage again, even if it failed that way before.")
     ] = False,
@@ -273,7 +288,17 @@ def report(
             show_default=False,
         ),
     ] = None,
-    width: Annotated[int, typer.Option("--width", metavar="PX", min=320, max=4000, help="Width of the picture.")] = 1440,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            "--width",
+            metavar="PX",
+            min=320,
+            max=4000,
+            help="Width of the picture; 1440 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -383,7 +408,16 @@ def verify(
     long: Annotated[
         bool, typer.Option("--long", help="Then run baseline and best for several minutes each, to see if their rates last.")
     ] = False,
-    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of a long run.")] = 3.0,
+    long_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--long-minutes",
+            metavar="M",
+            min=0.1,
+            help="With --long: length of a long run; 3 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -405,7 +439,8 @@ def verify(
         runs=runs_folder(only_runs_dir(overrides, runs_dir)),
         rounds=rounds,
         minutes=minutes,
-        long_minutes=long_minutes if long else None,
+        is_long=long,
+        long_minutes=long_minutes,
     )
     return implementation.verify(asked, as_json=as_json)
 

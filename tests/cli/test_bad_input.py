@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.main import main
 from tests.support.studies import make_study
 
 
@@ -14,6 +15,22 @@ def test_unknown_command_names_the_nearest(cli):
 def test_a_program_without_a_command_of_autotune_is_no_request_for_help(cli):
     for words in (["--", "python", "train.py"], ["--debug", "--", "python"]):
         assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "other"),
+    [
+        (["verify", "resnet18", "--long-minutes", "5"], "--long-minutes", "--long"),
+        (["explain", "resnet18", "--finding", "2"], "--finding", "--fixed"),
+        (["explain", "resnet18", "--pairs", "8"], "--pairs", "--fixed"),
+        (["report", "resnet18", "--width", "360"], "--width", "--picture"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path, monkeypatch, capsys, words, option, other):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    assert main(words) == 2
+    assert f"{option}: has an effect only together with {other}, got {words[-1]}. Give both, or" in capsys.readouterr().err
 
 
 def test_unknown_option_names_the_nearest(cli):
