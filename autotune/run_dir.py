@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shlex
 import time
@@ -268,7 +269,7 @@ class StudyFolder:
 
     def lost(self, error: OSError) -> FolderLost:
         """Returns the exception that explains a failed write to the user."""
-        why, again = error.strerror or str(error), f"autotune resume {self.name}{where(self.path.parent)}"
+        why, again = error.strerror or str(error), f"autotune resume {self._typed()}{where(self.path.parent)}"
         kept = "What was measured before is kept"
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
             place = Path(error.filename).parent  # folder of the file being written
@@ -285,6 +286,13 @@ class StudyFolder:
             what, todo = _full(place, error.errno)
             return FolderLost(f"{place}: {what} ({why}). {kept}. {todo}, then: {again}")
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
+
+    def _typed(self) -> str:
+        """Returns what to type for this study: its name, or its path if there is a later study of this name."""
+        later: list[Path] = []
+        with contextlib.suppress(OSError):  # the runs folder is lost, too
+            later = [path for path in self.path.parent.glob(f"{glob.escape(self.name)}-[1-9]*") if is_study(path)]
+        return shlex.quote(path_text(self.path) if later else self.name)
 
     def discard(self) -> None:
         """Removes the folder if no study has begun in it, so that its name is free again."""
@@ -382,6 +390,11 @@ def _read_once(file: Path, known: Known) -> TrialRecord:
         record = _read_as(TrialRecord.from_json, file)
         known[file] = stamp, record
     return record
+
+
+def path_text(path: Path) -> str:
+    """Returns a path as it is typed for a study: with a slash, since a word without one is a name."""
+    return str(path) if os.sep in str(path) else os.path.join(os.curdir, path)
 
 
 def where(runs: Path) -> str:
