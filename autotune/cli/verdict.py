@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
-from autotune.cli.waterfall import Waterfall
+from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
@@ -112,28 +113,46 @@ def _is_baseline(name: str, side: dict[str, Any]) -> bool:
     return name == "best" and side.get("trial") == 0
 
 
+@dataclass(frozen=True)
+class _Tiers:
+    """The best of each tier: a table of tier, rate, ratio, interval and changes, or lines if the terminal is too narrow."""
+
+    rows: list[tuple[str | Text, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the lines."""
+        yield Text("best by tier")
+        if options.max_width < TABLE_FROM:
+            yield from (Padding(Text("  ".join(filter(None, map(str, row)))), (0, 0, 0, 2)) for row in self.rows)
+            return
+        made = Table.grid(padding=(0, 2, 0, 0))
+        for name in ("tier", "rate", "ratio", "interval", "what"):
+            made.add_column(no_wrap=name in ("tier", "ratio"), overflow="fold")
+        for tier, *cells in self.rows:
+            made.add_row(f"  {tier}", *cells)
+        yield made
+
+
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
-    made = Table.grid(padding=(0, 2, 0, 0))
-    for name in ("tier", "rate", "ratio", "interval", "what"):
-        made.add_column(no_wrap=name in ("tier", "ratio"), overflow="fold")
+    rows: list[tuple[str | Text, ...]] = []
     seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
         if side and side.get("trial") in seen:
-            made.add_row(f"  {tier.value}", Text("same as above", style="quiet"))
+            rows.append((tier.value, Text("same as above", style="quiet")))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
             ratio, words = tier_ratio(summary, side, tier)
             if ratio is None and not side.get("overrides"):
-                made.add_row(f"  {tier.value}", Text("nothing tried", style="quiet"))
+                rows.append((tier.value, Text("nothing tried", style="quiet")))
                 continue
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")
             rate, interval = Text(side_texts(summary, side)[0]), Text(words, style="quiet")
-            made.add_row(f"  {tier.value}", rate, ratio_text(ratio), interval, what)
-    return Group(Text("best by tier"), made) if made.row_count else None
+            rows.append((tier.value, rate, ratio_text(ratio), interval, what))
+    return _Tiers(rows) if rows else None
 
 
 def _front(summary: Summary) -> RenderableType | None:

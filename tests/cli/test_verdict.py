@@ -178,7 +178,7 @@ def drawn(summary, path, width):
     return page.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     folder = make_study(tmp_path / "runs")
     text = drawn(folder.read_summary(), folder.path, width)
@@ -186,6 +186,8 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     for factor in ("1.62x", "1.38x", "1.03x", "2.41x", "[1.58, 1.66]", "ambiguous"):
         assert factor in text
     assert "no clear effect" in text
+    assert "16.8 samples/s" in text
+    assert "38.4" in text, "the best of the tier numerics"
     assert ("█" in text) is (width == 120)
 
 
