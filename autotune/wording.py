@@ -30,11 +30,11 @@ BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper
 GAINS = {
     THROUGHPUT: "",
     TIME: "less time for {samples} samples",
-    ENERGY: "less energy per sample",
+    ENERGY: "less energy per {unit}",
     COST: "lower cost per epoch",
 }
 NO_TIME = "no time"  # reason of an effect that is missing for lack of time; one line reports all such effects
-HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
+HEADS = {TIME: "T(N)", ENERGY: "J/{unit}", COST: "per epoch"}
 MAX_LOG_LINES = 15  # of a failed trial, in a message
 
 
@@ -120,13 +120,18 @@ def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
     return f"Ranks run on {', '.join(hosts)}; other programs there are not noticed, only those on {watched}"
 
 
+def head_text(name: str, unit: str) -> str:
+    """Returns the column head of an objective other than throughput: "T(N)", "J/sample", "per epoch"."""
+    return HEADS[name].format(unit=unit.removesuffix("s"))
+
+
 def objective_text(name: str, value: float | None, unit: str = "samples") -> str:
     """Returns an objective's value with its unit: "56.8 samples/s", "12 min 30 s", "0.310 J/sample", "4.20 per epoch"."""
     if value is None:
         return DASH
     if name == THROUGHPUT:
         return rate_text(value, unit)
-    return seconds_text(value) if name == TIME else f"{number_text(value)} {HEADS[name]}"
+    return seconds_text(value) if name == TIME else f"{number_text(value)} {head_text(name, unit)}"
 
 
 def objective_interval_text(name: str, interval: Sequence[float] | None) -> str:
@@ -177,7 +182,8 @@ def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] |
 def gain_words(summary: Summary, ratio: str) -> str:
     """Returns a worded ratio with what it refers to: "1.31x less energy per sample"; throughput is not mentioned."""
     samples = (summary.get("terms") or {}).get("samples")
-    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N")
+    unit = str(summary.get("unit") or "samples").removesuffix("s")
+    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N", unit=unit)
     return f"{ratio} {what}".strip()
 
 

@@ -15,7 +15,7 @@ from autotune.explain.table import quotient
 from autotune.quantities import DASH, bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
 from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
 from autotune.report.trials import is_better, trial_phrase
-from autotune.wording import HEADS, communication_text, objective_text, rank_names, score_of
+from autotune.wording import communication_text, head_text, rank_names, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
@@ -40,7 +40,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     made.add_column("outcome", width=11, no_wrap=True)
     made.add_column(Text(f"{unit}/s"), width=9, justify="right", no_wrap=True)
     for name in _others(about):
-        made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
+        made.add_column(Text(head_text(name, unit)), width=9, justify="right", no_wrap=True)
     if is_wide:
         made.add_column("ratio", width=6, justify="right", no_wrap=True)
     if not is_narrow:
@@ -57,7 +57,7 @@ def legend(about: Summary) -> Text:
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"
     if TIME in _others(about) and samples:
-        words += f", {HEADS[TIME]}: from launch to the end of {samples:,.0f} samples (h:min:s)"
+        words += f", {head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)"
     return Text(words, style="quiet")
 
 
@@ -119,7 +119,7 @@ def row(
         *([Text(str(trial.get("slot") or "").partition(":")[0])] if _has_slots(about) else []),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
-        *(_cell_text(name, values.get(name)) for name in _others(about)),
+        *(Text(_cell_text(name, values.get(name))) for name in _others(about)),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
         *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
         *([_memory_text(trial)] if is_wide else []),
@@ -178,4 +178,4 @@ def _memory_text(trial: dict[str, Any]) -> str:
 def _cell_text(name: str, value: float | None) -> str:
     if name == TIME and value is not None:
         return clock_text(value)
-    return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is in the column head
+    return number_text(value)  # the unit is in the column head

@@ -143,7 +143,8 @@ def trial_note(trial: TrialRecord) -> str:
     lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
     if trial.value is not None:
         lines += [rate_with_interval_text(trial.value, trial.ci, trial.unit), ""]
-    lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in OBJECTIVES]
+    others = {name: value for name, value in trial.objectives.items() if name in OBJECTIVES}
+    lines += [f"- {name}: {objective_text(name, value, trial.unit)}" for name, value in others.items()]
     if trial.ranks:
         lines += [f"{trial.ranks['world_size']} ranks; {communication_text(trial.ranks)}", ""]
     if trial.why:
@@ -199,10 +200,10 @@ def _front_lines(summary: Summary) -> list[str]:
     """Returns the Pareto front as a Markdown table; [] with a single objective."""
     if not (points := summary.get("front")):
         return []
-    names = objective_names(summary["objective"])
+    names, unit = objective_names(summary["objective"]), str(summary.get("unit") or "samples")
     lines = ["", "Pareto front", "", f"| trial | {' | '.join(names)} | changed |", f"|---|{'---|' * len(names)}---|"]
     for point in points:
-        values = [objective_text(name, point["objectives"].get(name)) for name in names]
+        values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
         lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
     return lines
 

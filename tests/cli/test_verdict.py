@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from autotune.cli import trials
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
 from autotune.explained import limit_lines
@@ -12,6 +13,7 @@ from autotune.quantities import number_text
 from autotune.report.first_lines import first_lines
 from autotune.report.study import Study
 from autotune.report.verdict import advice_of, headline, next_commands
+from autotune.wording import gain_text, objective_text
 from tests.support.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
@@ -153,6 +155,13 @@ def test_headline_speaks_of_the_objective(objective, verdict, said):
     speedup = {"ratio": 1.31, "ci": [1.28, 1.34], "verdict": verdict, "reason": ""}
     summary = {"status": "complete", "objective": objective, "terms": {"samples": 1_000_000}, "speedup": speedup}
     assert headline(summary) == said
+
+
+def test_energy_is_that_of_what_the_rate_counts():
+    summary = {"objective": "energy_per_sample", "unit": "tokens"}
+    assert gain_text(summary, 1.31) == "1.31x less energy per token"
+    assert objective_text("energy_per_sample", 0.0021, "tokens") == "0.00210 J/token"
+    assert trials.table(None, about=summary).columns[3].header.plain == "J/token"
 
 
 def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path):

@@ -66,6 +66,13 @@ def test_note_of_a_running_study_has_no_verdict(tmp_path):
     assert entries.study_note(folder.read_study(), folder.read_summary()).startswith("### running")
 
 
+def test_the_pareto_front_is_in_the_study_s_unit(folder):
+    point = {"trial": 5, "objectives": {"throughput": 1234.0, "energy_per_sample": 0.25}, "measured_in": "finals"}
+    about = {"objective": ["throughput", "energy_per_sample"], "unit": "tokens", "front": [point]}
+    note = entries.study_note(folder.read_study(), {**folder.read_summary(), **about})
+    assert "| 5 | 1,234 tokens/s | 0.250 J/token | unchanged |" in note
+
+
 @pytest.mark.parametrize(
     ("outcome", "status"),
     [("ok", "FINISHED"), ("raced", "KILLED"), ("interrupted", "KILLED"), ("unsteady", "FAILED"), ("infeasible", "FAILED")],
