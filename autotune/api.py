@@ -22,11 +22,11 @@ from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export import render
 from autotune.records import Knobs, Summary, TrialRecord
-from autotune.report import verdict
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import find
 from autotune.study import run_study
+from autotune.wording import headline
 
 if TYPE_CHECKING:
     import pandas
@@ -176,7 +176,7 @@ class Study:
 
     def __repr__(self) -> str:
         try:
-            return f"Study({self.name!r}, {verdict.headline(self.summary)!r})"
+            return f"Study({self.name!r}, {headline(self.summary)!r})"
         except BadInput:  # nothing was measured yet, or the summary cannot be read
             return f"Study({self.name!r})"
 

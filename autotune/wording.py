@@ -19,6 +19,7 @@ from autotune.quantities import (
     interval_text,
     number_text,
     rate_text,
+    ratio_text,
     ratio_with_interval_text,
     seconds_text,
     step_time_text,
@@ -197,6 +198,43 @@ def verdict_text(summary: Summary) -> str:
     compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
     what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept; name its rival
     return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}{what}"
+
+
+def headline(summary: Summary, *, is_said: bool = False) -> str:
+    """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
+
+    Args:
+        summary: the study's summary.
+        is_said: whether the reason of a failure is printed elsewhere.
+    """
+    if is_said and summary.get("status") == "failed":
+        return "failed"
+    speedup = summary.get("speedup") or {}
+    status, reason = str(summary.get("status") or "running"), str(summary.get("reason") or "")
+    if (verification := summary.get("verification")) and status != "failed":
+        words = _verification_text(verification)
+        return words if status == "complete" else f"{words} ({status})"
+    if (recording := summary.get("recording")) and status != "failed":
+        words = f"recorded: {recording['configurations']} configurations, {recording['trials']} measurements"
+        return words if status == "complete" else f"{words} ({reason or status})"
+    if not speedup or status == "failed":
+        return f"{status}: {reason}" if reason else status
+    if speedup.get("ratio") is None:
+        words = "same" if speedup.get("verdict") == "same" else "no verdict"
+        words = f"{words}: {speedup.get('reason') or reason}"
+    else:
+        words = verdict_text(summary)
+    return words if status == "complete" else f"{words} ({status})"
+
+
+def _verification_text(found: dict[str, Any]) -> str:
+    """Returns the verdict of a verification as one line: "holds: 2.04x now, 2.06x claimed"."""
+    now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
+    if not found.get("verdict"):
+        return f"verifying: {claimed} claimed"
+    if not now:
+        return f"{found['verdict']}: {claimed} claimed"
+    return f"{found['verdict']}: {ratio_text(now['ratio'])} now, {claimed} claimed"
 
 
 def break_even_text(summary: Summary) -> str:

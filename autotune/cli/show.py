@@ -16,10 +16,9 @@ from autotune.cli import trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import NewerVersion, StudyRecord, Summary
-from autotune.report.verdict import headline
 from autotune.run_dir import CUT_OFF, StudyFolder, is_study
 from autotune.studies import call, find, studies
-from autotune.wording import machine_text
+from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 LEAST_PROGRAM = 12  # columns for the program; if there is less room, the start time is left out, then also the number of trials

@@ -26,7 +26,6 @@ from autotune.report.verdict import (
     file_lines,
     front_lines,
     has_winner,
-    headline,
     next_commands,
     no_interval_text,
     noise_lines,
@@ -38,6 +37,7 @@ from autotune.report.verdict import (
 )
 from autotune.wording import (
     changes_phrase,
+    headline,
     objective_text,
     parity_lines,
     search_cost_text,

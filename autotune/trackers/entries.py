@@ -17,12 +17,12 @@ from autotune.wording import (
     communication_text,
     counts_text,
     effect_text,
+    headline,
     machine_text,
     objective_text,
     parity_lines,
     search_cost_text,
     side_texts,
-    verdict_text,
     warm_start_text,
 )
 
@@ -118,7 +118,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         views.ORDER: _order(0, speedup.get("ratio")),
         "repeat": "no",
         "status": str(summary.get("status", "running")),
-        "outcome": verdict_line(summary),
+        "outcome": headline(summary),
         "reason": "; ".join(filter(None, [summary.get("reason"), counts_text(summary.get("counts") or {})])),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
@@ -155,7 +155,7 @@ def trial_note(trial: TrialRecord) -> str:
 
 def study_note(study: StudyRecord, summary: Summary) -> str:
     """Returns the study's description in Markdown: verdict, numbers, changes and the next commands."""
-    lines = [f"### {verdict_line(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
+    lines = [f"### {headline(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
     for name in ("baseline", "best"):
         side = summary.get(name) or {}
         if side:
@@ -185,15 +185,6 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
     lines += [f"`autotune show {study.name}` · `autotune export {study.name} -o best.yaml`"]
     return "\n".join(lines)
-
-
-def verdict_line(summary: Summary) -> str:
-    """Returns the verdict in one line, "faster: 2.41x [2.36, 2.46]", or the study's status if there is none."""
-    speedup = summary.get("speedup") or {}
-    if not speedup.get("ratio"):
-        status = str(summary.get("status") or "running")
-        return f"{status}: {summary['reason']}" if summary.get("reason") else status
-    return verdict_text(summary)
 
 
 def _front_lines(summary: Summary) -> list[str]:

@@ -12,8 +12,8 @@ from autotune.explained import limit_lines
 from autotune.quantities import number_text
 from autotune.report.first_lines import first_lines
 from autotune.report.study import Study
-from autotune.report.verdict import advice_of, headline, next_commands
-from autotune.wording import gain_text, objective_text
+from autotune.report.verdict import advice_of, next_commands
+from autotune.wording import gain_text, headline, objective_text
 from tests.support.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}

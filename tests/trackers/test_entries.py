@@ -2,6 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.trackers import entries
+from autotune.wording import headline
 from tests.support.studies import make_study
 
 
@@ -59,6 +60,24 @@ def test_note_names_baseline_best_and_the_change(folder):
     assert "16.8 samples/s" in note
     assert "`precision.amp`: off → **bf16**" in note
     assert "autotune export resnet18" in note
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"status": None, "speedup": None}, "running"),
+        ({"status": "interrupted"}, "faster: 2.41x [2.36, 2.46] (interrupted)"),
+        ({"speedup": {"ratio": None, "verdict": "same", "reason": "nothing came near"}}, "same: nothing came near"),
+        ({"speedup": None, "verification": {"verdict": "holds", "now": {"ratio": 2.04}, "claimed": {"ratio": 2.06}}},
+         "holds: 2.04x now, 2.06x claimed"),
+        ({"speedup": None, "recording": {"configurations": 4, "trials": 12}}, "recorded: 4 configurations, 12 measurements"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_worded_as_on_the_terminal(folder, about, said):
+    summary = {**folder.read_summary(), **about}
+    assert headline(summary) == said
+    assert entries.study_tags(folder.read_study(), summary)["outcome"] == said
+    assert entries.study_note(folder.read_study(), summary).startswith(f"### {said}\n")
 
 
 def test_note_of_a_running_study_has_no_verdict(tmp_path):
