@@ -12,9 +12,9 @@ from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
 from autotune.explain.table import quotient
-from autotune.quantities import DASH, bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
-from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
-from autotune.report.trials import is_better, trial_phrase
+from autotune.quantities import bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
+from autotune.records import THROUGHPUT, TIME, Summary, objective_names
+from autotune.report.trials import is_better, memory_text, trial_phrase
 from autotune.wording import communication_text, head_text, rank_names, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
@@ -122,7 +122,7 @@ def row(
         *(Text(_cell_text(name, values.get(name))) for name in _others(about)),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
         *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
-        *([_memory_text(trial)] if is_wide else []),
+        *([memory_text(trial)] if is_wide else []),
         Text(trial_phrase(trial, before), style="name" if is_best else "default"),
     ]
     made.add_row(*cells)
@@ -168,11 +168,6 @@ def _has_slots(about: Summary) -> bool:
 def _others(about: Summary) -> list[str]:
     """Returns the objectives besides throughput, which always has a column."""
     return [name for name in objective_names(about.get("objective") or THROUGHPUT) if name != THROUGHPUT]
-
-
-def _memory_text(trial: dict[str, Any]) -> str:
-    """Returns a trial's peak memory; a dash for a pass of explain, which also allocates memory for its own measurements."""
-    return DASH if trial.get("kind") == Kind.explain else bytes_text(trial.get("peak_memory_bytes"))
 
 
 def _cell_text(name: str, value: float | None) -> str:
