@@ -190,7 +190,7 @@ def _is_worker(process):
         (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
         (["replay", "t.jsonl.gz", "--raw"], "--raw: has an effect only together with --json"),
         (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
-        (["replay", "t.jsonl.gz", "--minutes", "nan"], "--minutes: not a length of time, got nan"),
+        (["replay", "t.jsonl.gz", "--minutes", "inf"], "--minutes: not a length of time, got inf"),
         (["replay", "t.jsonl.gz", "--html", "mlflow.db"], "--html: a record of MLflow, got"),
         (
             ["record", "search_space=none", "model=mlp"],
