@@ -113,6 +113,13 @@ def test_unknown_knob_names_the_nearest(cli):
     assert "loader.num_workers" in cli.refused("knobs", "loader.num_worker")
 
 
+@pytest.mark.parametrize("host", ["192.0.2.7", "\u00e4" * 70, ""])
+def test_an_address_that_this_machine_does_not_have_is_no_matter_of_ports(tmp_path, monkeypatch, capsys, host):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ui", "--host", host]) == 2
+    assert f"--host: cannot be listened on, got {host!r} (" in capsys.readouterr().err
+
+
 def test_port_in_use_is_refused(cli):
     import socket
 
