@@ -123,6 +123,14 @@ def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
+def test_a_study_that_began_at_no_time_is_unreadable(runs, said):
+    study = make_study(runs)
+    study.study_file.write_text(json.dumps({**json.loads(study.study_file.read_text()), "started_at": 1e20}))
+    (listed,) = json.loads(said(0, "list", "--json"))
+    assert listed["verdict"] == "unreadable: study.json: study record's started_at: no moment, got 1e+20"
+    assert "unreadable" in said(0, "list")
+
+
 def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
     make_study(runs, "other")
     study = make_study(runs)
