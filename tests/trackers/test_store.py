@@ -29,7 +29,11 @@ def test_the_studys_own_address_comes_before_the_environment(tmp_path, folder, m
     assert store.chosen_uri(tmp_path, folder=folder) == "http://own:1"
 
 
-@pytest.mark.parametrize("damage", [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 5000, b"tracker: {uri: [1]}"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 5000, b"tracker: {uri: [1]}"],
+    ids=["bytes", "cut off", "a list", "deep", "no text"],
+)
 def test_a_damaged_configuration_names_no_address(tmp_path, folder, damage):
     folder.config_file.write_bytes(damage)
     assert store.study_uri(folder) is None
