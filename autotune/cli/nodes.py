@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from autotune.cli.terminal import console
+from autotune.cli.terminal import can_redraw, console
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
@@ -63,7 +63,7 @@ def _slot(launcher: Launcher) -> Slot:
             if (why := launcher.why_waiting()) and why != said:
                 said = why
                 status.update(Text(f"waiting: {why}"))
-                if not out.is_terminal:
+                if not can_redraw(out):
                     out.print(f"autotune: waiting: {why}", markup=False)
             time.sleep(LOOK_S)
     names = "; ".join(slot.name for slot in slots)
