@@ -43,6 +43,8 @@ def export(
     if as_json and output not in (None, STDOUT):
         raise BadInput(f"--json: prints the file's text and writes no file, got -o {output}, too. Leave one of them out.")
     file = output_file(output, file_name(format_, up_to))
+    if file is None and not sys.stdout:
+        raise BadInput("--output: standard output is closed, got no file. Give -o FILE.")
     exported = render(read_summary(folder), format_, up_to, file=str(file or ""))
     if as_json:
         notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}

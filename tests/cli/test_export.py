@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import yaml
@@ -138,6 +139,16 @@ def test_a_document_and_a_file_are_not_asked_for_at_once(tmp_path, monkeypatch, 
     assert not (tmp_path / "best.yaml").exists()
     assert main(["export", "--json", "-o", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["study"] == "resnet18"
+
+
+def test_without_standard_output_a_file_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
+    assert main(["export"]) == 2
+    assert main(["export", "-o", "best.yaml"]) == 0
+    monkeypatch.undo()
+    assert "--output: standard output is closed, got no file. Give -o FILE." in capsys.readouterr().err
 
 
 def test_all_studies_are_synced_with_one_json_document(tmp_path, monkeypatch, capsys):
