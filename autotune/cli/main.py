@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, command = split(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        return _run([a for a in arguments if a != "--debug"], command)
+        code = _run([a for a in arguments if a != "--debug"], command)
+        if sys.stdout:
+            sys.stdout.flush()  # not when Python ends, which handles no error
+        return code
     except BadInput as error:
         _say(error.problems, escaped)
         return error.exit_code
@@ -56,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(["interrupted"])
         return INTERRUPTED
     except BrokenPipeError:  # `autotune show | head`: not an error
+        _write_nowhere(sys.stdout)
+        return 0
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # typer and rich turn a closed pipe into SystemExit
+            raise
         _write_nowhere(sys.stdout)
         return 0
     except Exception as error:
