@@ -45,8 +45,18 @@ PARENT_TAG = "mlflow.parentRunId"
 
 
 def study_id(study: StudyRecord) -> str:
-    """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ."""
-    return f"{study.name}@{study.started_at:.3f}"
+    """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ.
+
+    A folder that was renamed may have quotes in its name. Double ones become single ones, for `search`.
+    """
+    name = study.name.replace('"', "'")
+    return f"{name}@{study.started_at:.3f}"
+
+
+def search(study: StudyRecord) -> str:
+    """Returns MLflow's search for a study's runs. Its language has no escapes, so quotes in the id decide how it is quoted."""
+    quote = '"' if "'" in study_id(study) else "'"
+    return f"tags.`{STUDY_TAG}` = {quote}{study_id(study)}{quote}"
 
 
 def trial_status(trial: TrialRecord) -> str:
