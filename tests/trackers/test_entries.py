@@ -65,7 +65,7 @@ def test_note_names_baseline_best_and_the_change(folder):
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"status": None, "speedup": None}, "running"),
+        ({"status": None, "reason": "", "speedup": None}, "running"),
         ({"status": "interrupted"}, "faster: 2.41x [2.36, 2.46] (interrupted)"),
         ({"speedup": {"ratio": None, "verdict": "same", "reason": "nothing came near"}}, "same: nothing came near"),
         ({"speedup": None, "verification": {"verdict": "holds", "now": {"ratio": 2.04}, "claimed": {"ratio": 2.06}}},
