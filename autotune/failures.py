@@ -35,8 +35,8 @@ from autotune.records import Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
 MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
-# A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000: it then tries a
-# larger scale.
+# A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000, because it then
+# tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
 BUILDING = ("spawn", "import", "init")  # phases before the model is called
@@ -267,7 +267,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 
 def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
-    """Whether torch lacked host memory when it pinned: the device still had room for the context that pinning may create."""
+    """Whether torch ran out of host memory while pinning it, and not of device memory for a context that pinning may create."""
     error = result.error or {}
     is_pinning = PINNING.search(f"{error.get('message', '')}\n{error.get('traceback', '')}")
     is_full = (facts.device_used_frac or 0.0) > NEAR_CAP_FRAC

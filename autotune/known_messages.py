@@ -74,7 +74,7 @@ class Facts:
 
 
 def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
-    """Returns the verdict for a known message; None for any other."""
+    """Returns the verdict for a known message in `text`, with a reason that quotes `line`; None for any other text."""
     if DEVICE_OOM.search(text):
         return Outcome.device_oom, line
     if SHARED_MEMORY.search(text):

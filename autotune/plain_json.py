@@ -20,7 +20,7 @@ def from_json(raw: Any, kind: type[_Made]) -> _Made:
 
     Raises:
         TypeError: the value has another type, or a key without default is missing.
-        ValueError: a dict with integer keys has another key, or a value is not among the allowed ones.
+        ValueError: a dict that must have integer keys has another key, or a value is not among the allowed ones.
     """
     return typing.cast(_Made, _value(raw, kind))
 

@@ -56,7 +56,7 @@ class FailedRank(NamedTuple):
 def reports_before(log: str, tail: str) -> str:
     """Returns torchrun's reports in a log, if they begin before the log's tail.
 
-    On several nodes, the torchrun that saw a rank fail may report long before the last one ends.
+    On several nodes, the torchrun that saw a rank fail may report long before the last torchrun ends.
     """
     cut = len(log) - len(tail)
     return "".join(f"{report[0]}\n" for report in REPORT.finditer(log) if report.start() < cut)
@@ -85,7 +85,7 @@ def _failed_tasks(log: str) -> list[FailedRank]:
     found = []
     for host, task, status, words in TASK_FAILED.findall(said):
         number = signal.SIGKILL if words.startswith(OUT_OF_MEMORY) else SIGNALS.get(words.strip(), 0)
-        if status or number not in (0, signal.SIGTERM):  # SIGTERM is how srun ends the others
+        if status or number not in (0, signal.SIGTERM):  # srun ends the other tasks with SIGTERM
             found.append(FailedRank(int(task), int(status) if status else -number, host))
     return found
 
@@ -103,7 +103,7 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
     first = next(iter(failed_ranks(log)), None) if exit_code != 0 else None
     if first is not None and first.code < 0 and (exit_code or first.host):
         return Killed(signal_name(-first.code), True, first.rank, first.host)
-    if first is not None and first.host:  # srun has then killed the other ranks, and its status is theirs
+    if first is not None and first.host:  # srun has killed the other ranks because of this one, and its status is theirs
         return Killed("")
     if exit_code is not None and 128 < exit_code <= 128 + 64:
         return Killed(signal_name(exit_code - 128), True)

@@ -75,7 +75,7 @@ def _is_whole(first: RankResult) -> bool:
 
 
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
-    """Returns the samples of all ranks in a step, divided by the slowest rank's seconds for it; None if a rank's are unknown.
+    """Returns the samples of all ranks in a step, divided by the slowest rank's step time; None if a rank's pace is unknown.
 
     If the ranks step at their own pace, returns the sum of their rates.
     """

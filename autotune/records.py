@@ -99,7 +99,7 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
 
 
-# Keys that mark a check as a run of a changed program. It says nothing about its configuration in the study's own program.
+# Evidence keys that mark a check as a run of a changed program, which says nothing about how the study's own program would run.
 SKIPPED = "skipped"  # stages and functions that were skipped
 FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
 CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for

@@ -210,7 +210,7 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json with "num_trials", but without the entries that grow with it: this is read quickly.
+        """Returns summary.json with "num_trials", but without the entries that grow with this number. It is read quickly.
 
         Raises:
             OSError, ValueError: as `read_summary`.
@@ -398,5 +398,5 @@ def path_text(path: Path) -> str:
 
 
 def where(runs: Path) -> str:
-    """Returns the option that leads a command to a runs folder, with a space before it; "" for the usual folder."""
+    """Returns " --runs-dir FOLDER", which makes a command use a runs folder; "" for the usual folder."""
     return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"

@@ -188,7 +188,7 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
 
 
 def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
-    """Returns how many pairs with this noise bring the half-width of a ratio's interval to `half`, on the log scale."""
+    """Returns how many pairs with this noise, `at_most` if more, bring the half-width of a ratio's log interval to `half`."""
     for num in range(1, at_most):
         error = math.sqrt(2 / num) * noise.spread
         if _t_quantile(noise.freedom + num - 1, 0.975) * error <= half:

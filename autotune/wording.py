@@ -72,7 +72,7 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
     """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
 
-    The difference is returned only if it has fewer parts.
+    The difference is returned if it has fewer parts than the list of all changes.
 
     Args:
         changed: the configuration's changes to the baseline.

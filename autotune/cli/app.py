@@ -141,8 +141,8 @@ def resume(
 ) -> int:
     """Continue a study that was ended by Ctrl-C, a crash, a power loss or a used-up budget.
 
-    Finished trials are neither repeated nor lost, a trial that was cut off is run again, and the time already used counts.
-    The study keeps its configuration, command and working directory. Machine and program must not have changed.
+    Finished trials are neither repeated nor lost, and a trial that was cut off is run again. The budget includes the time
+    already used. The study keeps its configuration, command and working directory. Machine and program must not have changed.
 
         autotune resume resnet18
         autotune resume resnet18 study.budget.minutes=16
@@ -226,7 +226,7 @@ def explain(
         ),
     ] = None,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Try the program without a stage again, even if it failed that way before.")
+        bool, typer.Option("--retry", help="Skip a stage or function again even if the program failed without it before.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -332,7 +332,7 @@ def export(
     ] = "yaml",
     tier: Annotated[
         str | None,
-        typer.Option("--tier", metavar="TIER", help="Best up to this tier: exact, numerics or training.", show_default=False),
+        typer.Option("--tier", metavar="TIER", help="Highest tier allowed: exact, numerics or training.", show_default=False),
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
@@ -353,7 +353,7 @@ def export(
 def apply(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -395,7 +395,7 @@ def apply(
 def verify(
     context: typer.Context,
     best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or a study's name or folder: its best.yaml.", show_default=False)
+        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
     ],
     overrides: Annotated[
         list[str] | None,
@@ -406,7 +406,7 @@ def verify(
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
     ] = 5.0,
     long: Annotated[
-        bool, typer.Option("--long", help="Then run baseline and best for several minutes each, to see if their rates last.")
+        bool, typer.Option("--long", help="Also run baseline and best for several minutes each, to see if their rates last.")
     ] = False,
     long_minutes: Annotated[
         float | None,
@@ -479,7 +479,7 @@ def prune(
     """Prune: free disk space. Lists what would be removed, with sizes, and removes it only with --yes.
 
     Without STUDY or --older-than, it removes what no command needs any more: compile caches of studies that are over, traces,
-    logs, and what killed processes left. Running studies are not touched, and all results stay.
+    logs, and files that killed processes left behind. Running studies are not touched, and all results stay.
 
         autotune prune
         autotune prune resnet18 --yes

@@ -190,7 +190,7 @@ def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
 
 
 def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
-    """Returns a warning that the file's ratio does not hold with these overrides; [] without overrides or ratio."""
+    """Returns a warning that the file's ratio does not hold with these overrides; [] if overrides or ratio are missing."""
     ratio = best.origin[1]
     if not overrides or not ratio:
         return []

@@ -55,7 +55,7 @@ def doctor(
         overrides: `data.root=DIR` or nothing.
         data: the folder given with --data, another way to give data.root.
         python: the interpreter whose torch is checked; None for the one that runs autotune.
-        as_json: print one JSON document instead.
+        as_json: print one JSON document instead of text.
         command: the words after `--`; must be None, since no program is started.
 
     Raises:
@@ -190,7 +190,7 @@ def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
 
 
 def _grid(findings: list[Finding]) -> Table:
-    """Returns the findings by group: one row per error or warning, one row for all that are ok, one for all skipped."""
+    """Returns the findings by group: one row per error or warning, one for all ok checks, one for all skipped checks."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="name")
     grid.add_column(no_wrap=True)

@@ -35,7 +35,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     composed = compose_asked(asked, facts)
     if composed.config.launcher != LOCAL:
         raise BadInput(
-            f"launcher: --dry-run plans only for this machine, got {composed.config.launcher!r}. Leave one of the two out."
+            f"launcher: --dry-run plans only for this machine, got {composed.config.launcher!r}. Leave out one or the other."
         )
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)
@@ -79,7 +79,7 @@ def _searched(composed: Composed, facts: dict[str, object]) -> tuple[list[str], 
 
 
 def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
-    """Returns the entry for the studies that would warm-start the search; [] for none."""
+    """Returns the entry for the studies that would warm-start the search; [] if there are none."""
     asked = search.warm_start
     if search.sampler == "grid":
         return []

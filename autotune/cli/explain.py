@@ -97,7 +97,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     """Prints what is known about where a study's time goes.
 
     Raises:
-        BadInput: no trial was explained yet, or `trial` is one that was not explained.
+        BadInput: no trial was explained yet, or `trial` was not explained.
     """
     summary = read_summary(folder)
     document = summary.get("explanation") or {}
@@ -145,7 +145,7 @@ def _records(folder: StudyFolder) -> list[TrialRecord]:
     try:
         return folder.read_trials()
     except (OSError, ValueError) as error:
-        raise BadInput(f"{error}. Every trial's record is needed: restore it, or move that trial's folder away.") from error
+        raise BadInput(f"{error}. Every trial's record is needed: restore this one, or move its folder away.") from error
 
 
 def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> StudyInputs:
@@ -234,7 +234,7 @@ def _step_text(phases_s: Mapping[str, float]) -> str:
 
 
 def _gpu_text(folder: Path) -> str:
-    """Returns how well a step uses the GPU, from the tables in a trial's folder; "" if they do not say, as without a GPU."""
+    """Returns how well a step uses the GPU, from the tables in a trial's folder; "" if they have no GPU numbers."""
     from autotune.explain.tables import read_tables
 
     row: Mapping[str, Any] = {}

@@ -175,7 +175,7 @@ def _result(ended: Ended, launch: Launch, composed: Composed) -> RankResult:
 
 
 def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns what `run` would do with each knob. Both commands resolve the search space with the same code."""
+    """Returns what `run` would do with each knob. `run` and `inspect` resolve the search space with the same code."""
     from autotune.knobs.catalogue import CATALOGUE
     from autotune.machine import host_context
     from autotune.space import resolve

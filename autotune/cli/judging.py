@@ -16,7 +16,7 @@ def record(
     config_dir: ConfigDir = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the table here, too: NAME.jsonl.gz.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Also write the table here: NAME.jsonl.gz.", show_default=False),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -70,8 +70,8 @@ def replay(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="With --json: add every study.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table, over all tables.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Add every study to the output of --json.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table for all TABLEs together.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Replay searches on recorded tables, through the real study loop, and compare them.

@@ -74,7 +74,7 @@ class LiveView(View):
         )
 
     def started(self, study: StudyRecord) -> None:
-        """Prints the header and starts the live part; the second call prints which studies warm-start the search."""
+        """Prints the header and starts the live part. When called again, prints which studies warm-start the search."""
         if self._study is None:
             self._slots = dict(study.slots)
             self._console.print(_header(study))
@@ -102,7 +102,7 @@ class LiveView(View):
         self._running[number] = _Running(kind=kind, knobs=knobs, why=why, since_s=self._clock())
 
     def progress(self, progress: Progress, number: int | None = None) -> None:
-        """Shows the phase and step of a trial: of the one that started last if `number` is None."""
+        """Shows the phase and step of trial `number`, or of the trial that started last if `number` is None."""
         if number is None:
             number = next(reversed(self._running), -1)
         if number in self._running:

@@ -134,16 +134,16 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
         for problem in problems:
             text = LONG_WORD.sub(r"\1...", secrets.message(problem))
             print(f"autotune: {written(text)}", file=sys.stderr, flush=True)
-    except OSError:  # such as: standard error goes to a file, and the disk is full
+    except OSError:  # for example, standard error goes to a file and the disk is full
         _write_nowhere(sys.stderr)
 
 
 def _unwritten(error: Exception) -> str:
-    """Returns the message for a disk that is read-only, or for no folder for temporary files; "" for any other error."""
+    """Returns the message if the disk is read-only or no temporary folder can be written; "" for any other error."""
     if not isinstance(error, OSError):
         return ""
     if error.errno == errno.EROFS:
-        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # no name: of an open file
+        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # errors of open files name no file
         return f"output: cannot be written, {got} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):
         got = str(error.strerror).removeprefix(NO_TEMPORARY)

@@ -16,7 +16,7 @@ HEAD_BYTES = 4096
 
 
 def output_file(typed: str | None, name: str) -> Path | None:
-    """Returns the file that `-o` names, or None for standard output. In an existing folder, the file gets the usual name.
+    """Returns the file that `-o` names; None for standard output. If `-o` names a folder, the file has its usual name there.
 
     Args:
         typed: the value of `-o`; None if it was not given.
@@ -51,7 +51,9 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that a file may be replaced: it is empty, a report, or an export with autotune's comments, or has this very text.
+    """Checks that a file may be replaced.
+
+    It may be if it is empty, already has this text, or begins like a report or an export with comments that autotune wrote.
 
     Raises:
         BadInput: it has other content, or is a record of a study.

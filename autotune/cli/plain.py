@@ -59,7 +59,7 @@ class PlainLines(View):
         self._left = ""
 
     def started(self, study: StudyRecord) -> None:
-        """Prints the study's name, program, machine and budget; the second call prints what is searched."""
+        """Prints the study's name, program, machine and budget. When called again, prints what is searched."""
         if not self._is_announced:
             _say(f"study  {study.name}: {study.title}")
             _say(f"machine  {machine_text(study.machine)}")

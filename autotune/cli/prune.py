@@ -93,7 +93,7 @@ class Place:
         return sum(item.num_bytes for item in self.items if not kinds or item.kind in kinds)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what --json prints."""
+        """Returns what --json prints about this place."""
         files, parts = sum(item.num_files for item in self.items), {item.kind for item in self.items}
         by_kind = {kind: self.bytes_of(kind) for kind in KINDS if kind in parts}
         return {"name": self.name, "files": files, "bytes": self.bytes_of(), "bytes_by_kind": by_kind}
@@ -129,14 +129,14 @@ def sizes(path: Path) -> tuple[int, int]:
 
 
 def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
-    """Yields what is no longer needed in the studies of a runs folder, and what killed processes left behind."""
+    """Yields what is no longer needed in the studies of a runs folder, and files that killed processes left behind."""
     for folder in studies(runs):
         if why := _why_not(folder):
             kept[folder.name] = why
             continue
         place, path = Place(name=folder.name, study=folder.path), folder.path
         for kind, found in _matching(path, OF_STUDY):
-            if kind != CACHE or _status(folder) in ("complete", "failed"):  # of other studies, `resume` uses the cache
+            if kind != CACHE or _status(folder) in ("complete", "failed"):  # `resume` needs an unfinished study's cache
                 place.add(kind, [found])
         for trial in _folders(path / "trials"):
             for kind, found in _matching(trial, OF_TRIAL) if (trial / "trial.json").is_file() else ():
@@ -227,7 +227,7 @@ def _matching(folder: Path, patterns: dict[str, tuple[str, ...]]) -> Iterator[tu
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Returns the folders in a folder, without links; [] for a folder "trials" that is a link itself."""
+    """Returns the folders in a folder, without links; [] if the folder is named "trials" and is itself a link."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         there = sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
         return there if folder.name != "trials" or not folder.is_symlink() else []

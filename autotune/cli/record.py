@@ -71,7 +71,7 @@ def _carry_out(
     try:
         return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
     except Interrupted:
-        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes is over: the regular end
+        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes are over: the regular end
             return 0
         raise
     finally:

@@ -54,7 +54,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
     for problem in (problem for study in studies for problem in study.unread):
         print(f"autotune: {plain(problem)}", file=sys.stderr)
     if asked.output == STDOUT:
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # as in a file, whatever the locale
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # UTF-8, whatever the locale
         sys.stdout.flush()
         return 0
     if asked.output and not asked.is_forced:
@@ -82,7 +82,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
 
 def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
-    """Returns the folders of the named studies; that of the latest study if none was named.
+    """Returns the folders of the named studies, or the folder of the latest study if none was named.
 
     Raises:
         BadInput: there is no such study, one was named twice, or options contradict each other.

@@ -31,7 +31,7 @@ ENDING_S = 20.0  # how long to wait until the supervisors have ended the trials 
 
 
 class TrackingProcess:
-    """Subprocess that mirrors a running study. It ends by itself after its parent, even if the parent is killed.
+    """Subprocess that mirrors a running study. It ends by itself once its parent has ended, even if the parent was killed.
 
     It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
 
@@ -107,7 +107,7 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
         as_json: print the states of the mirrors as one JSON document.
     """
     if uri == store.embedded_uri(runs):
-        implementation.make_store(runs)  # first: if it cannot be made, each study would say so again
+        implementation.make_store(runs)  # before the loop, so that a failure is reported once and not for each study
     problems, done = [], []
     for folder in studies(runs):
         if uri is not None and store.study_uri(folder) not in (None, uri):
@@ -171,9 +171,7 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 
 def _pending(folder: StudyFolder, state: Synced) -> str:
     if state.problem == implementation.AT_WORK:
-        return (
-            f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow, too: wait for it, or try again later."
-        )
+        return f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
     command = f"autotune sync {call(folder)}"
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

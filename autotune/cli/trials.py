@@ -62,7 +62,7 @@ def legend(about: Summary) -> Text:
 
 
 def left_out(width: int | None) -> Text | None:
-    """Returns a line that names the columns for which the terminal is too narrow; None if it shows all."""
+    """Returns a line that names the columns for which the terminal is too narrow; None if all fit."""
     if width is None or width >= WIDE:
         return None
     names = "ratio, memory" if width >= NARROW else "ratio, D, L, memory"

@@ -130,11 +130,11 @@ def _bring_up_to_date(runs: Path) -> None:
         code = _sync(runs, here)
         if store.store_file(runs).exists():
             return
-        if code >= 0:  # not killed: it has printed why
+        if code >= 0:  # not killed: `autotune sync` has printed why it failed
             raise AutotuneError(f"the tracking store {here} could not be made, so there is nothing to show.")
     # The server must not make the store: if it were killed meanwhile, the store would be half made for ever.
     raise AutotuneError(
-        f"the tracking store {here} could not be made: `autotune sync --all` did not get that far. Start it again."
+        f"the tracking store {here} could not be made: `autotune sync --all` was killed first. Start `autotune ui` again."
     )
 
 

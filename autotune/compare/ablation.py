@@ -38,9 +38,10 @@ NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is n
 # with 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONFIDENCE interval ends below this
-# A change of the training is exported only if it gains more than this, and more than the machine's spread.
+# A change of tier `training`, such as another batch size, is exported only if it gains more than this and more than the
+# machine's spread.
 TRAINING_GAIN_FRAC = 0.03
-MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for a change of the training, which needs more reason to stay
+MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for changes of tier `training`: they are left out more readily
 FAR = 3.0  # single trials must differ by this many standard errors to overrule an estimate
 FEW_ROUNDS = 4  # after fewer rounds, an estimate replaces an ambiguous effect if the estimate is more precise
 MAX_FAILURES = 2  # after this many failures, a part counts as impossible to measure and its knob as "needed"
@@ -48,7 +49,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds: more as effects become known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds. They grow as effects become known.
 
     Attributes:
         least_s: seconds to leave while some change has no estimate yet.
@@ -186,7 +187,7 @@ class AblationResults:
         return failed[-1] if is_out else None
 
     def parts_as_fast(self, *, num_rounds: int) -> list[Part]:
-        """Returns the single-change parts at least as fast as the winner, to within `loss_frac`, that still lack rounds.
+        """Returns the parts that revert one change, are as fast as the winner to within `loss_frac`, and still lack rounds.
 
         A part lacks rounds if fewer than `num_rounds` rounds measured both it and the winner.
         """
@@ -229,10 +230,10 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the winner without all changes that seem to have no effect; None if no change can be left out.
+        """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
-        knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
+        reverted knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
 
         Args:
             without: knobs that are not considered.
@@ -290,7 +291,7 @@ class AblationResults:
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.
 
-        A part must also lack every change of the training that `idle` leaves out for gaining too little.
+        A part must also lack every change of tier `training` that `idle` leaves out for gaining too little.
         """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []
@@ -302,12 +303,12 @@ class AblationResults:
         return found
 
     def idle(self) -> Part | None:
-        """Returns the winner without its ineffective changes; None if all of them have an effect.
+        """Returns the winner without its ineffective changes; None if every change has an effect.
 
         A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
         end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective changes are dropped first, up
-        to an expected cost of ESTIMATED_FRAC. A change of the training itself, such as another batch size, is also dropped
-        if enough is known about it and it is unlikely to gain more than the machine's spread.
+        to an expected cost of ESTIMATED_FRAC. A change of tier `training`, such as another batch size, is also dropped
+        if its effect is known well enough and is unlikely to exceed the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -322,7 +323,10 @@ class AblationResults:
         return part if put_back and part.key and not self._is_missed(part) else None
 
     def _is_too_little_for_training(self, knob: str) -> bool:
-        """Whether a change of the training is known well enough, and unlikely to gain more than the machine's spread."""
+        """Whether the effect of a change of tier `training` is known well enough, and unlikely to exceed the machine's spread.
+
+        False for all changes of lower tiers.
+        """
         worth = self.worth(knob)
         found = self.ratio(self.parts[knob]) if worth in MEASURED else self._estimates.get(knob)
         likely = stats.at_confidence(found, LIKELY_CONFIDENCE) if found else None
@@ -422,7 +426,7 @@ class AblationResults:
         return is_doubtful or stats.verdict(ratio, self.margin) == "faster"
 
     def _is_settled(self, part: Part) -> bool:
-        """Whether the rounds show, as far as they can, that a part is as fast as the winner."""
+        """Whether a part needs no more rounds: it is shown to be as fast as the winner, or measured in DECIDED_AFTER rounds."""
         ratio = self.ratio(part)
         if ratio is None or ratio.ci is None or ratio.num_rounds < SCREENING_ROUNDS:
             return False

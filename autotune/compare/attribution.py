@@ -36,8 +36,8 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
-UNTIMED_ROUNDS = 8  # maximum number of ablation rounds without a time budget: as many as the finals have pairs
-# Maximum time for the ablation without a time budget, as a multiple of the seconds that the search took. In 200 replayed
+UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs
+# Without a time budget, the ablation takes at most this many times the seconds that the search took. In 200 replayed
 # studies of each of two noisy programs, 2.0 instead of 1.0 brought the exported configuration from .981 to .986 of the
 # optimum (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
 UNTIMED_FRAC = 2.0
@@ -121,7 +121,7 @@ class Attributor:
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
-        if skipped and unknown:  # one trial for each unknown effect is more useful than a second round for some of them
+        if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
             number += 1
             evidence = self._once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
@@ -156,7 +156,8 @@ class Attributor:
     def _refine(self, winner: TrialRecord, number: int, kept_s: float) -> bool:
         """Runs one trial for the vaguest effect; returns False if no effect is vague or there is no time.
 
-        An effect is the difference of two configurations. The trial measures the one that was measured less often.
+        An effect is the difference between the winner with and without a change. The trial measures whichever of these two
+        configurations was measured less often.
         """
         evidence = self._evidence(winner)
         vague = [knob for knob in winner.changed if evidence.vagueness(knob) > VAGUE and evidence.worth(knob) != "needed"]

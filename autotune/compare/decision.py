@@ -18,7 +18,7 @@ from autotune.trials.session import configuration_key
 
 MAX_FINALISTS = 3
 CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best value: noise alone does not explain a larger gap
-# The stricter limit for a configuration if another one with only some of its changes was as fast. In replays, a limit of
+# Replaces CONTENDER_FRAC for a configuration if another one with only some of its changes was as fast. In replays, a limit of
 # 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value

@@ -47,7 +47,7 @@ def estimated(
     is_any: bool = False,
     before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
-    """Returns {knob: ratio of a configuration's rate to its rate without this knob's change}, where the trials determine it.
+    """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}, if the trials determine the ratio.
 
     Args:
         changed: the configuration's changes to the baseline.

@@ -90,7 +90,7 @@ class Finals:
         if not candidates:
             self.decision = without_finalist(session.searched)
             return self.decision
-        # After loss parity, which takes time too.
+        # This uses the time left, so it must follow `_left_in`, which takes time to compare losses.
         self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
@@ -114,7 +114,7 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all that ever failed there are left out.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.

@@ -10,7 +10,7 @@ the finals, because rounds of the finals take far longer.
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
 Comparing takes time that the finals need. So it is left out unless enough pairs of the finals fit after it to give an interval:
-a gain that is not measured again is not known, whatever its losses.
+a gain is not known until it has been measured again, whatever the losses are.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.
@@ -70,18 +70,22 @@ class Parity:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
             if is_over and record.changed and (said := record.evidence.get("parity")):
                 found = Comparison(**{**said, "verdict": Verdict(said["verdict"])})
-                if not found.is_unfinished:  # else it goes on if there is more time now
+                if not found.is_unfinished:  # an unfinished comparison is completed if there is more time now
                     self._settled[configuration_key(record.changed)] = found
                 if found.verdict is Verdict.failed:
                     self._bar(record)
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether losses can be compared in this study."""
+        return self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
+
     def is_open(self, candidate: TrialRecord) -> bool:
         """Whether a configuration's arithmetic changes still need a comparison, and there is time for it."""
         arithmetic_changes = configuration_key(arithmetic(candidate.changed, is_held=self._is_held))
-        can_be = self._config.parity.steps > 0 and bool(self._session.baseline.losses) and not loss_words(self._session.records)
         passed = [key for key, found in self._settled.items() if found.verdict is Verdict.passed]
         is_settled = arithmetic_changes in self._settled or any(arithmetic_changes <= key for key in passed)
-        return bool(arithmetic_changes) and can_be and not is_settled and self._has_time(candidate)
+        return bool(arithmetic_changes) and self.is_possible and not is_settled and self._has_time(candidate)
 
     def _has_time(self, candidate: TrialRecord) -> bool:
         """Whether there is time for the missing runs, besides the finals. If not, notifies the user once."""
@@ -98,7 +102,7 @@ class Parity:
         return [record for record in self._session.records if record.kind is Kind.parity and not record.changed]
 
     def _kept_s(self, candidate: TrialRecord) -> float:
-        """Returns the time that the finals need at least: for as many pairs as give an interval."""
+        """Returns the least time that the finals need: that of the fewest pairs that give an interval."""
         session = self._session
         each_s = [min(one.fresh_s, session.costs.again_s(one.knobs, one.changed)) for one in (candidate, session.baseline)]
         return stats.MIN_PAIRS * sum(each_s)
@@ -171,7 +175,7 @@ class Parity:
     def _beside_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
-        """Returns a failed comparison again, now that another run of the baseline has shown how much is chance."""
+        """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance."""
         try:
             other = self._run({}, candidate, (self._seed + 1) % 2**32)
         except OutOfTime:
@@ -276,7 +280,7 @@ def report(best: TrialRecord | None, records: list[TrialRecord], *, is_held: boo
 
 
 def _why_not_yet(changed: Knobs, records: list[TrialRecord]) -> str:
-    """Returns why changes were not compared, by the trials that have them."""
+    """Returns why changes were not compared, as noted in the evidence of a trial that contains them."""
     able = (record.evidence.get(NOT_COMPARED) for record in records if changed.items() <= record.changed.items())
     return next(filter(None, able), "it was not compared yet")
 

@@ -22,7 +22,7 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial up to a tier, or the baseline if no trial beat it by more than the margin."""
+    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin."""
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]

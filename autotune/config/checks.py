@@ -243,7 +243,7 @@ def tracking_problems(uri: str | None, key: str = "tracker.uri") -> list[str]:
         return [f"{key}: not an address of a server, got {shown_uri}. {TRACKING_FORMS} Give host and port."]
     if scheme in TRACKING_SCHEMES or scheme in {found.name for found in importlib.metadata.entry_points(group=PLUGINS)}:
         return []
-    return [f"{key}: no such kind of tracking store, got {shown_uri}. {TRACKING_FORMS} Others need a plugin of MLflow."]
+    return [f"{key}: no such kind of tracking store, got {shown_uri}. {TRACKING_FORMS} Other kinds need a plugin of MLflow."]
 
 
 def _is_server(uri: str) -> bool:

@@ -73,7 +73,7 @@ class Claim:
         """Checks that the user has named all code of `parts`: a file alone never runs code.
 
         Raises:
-            BadInput: some of it is not on the command line.
+            BadInput: the command line does not name all of it.
         """
         named = {word.partition("=")[0] for word in overrides}
         absent = [(key, reference) for key, reference in self.parts.items() if key not in named]

@@ -40,7 +40,7 @@ REFUSED = {
     "clusters M": ("squeue and scancel must ask the same cluster", "Leave it out, and set SLURM_CLUSTERS in your shell"),
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
-MIN_PREFIX = 4  # srun accepts the beginning of an option's name; shorter ones are ambiguous
+MIN_PREFIX = 4  # srun accepts the beginning of an option's name; shorter beginnings are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # the variables that srun passes on to the tasks; by default all
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
@@ -49,7 +49,7 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`; `environment` tells whether this is a job."""
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`. `environment` tells if this is a job."""
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [

@@ -110,7 +110,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`; None to call it here.
         document: further keys and values, already checked; overrides and files take precedence over them.
-        node: such facts about the node, if trials run on another machine; None if they run here or the node is unknown.
+        node: the same facts about the node on which trials run; None if they run here or the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations and expands `~`, which shells do not do after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, since shells do not after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
@@ -390,7 +390,7 @@ def _command(
         names = ", ".join(options("model", [folder("conf")]))
         if config.model.source == "timm":
             raise BadInput("model.name: the name of the timm model is missing. Give model=timm/NAME.")
-        if any(map(names_a_recipe, overrides)):  # what is wrong with it was already reported
+        if any(map(names_a_recipe, overrides)):  # such an override has a problem that was already reported
             raise BadInput([])
         own = "your own as model.factory=PACKAGE.MODULE:FUNCTION"
         raise BadInput(

@@ -41,7 +41,7 @@ CONFIG_GROUPS = ("model", "data")  # keys whose value is the name of a file in c
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
 
 
-# Keys that say where and how long to search, and which knobs. Studies that differ only in these keys measure the same thing.
+# Keys that say where, how long and over which knobs to search. Studies that differ only in these keys measure the same thing.
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.slots", "launch.queue_minutes", "search_space", "tiers",
     "program.python", "study.name",

@@ -31,7 +31,7 @@ STARTER_VALUES = (
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",
     "--mixed_precision", "--config_file", "--gpu_ids", "--num_gpus", "--num_nodes", "--hostfile", "--include", "--exclude",
 )  # fmt: skip
-# Options for the number of processes on this machine. With several machines, the number is not determined.
+# Options for the number of processes on this machine. With several machines, the number counts as unknown.
 STARTER_COUNTS = ("--nproc_per_node", "--num_processes", "--num_gpus")
 STARTER_MACHINES = ("--nnodes", "--num_machines", "--num_nodes")
 STARTER_MODULES = {

@@ -151,7 +151,7 @@ def _value(config: StudyConfig, key: str) -> object:
 
 
 def problems_of_recipe(config: StudyConfig) -> list[str]:
-    """Returns the problems with which a recipe's program would fail at start."""
+    """Returns the problems that would make a recipe's program fail at start."""
     if config.model.source not in SCRIPTS or config.data.name not in DATA:  # reported by checks.py
         return []
     return [*_fitting(config), *_data(config)] or _model(config)

@@ -237,7 +237,7 @@ class SlurmOptions:
         partition: partition of the job.
         account: account that the job is charged to.
         qos: quality of service.
-        nodes: number of nodes of a trial. With more than one, the command starts its ranks by srun, inside the job.
+        nodes: number of nodes of a trial. With more than one, the command must start its ranks with srun, inside the job.
         gres: generic resources of each node, such as gpu:1.
         cpus: number of CPUs of each node.
         mem: memory of each node, such as 64G.
@@ -264,7 +264,7 @@ class RayOptions:
         address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
-        cpus: number of CPUs that Ray reserves, so that its other jobs do not get them. Trials may use every core of the node.
+        cpus: number of CPUs that Ray reserves, so that other Ray jobs do not get them. Trials may use every core of the node.
         autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
     """
 
@@ -285,7 +285,7 @@ class LaunchOptions:
         warm: auto forks search trials, if their knobs allow it, from a process that has already imported torch, which saves
             seconds per trial; off starts every trial in a fresh interpreter. Applies to commands, too.
         slots: how many search trials may run in parallel on this machine, each with GPUs and cores of its own; auto is
-            one for each GPU if the program uses a single GPU, else one. Trials run in parallel only if a calibration shows
+            the number of GPUs if the program uses a single GPU, else 1. Trials run in parallel only if a calibration shows
             that they do not slow each other down. Applies to commands, too.
         queue_minutes: longest wait for a node of a cluster; null for no limit. Waiting does not use up the budget.
         slurm: what autotune asks Slurm for.
@@ -376,7 +376,7 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            It takes a tenth of the study's time at most; `autotune explain` does it at any later time.
+            This takes a tenth of the study's time at most; `autotune explain` explains a study at any later time.
     """
 
     auto: bool = True

@@ -70,7 +70,7 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
     """Returns into how many slots this machine is divided.
 
-    With launch.slots=auto, this is one slot for each GPU if the program is a single process and all GPUs are alike, else one.
+    With launch.slots=auto, this is the number of GPUs if the program is a single process and all GPUs are alike, else 1.
     """
     asked = config.launch.slots
     if isinstance(asked, int):

@@ -42,9 +42,9 @@ INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER = (
 ON_DEVICE = (BITS_16, BITS_32, BITS_UNKNOWN, COLLECTIVES, D2H, D2D, H2D)
 GPU_CATEGORIES = (*ON_DEVICE, INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER)
 CPU_CATEGORIES = (INPUT_WAIT, COMPILING, *OPERATOR_KINDS, COLLECTIVES, PYTHON, OTHER)
-MAX_OTHER_FRAC = 0.05  # of a step: above it, the parts of "other" are listed
+MAX_OTHER_FRAC = 0.05  # share of a step; if "other" takes more, its parts are listed
 MAX_OTHER_PARTS = 5
-MIN_PART_FRAC = 0.005  # of a step: smaller parts of "other" are not listed
+MIN_PART_FRAC = 0.005  # share of a step; parts of "other" that take less are not listed
 
 Layer = tuple[str, Floats]  # a category, and the intervals in which it applies (a union, see `intervals`)
 
@@ -56,7 +56,7 @@ class Breakdown:
     Attributes:
         is_gpu: whether the trace has events of a GPU; the categories are then GPU_CATEGORIES, otherwise CPU_CATEGORIES.
         seconds: category -> mean seconds per step, in order of priority.
-        by_step: seconds of each step, shape (steps, categories).
+        by_step: seconds by step and category, shape (steps, categories).
         step_s: mean seconds of a step.
         other_parts: parts of "other", such as ("between forward and backward", seconds per step); [] if "other" is at most
             MAX_OTHER_FRAC of the step.
@@ -99,7 +99,7 @@ def breakdown(trace: Trace, host: Host) -> Breakdown:
 
 
 def layers_of(trace: Trace, host: Host) -> list[Layer]:
-    """Returns the layers in order of priority. A category can have several; "other" has none, because it is the rest."""
+    """Returns the layers in order of priority. A category can have several layers; "other", the rest, has none."""
     return _gpu_layers(trace, host) if trace.has_device else _cpu_layers(trace, host)
 
 
@@ -153,7 +153,7 @@ WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
 def kernel_widths(trace: Trace, host: Host) -> Floats:
-    """Returns each event's index in WIDTHS; the index of BITS_UNKNOWN for an event that is not a kernel."""
+    """Returns, for each event of the trace, the index of its width in WIDTHS; that of BITS_UNKNOWN if it is not a kernel."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
         found[event] = WIDTHS.index(width_of(trace.texts[trace.names[event]], trace.types_of(launcher)))
@@ -176,7 +176,10 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
 
 
 def _owner_kinds(trace: Trace, host: Host) -> Floats:
-    """Returns, for each piece of host time, the index in OPERATOR_KINDS of its innermost operator; -1 outside operators."""
+    """Returns the kind of the innermost operator for each piece of host time, as an index in OPERATOR_KINDS.
+
+    A piece outside operators has -1.
+    """
     by_name = np.array([OPERATOR_KINDS.index(operator_kind(text)) for text in trace.texts], dtype=np.int64)
     events = host.nesting.chosen[host.nesting.owners]
     kinds = by_name[trace.names[events]]
@@ -188,7 +191,7 @@ def _owner_kinds(trace: Trace, host: Host) -> Floats:
 
 
 def _ranges(trace: Trace) -> Mask:
-    """Returns the ranges of the training thread, except the ranges of steps."""
+    """Returns which events are ranges of the training thread, except the ranges of steps."""
     found: Mask = trace.is_of(ANNOTATION) & (trace.threads == trace.main_thread)
     return found & ~trace.is_named(lambda name: name.startswith(STEP))
 
@@ -210,7 +213,7 @@ def _union(trace: Trace, chosen: Mask) -> Floats:
 
 
 def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[str, float]]:
-    """Returns where no category applies, such as ("between forward and backward", seconds per step), longest first."""
+    """Returns the parts of "other", such as ("between forward and backward", seconds per step), longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
     texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]

@@ -28,7 +28,7 @@ class Check:
         cause, where: cause and place of the finding.
         remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
         how: how the gain was measured: TRIALS, PAIRS, WITHOUT or FIXED.
-        predicted, measured: the predicted and the measured gain; for WITHOUT, the gain if the cause took no time.
+        predicted, measured: the predicted and the measured gain. For WITHOUT, both are gains if the cause took no time.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
@@ -54,7 +54,7 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    A gain measured by trials replaces the prediction of a rule. So does an estimate from similar trials, if it is more certain.
+    A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials that is more certain.
     A finding is left out if the trials show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
@@ -87,7 +87,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns an earlier check that tried a finding's remedy in pairs, updated to today's prediction; None if there is none."""
+    """Returns the earlier check that tried a finding's remedy in pairs, with today's prediction; None if no check tried it."""
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
     made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
@@ -108,14 +108,14 @@ def _setting(finding: Finding) -> str:
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
-    If the setting gains nothing, and a change of the code may help, the finding stays, but without the setting. Its gain is
-    then a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the
-    code leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
+    If the setting gains nothing, and a change of the code may help, the finding stays without the setting, and its gain becomes
+    a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the code
+    leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
-        basis = f"{check.num_pairs} pairs without it, in turn, less what usually remains after a change of the code"
+        basis = f"{check.num_pairs} pairs, with and without this cost in turn, minus what a change of the code usually leaves"
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
-            basis = f"{finding.basis}; the pairs without it vary too much to tell more"
+            basis = f"{finding.basis}; the pairs with and without this cost vary too much to tell more"
             return replace(finding, basis=basis, check=check.as_json())
         return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
@@ -125,7 +125,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
 
 
 def without_setting(finding: Finding) -> Finding:
-    """Returns a finding without its setting, which gained nothing or failed: the gain is a bound for changing the code."""
+    """Returns a finding without its setting, which gained nothing or failed. The gain is then a bound for changing the code."""
     basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain this"
     return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 

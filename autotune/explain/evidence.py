@@ -39,8 +39,8 @@ class Operations:
         count: calls of operators in a step, including calls from inside other operators, but not in the phase "input".
         by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
-        busy_s: seconds per step that the device computes; None on the CPU.
-        layout_s: seconds per step in kernels that only convert images between layouts; 0 on the CPU.
+        busy_s: seconds per step in which the GPU computes; None without a GPU.
+        layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the step so much that its shares do not hold for a step without the profiler.
     """
@@ -81,7 +81,7 @@ class Evidence:
         record: the trial that first measured the configuration.
         cwd: folder of the program; paths inside are shown relative to it.
         host_context: machine and program.
-        lines, memory: documents of these passes, by rank; () for a pass that wrote none.
+        lines, memory: documents of the passes "lines" and "memory", by rank; () for a pass that wrote none.
         operations: operators in the traces, by rank; () without a trace.
         domains: knob key -> values that the study may set.
         tried: effects of settings according to the study's trials; None without a study.
@@ -122,17 +122,17 @@ class Evidence:
         return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
-        """Converts one of the trial's rates into seconds per step; None if it is unknown or in another unit than the pass."""
+        """Converts a rate of the trial into seconds per step; None if it is unknown, or if the pass counts in another unit."""
         return self.samples / rate_per_s if self.lines and rate_per_s and self.record.unit == self.first.unit else None
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, without any pass; under the pass "lines" if the trial has no rate."""
+        """Seconds of a step in the trial, where no pass runs; if the trial has no rate, of a step under the pass "lines"."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input; at most the seconds of a step at the device rate D, if known."""
+        """Seconds of a step without its wait for input. If the device rate D is known, at most the seconds of a step at D."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
@@ -140,8 +140,8 @@ class Evidence:
     def alone_s(self) -> float | None:
         """Seconds of `busy_s` that would remain if no loader worker used the training thread's cores; None if unknown.
 
-        Outside its wait for input, the training thread of a CPU program computes whenever it has a core. So `busy_s` minus its
-        CPU seconds is the time in which it waited for a core.
+        Outside its wait for input, the training thread of a CPU program computes whenever it has a core. So `busy_s` minus the
+        thread's CPU seconds is the time in which the thread waited for a core.
         """
         if self.is_cuda or self.first.busy_cpu_s is None:
             return None
@@ -149,7 +149,7 @@ class Evidence:
 
     @property
     def slowdown(self) -> float | None:
-        """Duration of a step under the pass "lines", divided by that in the trial; None if unknown."""
+        """Duration of a step under the pass "lines", divided by the duration of a step in the trial; None if unknown."""
         plain_s = self._step_at_s(self.record.value)
         return self.step_s / plain_s if plain_s else None
 
@@ -211,7 +211,7 @@ class Evidence:
         return self.place_of(own[0]) if own else "forward"
 
     def own_lines(self, where: str = MAIN) -> list[Line]:
-        """Returns the program's own lines of rank 0 that ran in the training thread or in workers, most seconds first."""
+        """Returns rank 0's lines of the program's own code in MAIN (the training thread) or WORKER, most seconds first."""
         found = [line for line in self.first.lines if line.is_own and line.where == where and GENERATED not in line.file]
         return sorted(found, key=lambda line: -line.self_s)
 
@@ -221,7 +221,7 @@ class Evidence:
         files = {line.file for one in self.lines for line in one.lines if line.is_own}
         times = [0.0]
         for file in files | {stage.file for one in self.lines for stage in one.stages if stage.file}:
-            with contextlib.suppress(OSError):  # it is gone, or on another machine
+            with contextlib.suppress(OSError):  # the file is gone, or on another machine
                 times.append(os.path.getmtime(file))
         return max(times)
 
@@ -235,7 +235,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
-        """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""
+        """Returns the gain of setting one more knob, according to the study's trials; None if these do not show it."""
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:

@@ -36,8 +36,8 @@ _VIEWS = re.compile(
     r"resolve_conj|resolve_neg|contiguous|unfold|movedim|result_type|item|_local_scalar_dense|is_\w+|size|stride)_?$"
 )
 _ATTENTION = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn|fused)\w*attention\w*")
-# Operators of the backends. They have no formula, because the order of their arguments differs. They run inside operators of
-# ATen that have one.
+# Operators of the backends. They have no formula, because the order of their arguments differs. They run inside
+# operators of ATen that have formulas.
 BACKEND = re.compile(
     r"::(mkldnn|cudnn|miopen|mps)_\w*convolution|slow_conv|conv_depthwise|thnn_conv|"
     r"::_(flash|efficient|cudnn)_attention_(forward|backward)"
@@ -67,7 +67,7 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
         return _traffic(name, arguments, sizes)
     if kind not in _READS_ALL:
         return None
-    is_counted = name.rpartition("::")[2] == "copy_" or bool(_WRITES_ONLY.search(name))  # their output is among their inputs
+    is_counted = name.rpartition("::")[2] == "copy_" or bool(_WRITES_ONLY.search(name))  # the output is one of the inputs
     return float(sum(sizes) + (max(sizes) if kind in _WRITES_AS_MUCH and not is_counted else 0))
 
 

@@ -46,8 +46,9 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
         whole: the gain if the whole cost is removed.
         remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
-        limiting: the cost as a share of what limits the rate alone. Removing a half of it then saves half of this share, until
-            something else limits the rate: not half of what removing all of it saves. None if it adds to a step's other costs.
+        limiting: if one resource alone limits the rate, such as the workers, the share of the cost in its work. Removing half
+            of the cost then saves half of this share, but not more than removing the whole cost saves. None if the cost is
+            simply a part of the step.
     """
     saved = [max(0.0, gain / (1 + gain)) for gain in (whole.low, whole.mid, whole.high)]  # as a share of the step
     parts = [(1 - left) * (each if limiting is None else limiting) for left, each in zip(remaining, saved, strict=True)]
@@ -56,5 +57,5 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
 
 
 def measured_gain_of(ratio: float, half: float) -> Gain:
-    """Returns the gain for a measured ratio of two rates; `half` is the half-width of the interval of its logarithm."""
+    """Returns the gain for a measured ratio of two rates; `half` is half the width of the interval of the ratio's logarithm."""
     return Gain(low=ratio * math.exp(-half) - 1, mid=ratio - 1, high=ratio * math.exp(half) - 1, kind="measured")

@@ -54,7 +54,7 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
-    """Returns the launchers. A device event and its runtime call have the same correlation; the operator contains the call."""
+    """Returns `Host.launchers`. A device event has the same correlation as its runtime call, which is inside the operator."""
     chosen = nesting.chosen
     calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
     if not len(calls) or not len(device):
@@ -67,6 +67,6 @@ def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
 
 
 def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns, for each event, its own position if it is an operator, else that of the operator around it; -1 for none."""
+    """Returns each event's position if it is an operator, else that of the innermost operator around it, else -1."""
     is_operator = trace.categories[nesting.chosen] == OPERATOR
     return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))

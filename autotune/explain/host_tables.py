@@ -39,7 +39,8 @@ SYNC_COLUMNS = {
 }  # fmt: skip
 PHASE_COLUMNS = {
     "rank": "rank of the process", "phase": "phase of the step", "host_s": "host seconds per step",
-    "device_s": "device seconds per step, by CUDA events", "share_frac": "device_s (host_s without one) relative to the step",
+    "device_s": "device seconds per step, by CUDA events",
+    "share_frac": "device_s, or host_s if there is no device_s, relative to the step",
 }  # fmt: skip
 COMPILE_COLUMNS = {
     "rank": "rank of the process", "kind": "recompilation or graph break", **_PLACE, "reason": "as torch gives it",
@@ -153,7 +154,7 @@ def _compile_rows(document: Lines) -> Iterable[Row]:
 
 
 def _stage_rows(document: Lines) -> Iterable[Row]:
-    """Yields the stages, then for each kind of process their sum as stage "all"."""
+    """Yields the stages, then for each kind of process (main, worker) a stage "all" with the sums over its stages."""
     demand, by_where = demand_per_s(document), dict[str, list[Stage]]()
     for stage in document.stages:
         by_where.setdefault(stage.where, []).append(stage)

@@ -33,7 +33,7 @@ _TYPES_16 = ("c10::Half", "c10::BFloat16", "c10::Float8", "half", "bfloat16")
 _TYPES_32 = ("float", "double")
 
 # Kernels on Tensor Cores: substrings from torch_tb_profiler's tensor_core.py and XProf's kernel_stats_utils.cc, then
-# those of Hopper and of attention.
+# substrings for Hopper and for attention.
 _TENSOR_CORE = re.compile(
     r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|wgmma|nvjet|tcgen05|flash_fwd|flash_bwd|fmha_cutlass|"
     r"cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,

@@ -49,9 +49,9 @@ class Operators:
 
     Attributes:
         places: position of each call in `host.nesting.chosen`, shape (n,).
-        groups: for each call, the number of its row in the table, shape (n,).
+        groups: for each call, a number that it shares with the other calls in its row of the table, shape (n,).
         flops, num_bytes: FLOPs and bytes of each call; nan if unknown or counted for another call.
-        device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all launched in it.
+        device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all kernels launched in it.
         is_tf32: whether each call itself launched a kernel that computes in TF32.
         num_steps: number of steps in the trace.
     """

@@ -27,7 +27,7 @@ class Passes:
     Attributes:
         lines, traced, memory: rank -> document.
         traces: rank -> path of its trace.
-        absent: pass -> why files are missing; each reason is about one rank or about all.
+        absent: pass -> reasons why files are missing, each for one rank ("rank 1: ...") or for all ranks.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class Step:
 
     Attributes:
         seconds: its duration without a profiler.
-        flops, flops_from: its FLOPs, and their source; None if unknown.
+        flops, flops_from: its FLOPs (None if unknown) and their source.
         num_bytes: least bytes that it moves; None if unknown.
         busy_s: seconds in which the device works; None on the CPU.
         operators, kernels: rows of these tables; no kernels on the CPU.
@@ -108,7 +108,7 @@ class Step:
 
 
 def roofline_row(step: Step, peaks: Peaks | None) -> Row:
-    """Returns the columns of a step except rank and device. The values are None if `peaks` or the work is unknown."""
+    """Returns a step's row without rank and device. A column is None if it depends on peaks or on work that are unknown."""
     dtype = _main_dtype(step)
     peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)
     over = roof(step.flops, step.num_bytes, peak, peaks)
@@ -161,9 +161,9 @@ def _share_of(kernels: Sequence[Row], accept: Callable[[Row], bool]) -> float | 
 
 
 def documented_peaks(device_name: str) -> Peaks | None:
-    """Returns the documented peaks of an NVIDIA GPU by its name as the driver gives it.
+    """Returns the documented peaks of an NVIDIA GPU, given the driver's name for it, such as "NVIDIA H100 80GB HBM3".
 
-    Returns None if it is not in the table, or is only a slice of a GPU (MIG), which has only part of the peaks.
+    Returns None for a GPU that is not in the table, and for a slice of a GPU (MIG), which has only part of the peaks.
     """
     if " MIG " in device_name:
         return None

@@ -32,8 +32,8 @@ from autotune.plain_json import from_json
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
-# Seconds of a step with the profiler over those without it. Above this ratio, the shares in a trace do not hold for a
-# step without the profiler.
+# If a step with the profiler takes more than this many times as long as a step without it, the shares in a trace do not hold
+# for a step without the profiler.
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
@@ -65,7 +65,7 @@ class Tables:
         tables: name -> table.
         absent: name -> why there is no such table.
         timeline: what happened in one step of the rank `timeline_rank`.
-        distortion: rank -> seconds of a step with the profiler over those without it.
+        distortion: rank -> seconds of a step with the profiler, divided by those without it.
         traces: rank -> path of its trace, for ui.perfetto.dev.
         other_parts: rank -> parts of "other" by place, [(place, seconds per step)], for ranks with more than 5 % of "other".
     """

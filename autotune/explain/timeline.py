@@ -25,7 +25,7 @@ class Rectangle:
 
     Attributes:
         lane: "phases", "training thread", "autograd thread 1", "stream 7", ...
-        name: name of the event that it shows; if it shows several, of the longest.
+        name: name of the event that it shows, or of the longest if it shows several events.
         start_s: seconds from the start of the step.
         seconds: its length.
         category: on the device, a category of the breakdown; on the host, the kind of operator or the phase.

@@ -89,7 +89,7 @@ class Trace:
         return np.isin(self.categories, categories)
 
     def is_named(self, accept: Callable[[str], Any]) -> Mask:
-        """Returns which events have a name that `accept` accepts. Calls it once for each distinct name."""
+        """Returns which events have a name that `accept` accepts. Calls `accept` once for each name."""
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
         return accepted[self.names]
 

@@ -139,7 +139,7 @@ def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None
 
 
 def is_compared(summary: Summary, tier: Tier | None = None) -> bool:
-    """Returns whether a study measured anything besides its baseline, up to a tier if one is given."""
+    """Returns whether a study measured anything besides its baseline. If a tier is given, higher tiers do not count."""
     counted = {one.value for one in Tier if tier is None or one.rank <= tier.rank}
     trials = (trial for trial in summary["trials"] if trial["number"] and trial.get("tier", Tier.exact) in counted)
     return any(trial.get("value") and trial.get("changed", True) for trial in trials)

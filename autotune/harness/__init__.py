@@ -64,7 +64,7 @@ def wake(spec_path: str) -> None:
 
 
 def join(spec: str) -> None:
-    """Arms a process that has called `autotune.apply` with a spec as JSON, whether or not torch is already imported."""
+    """Arms a process that has called `autotune.apply`; `spec` is JSON, not a path. torch may already be imported."""
     from . import boot, state
 
     state.is_called = True

@@ -80,7 +80,7 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Tensors of these classes contain only values; torchvision's transforms check the class and restore it with `wrap`.
+# Tensors of these classes hold values and nothing else. torchvision's transforms check the class and restore it with `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 
@@ -101,7 +101,7 @@ class MetricReader(NamedTuple):
 
     Attributes:
         kind: name of the class.
-        method: its method that begins to train.
+        method: name of the method that starts training.
         interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
             reads.
         seldom: makes an instance read at most once in a given number of steps; a longer interval stays as it is.

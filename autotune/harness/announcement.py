@@ -22,7 +22,7 @@ AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seco
 
 
 class Announcement:
-    """A number that rank 0 announces once, in a file of this name."""
+    """The number of a step, which rank 0 announces once: in the file `name` in the trial's folder."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
         self._context, self._name = context, name
@@ -36,7 +36,7 @@ class Announcement:
         if self._is_spread:
             try:
                 _store().set(self._key, str(step))
-            except Exception:  # a process group without a store: the file must do
+            except Exception:  # a process group without a store: the other ranks can still read the file
                 return
 
     def heard(self) -> Optional[int]:

@@ -1,8 +1,8 @@
 """Applies a file's knobs to a real run (mode "apply"), reports once what took effect, then leaves the program alone.
 
 The harness measures nothing, writes no files and does not end the program. During the first few steps it watches as in a trial,
-to find what trains. Then the hooks are removed. Two things stay: the precision that was set on the modules, and the patched
-constructors, which set the knobs of loaders and optimizers that are made later.
+to find out what is trained. Then the hooks are removed. Two things stay: the precision that was set on the modules, and the
+patched constructors, which set the knobs of loaders and optimizers that are made later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Applied:
         self._watch_first_backward()
 
     def _watch_first_backward(self) -> None:
-        # A process that calls `backward()` is a training process. If no step is seen in it, it reports at its end.
+        # A process that calls `backward()` is a training process. If no step is seen, the report comes at its end.
         from torch import Tensor
 
         def around(backward: Any) -> Any:

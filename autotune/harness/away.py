@@ -1,8 +1,8 @@
 """Writes this process's stacks to a file if the tuner cannot request them by a signal.
 
 A signal does not reach another node. And its handler writes the stacks to standard error, which may not be the trial's log. In
-both cases the tuner requests the stacks by a file in the trial's folder. A thread checks for this file once a second, and does
-nothing else.
+both cases the tuner requests the stacks by a file in the trial's folder. A thread checks once a second whether this file
+exists, writes the stacks when it does, and ends.
 """
 
 from __future__ import annotations

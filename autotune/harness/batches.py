@@ -159,15 +159,15 @@ def _row(shape: Tuple[int, ...]) -> int:
 
 
 def first_shape(batch: Any) -> Tuple[int, ...]:
-    """Returns the shape of the first tensor with a dimension in a (nested) batch; () when there is none."""
+    """Returns the shape of a (nested) batch's first tensor that is not a scalar; () if the batch has no such tensor."""
     return next((tuple(members.shape_of(tensor) or ()) for tensor in _tensors(batch)), ())
 
 
 class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
-    If the command line has a batch size, the number of samples is read from the dimension of the first input that has this
-    size. Otherwise:
+    If the command line has a batch size, the dimension of the first input that has this size is found once, and the number of
+    samples is read from that dimension in every call. Otherwise:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -220,7 +220,7 @@ class CallSizes:
 
 
 def _is_table(inputs: Any, shape: Tuple[int, ...]) -> bool:
-    """Whether the inputs hold a matrix of floats with as many rows as an integer matrix of this shape, but other columns."""
+    """Whether the inputs hold a matrix of floats that has as many rows as `shape`, but another number of columns."""
     for tensor in _tensors(inputs):
         other = members.shape_of(tensor) or ()
         if len(shape) == len(other) == 2 and other[0] == shape[0] and other[1] != shape[1] and not _is_of_integers(tensor):

@@ -32,7 +32,7 @@ class CapturedSteps:
         self._graphs: Any = weakref.WeakKeyDictionary()  # graph that holds a step -> samples of its forward calls
 
     def is_captured(self) -> bool:
-        """Returns whether the step that the program just made was only captured; called for each step."""
+        """Returns whether the step just made was recorded into a CUDA graph instead of being computed; called for each step."""
         if not is_capturing():
             return False
         if not self._is_installed:

@@ -20,7 +20,7 @@ NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one c
 
 
 def blocks(module: Any) -> List[Any]:
-    """Returns the blocks of a module that would be run again; [] if none repeat."""
+    """Returns the blocks of a module that would be run again; [] if no two blocks have the same class."""
     found = list(_candidates(module))
     if not found:
         return []

@@ -102,7 +102,7 @@ class TrialContext(abc.ABC):
         self.clock = HostClock()
 
     def broke(self, doing: str) -> None:
-        """Ends the trial with a failed result that names the harness; called in `except` blocks around the harness's code.
+        """Ends the trial with a failed result that blames the harness; called in `except` blocks around the harness's code.
 
         In a real run (mode "apply"), the harness removes itself and lets the program continue.
         """
@@ -116,7 +116,7 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def trial_step(self, samples: Optional[float]) -> None:
-        """Called where the program itself counts a step."""
+        """Called when the program itself reports a step (`autotune.trial_step`)."""
 
     @abc.abstractmethod
     def torch_is_there(self) -> None:

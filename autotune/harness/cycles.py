@@ -1,9 +1,9 @@
 """Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
 
 A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
-too low and 15 % too high, no matter how much the window's blocks differed. A pause shows as a gap: a step that took many times
-as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one gap to the end of
-another.
+too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that
+took many times as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one
+gap to the end of another.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 GAP_TIMES = 8.0  # a gap takes at least this many times the mean of the steps before it
 LEAST_STEPS = 3  # that mean must be taken over at least this many steps
-# The next gap is no longer awaited once the longest gap is less than this share of the time since the last gap ended: such rare
-# gaps hardly affect the rate.
+# The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
 FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
@@ -73,7 +72,7 @@ class Cycles:
         return not self._gaps and not self._told_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Restarts the mean of normal steps, after a step that must not count in it, for example because it compiled."""
+        """Restarts the mean of normal steps, after a step that must not count, for example because something was compiled."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
@@ -103,7 +102,10 @@ class Cycles:
         return True
 
     def gaps(self, now_s: float) -> List[Gap]:
-        """Returns the gaps of the longest kind that makes cycles, or may do so once the next gap comes; [] if there is none."""
+        """Returns the longest gaps that make cycles, or may do so once the next gap comes; [] if there are none.
+
+        Gaps are grouped by length (SAME_KIND): if gaps of about 10 s make no cycles, those of 1 s still may.
+        """
         left = self._gaps
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
@@ -120,7 +122,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is not awaited longer: rare ones are left out
+        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is left out if no other follows soon
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -86,7 +86,7 @@ class Delayed(Tensor):
 
     @staticmethod
     def of(content: Content, kind: Any = None) -> Any:
-        """Returns a tensor that stands for the content's floats as a tensor of class `kind`; None for plain tensors."""
+        """Returns a tensor that stands for the content's floats as a tensor of class `kind` (None: a plain tensor)."""
         data, cls = content.data, Delayed if kind is None else _stand_in(kind)
         made = Tensor._make_wrapper_subclass(cls, data.shape, strides=data.stride(), dtype=torch.float32, device=data.device)
         made.content = content
@@ -120,7 +120,7 @@ class Delayed(Tensor):
 
 
 def plain(value: Any) -> Any:
-    """Returns the floats that a delayed tensor stands for, as their own class; any other value unchanged."""
+    """Returns the floats that a delayed tensor stands for, as a tensor of its `kind`; any other value unchanged."""
     if not isinstance(value, Delayed):
         return value
     floats = value.content.value()
@@ -181,7 +181,10 @@ def _noted(image: Delayed, name: str, operand: Optional[Operand]) -> Any:
 
 
 def _operand(value: Any, shape: Sequence[int]) -> Optional[Operand]:
-    """Returns a number, or one per channel of an image of shape [..., channels, height, width]; None for anything else."""
+    """Returns `value` as an operand: a number, or one per channel of an image of `shape` [..., channels, height, width].
+
+    Returns None if `value` is neither.
+    """
     if type(value) in (int, float):
         return float(value)
     if type(value) is not Tensor or value.dtype is not torch.float32 or value.device.type != "cpu" or value.requires_grad:

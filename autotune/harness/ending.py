@@ -91,7 +91,7 @@ class Ending:
             return
         is_kernels = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
         with contextlib.suppress(OSError):  # the disk is full
-            said = "an earlier kernel of the program failed, seen" if is_kernels else "the harness failed"
+            said = "an earlier kernel of the program failed, which was noticed" if is_kernels else "the harness failed"
             sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
             return

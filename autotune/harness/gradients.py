@@ -229,7 +229,7 @@ class Gradients:
             self.scaler.unscale_(self._own())
 
     def keeps(self, owner: Any) -> bool:
-        """Whether `zero_grad()` of an optimizer or a module must not clear gradients that are still being accumulated."""
+        """Whether a call of `zero_grad()` of an optimizer or a module is skipped, because gradients are being accumulated."""
         if not self.gathered or self.problem or not self._is_concerned(owner):
             return False
         if not self._is_dirty:
@@ -315,7 +315,7 @@ class Gradients:
         return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
-        """Returns the median samples per step of all ranks, as counted; None if something other than samples is counted."""
+        """Returns the ranks' samples per step: this rank's median times the number of ranks. None if no samples are counted."""
         samples = self._context.window.steps["samples"]
         if not samples or self._context.loaders.unit != "samples":
             return None
@@ -342,7 +342,7 @@ class Gradients:
             self.stand_down(step_knobs.CAPTURED)
 
     def _scale(self) -> Any:
-        """Returns the factor that is in the gradients until they are unscaled."""
+        """Returns the factor by which the gradients are too large until they are unscaled."""
         return self._begin * (self.every or 1)
 
     def _check_untouched(self) -> None:

@@ -65,7 +65,7 @@ class Loader:
 
     @property
     def batch_sampler(self) -> Any:
-        """The batch sampler of the loader; None when it has none or is gone."""
+        """The batch sampler of the loader; None if the loader has none or the sampler no longer exists."""
         return self._batch_sampler()
 
     @batch_sampler.setter

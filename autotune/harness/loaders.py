@@ -1,9 +1,9 @@
 """Finds which DataLoader trains, and measures how long the program waits for it.
 
 Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
-the training loader is the one whose batches come with the optimizer's steps. It is identified by construction site and ordinal,
-together with any loader that it was made from (libraries construct a second loader around the batch sampler of the first).
-Later trials set knobs at these sites.
+the training loader is the one whose batches come with the optimizer's steps. It is identified by the site that constructs it,
+"file:line", and its ordinal among the loaders made there. So is any loader that it was made from (libraries construct a second
+loader around the batch sampler of the first). Later trials set knobs at these sites.
 """
 
 from __future__ import annotations
@@ -315,11 +315,11 @@ class LoaderWatch:
         return next((each for each in chosen if each["site"] == info.site and each["ordinal"] == info.ordinal), None)
 
     def _may_train(self, info: Loader) -> bool:
-        """Whether a loader is one that trains, as far as it is known."""
+        """Whether a loader trains; also True while it is not known which loaders train."""
         return not self._spec.target or self._chosen(info) is not None
 
     def is_training_now(self) -> bool:
-        """Whether the loader that makes a batch in this process is one that trains, as far as it is known."""
+        """Whether the loader that makes a batch in this process trains; also True while this is not known."""
         return self._current is None or self._may_train(self._current)
 
     def _is_unshared(self, info: Loader) -> bool:
@@ -416,8 +416,8 @@ class LoaderWatch:
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
-        # it is the loader that fed the most steps. Another loader takes over if it feeds consecutive steps while the old one is
-        # idle (a new loader).
+        # it is the loader that fed the most steps. Another loader, for example one made anew, takes over if it feeds
+        # consecutive steps while the old one is idle.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):
             info.num_steps_fed += 1

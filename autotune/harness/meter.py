@@ -18,13 +18,13 @@ from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
-# Time spent compiling, up to this many times the longest compilation, does not count against the warm-up's time limit.
+# The warm-up's time limit leaves out the time spent compiling, but at most this many times the longest compilation.
 LONG_COMPILATIONS = 3
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # Slow trials are stopped by a 99 % interval. For five blocks, it is RACE_WIDTH times as wide as the 95 % interval (Student's t,
 # 4.60 / 2.78); for more blocks, the ratio is smaller.
 RACE_WIDTH = 1.66
-CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> this factor: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
+CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> factor like RACE_WIDTH: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
 CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
 
 
@@ -257,7 +257,10 @@ class Meter:
         return width is not None and width <= self._wanted_frac(blocks.samples / blocks.seconds, width)
 
     def _wanted_frac(self, rate_per_s: float, width: float) -> float:
-        """Returns the half-width at which to stop. If the rate may be the best so far, it is smaller until `promoted_max_s`."""
+        """Returns the half-width at which to stop.
+
+        It is smaller for a rate that may be the best so far, until the window has lasted `promoted_max_s` seconds.
+        """
         rules, above_per_s = self.rules, self._promote_above_per_s
         if above_per_s is None or self._window_s >= rules.promoted_max_s:
             return rules.half_width_frac
@@ -385,7 +388,7 @@ class Meter:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the window that `window` returns; if there is none, all steps so far."""
+        """Steps before the window that `window` returns; all steps so far if it returns None."""
         found = self._whole() if self._window_steps else None
         if found:
             return found.begin.steps

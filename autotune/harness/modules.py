@@ -116,7 +116,7 @@ class ModuleWatch:
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
-        """Searches for roots again; called when an optimizer is made, because its modules are possibly not known yet."""
+        """Searches for roots again; called when an optimizer is made, because the modules that it trains may be unknown."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
         if self.nesting.depth:
             self.is_looking = True  # the search starts when the root's call is over

@@ -18,7 +18,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # if another optimizer makes this many steps and the clock none, the program has switched optimizers
+SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
 
 
 class OptimizerWatch:
@@ -81,7 +81,8 @@ class OptimizerWatch:
             if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
-            # The scaler passes its scale to fused optimizers, and others would fail with it. So first set the implementation.
+            # The scaler passes its scale to an optimizer that is fused at this moment. If the optimizer were no longer fused
+            # when it steps, it would fail. So the implementation is set first.
             if self._before in getattr(optimizer, "_optimizer_step_pre_hooks", {}).values():
                 self._prepare_once(optimizer)
             self.scaler, self._is_scaling, self._stepped_inside = scaler, True, False
@@ -119,7 +120,7 @@ class OptimizerWatch:
         self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Replaces the clock's full hooks by the short one or, if not `is_uninstalled`, restores them; see `Session._look`.
+        """Gives the clock the short hook if `is_uninstalled`, otherwise its full hooks again; see `Session._look`.
 
         The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
         optimizer once, and to recognise a closure's forward calls while forward calls are counted.
@@ -234,7 +235,7 @@ class OptimizerWatch:
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Does nothing; in mode "apply", takes the place of the hook after steps of an optimizer once its knobs are set."""
+    """Does nothing. In mode "apply", this replaces an optimizer's post-step hook once the optimizer's knobs are set."""
 
 
 def _is_left_alone(optimizer: Any) -> bool:

@@ -66,7 +66,7 @@ class Peers:
         self._memory: Optional[str] = None
         self._beat = 0
         self._open_s: Optional[float] = None  # when this process's window opened
-        self._full_s: Optional[float] = None  # when it had made enough steps since
+        self._full_s: Optional[float] = None  # when this process had made enough steps in that window
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
         self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> (last beat, number of renewals, time of the last)

@@ -102,7 +102,7 @@ class MemoryWatch:
         """
         if self._cuda is not None:
             stats, cuda = self._cuda.memory_stats(self._index), self._cuda
-            # A program may train on several GPUs. The first one that runs out of memory ends it.
+            # A program may train on several GPUs, and ends as soon as one of them is full. So the fullest one is reported.
             fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
             return {
                 "kind": "cuda",

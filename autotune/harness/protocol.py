@@ -76,7 +76,7 @@ def launched_rank(environment: Mapping[str, str]) -> int:
 def place_of(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     """Returns the rank of a process and the number of ranks, from torchrun or from srun; None if neither has started it.
 
-    In a batch script, Slurm sets SLURM_PROCID as well, but no number of tasks: only a step has one.
+    Slurm also sets SLURM_PROCID in a batch script, outside srun, but SLURM_STEP_NUM_TASKS only under srun.
     """
     for names in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         rank, num = (whole_number(environment.get(name, "")) for name in names)
@@ -263,7 +263,7 @@ class RankResult:
             number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
-        window: the measured window; None if none was reached.
+        window: the measured window; None if the trial did not reach it.
         throughput_per_s: the rank's throughput: the consumed rate, minus the part from a queue that was filled earlier.
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.

@@ -31,7 +31,7 @@ def bare(context: TrialContext, status: str) -> protocol.RankResult:
 
 
 def unmeasured(context: TrialContext) -> protocol.RankResult:
-    """Returns the result of a program if none of its steps could be counted."""
+    """Returns the result for a program whose steps could not be counted."""
     found = bare(context, "failed")
     found.detected.update(
         loaders=[loader.site for loader in context.loaders.loaders],
@@ -125,7 +125,7 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     gap = context.clock.gap_frac
     if gap is not None:
         found.window = dataclasses.replace(window, clock_gap_frac=gap)
-    if measured.step_s:  # the inspection of a process at its own pace may measure no steps
+    if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
         rate_per_s = window.rate_per_s if window.cycles else measured.samples / measured.step_s

@@ -58,7 +58,7 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
-    """Returns whether a loader, by its constructor's arguments, draws its samples at random: their order does not matter."""
+    """Returns whether a loader, by its constructor's arguments, draws samples at random, so that the order does not matter."""
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):
@@ -69,7 +69,7 @@ def shuffles(arguments: Dict[str, Any]) -> bool:
 
 
 def _sampler(arguments: Dict[str, Any]) -> Any:
-    """Returns a loader's sampler, from inside any batch samplers around it; None if it was given none."""
+    """Returns a loader's sampler, which may be inside one or more batch samplers; None if the loader was given no sampler."""
     outer = arguments.get("batch_sampler")
     for _ in range(MAX_WRAPPERS):
         outer = members.attribute(outer, "batch_sampler", outer)
@@ -82,7 +82,7 @@ class TargetSites:
     def __init__(self, target: Optional[List[Dict[str, Any]]]) -> None:
         self._target = target
         self._made: Dict[str, int] = {}  # code -> index of the last loader that it constructed
-        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; epochs may repeat them
+        self._period: Dict[str, int] = {}  # code -> number of loaders it constructed before training; an epoch may repeat these
         self._is_training = False
         self._batch_samplers: List[Any] = []  # weak references to the batch samplers of targets
 

@@ -12,9 +12,9 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class ove
 
 
 class _NoSubclassHook:
-    """Precedes the program's class in the MRO, so that its `__init_subclass__` (for example a registry) is not called.
+    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (a registry, say) is not called.
 
-    It has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
+    This class has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -78,7 +78,7 @@ def load(modules: List[str]) -> None:
     if own:
         del os.environ[CUDA_CHECK]
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
-        raise RuntimeError("importing it initialised CUDA")
+        raise RuntimeError("an import initialised CUDA")
 
 
 def check() -> None:
@@ -102,7 +102,7 @@ def check() -> None:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             if os.waitstatus_to_exitcode(status) == BAD_FORK:
-                raise RuntimeError("importing it asked the CUDA driver for its devices, which no forked process can use then")
+                raise RuntimeError("an import asked the CUDA driver for its devices, which no forked process can then use")
             if status:
                 raise RuntimeError(f"a forked process cannot compute, status {status}")
             return

@@ -42,8 +42,8 @@ class Window:
         """Makes the meter; called at the first step, and again when the number of processes that train changes."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # Ranks step together, so each gets an equal share of the limits. Processes at their own pace get none: their shares of
-        # the rate are unknown.
+        # Ranks step together, so each gets an equal share of the limits. Processes at their own pace have no limits: their
+        # shares of the rate are unknown.
         race, promote = (
             None if limit is None or context.peers.is_joint else limit / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
@@ -56,7 +56,7 @@ class Window:
         self._context.phases.enter("compile" if self._context.modules.is_compiled() else "warmup")
 
     def is_quiet(self) -> bool:
-        """Returns whether nothing was compiled since the last call and, outside the window, no memory allocated."""
+        """Returns whether nothing was compiled since the last call and, outside the window, no memory was allocated."""
         context = self._context
         is_steady = context.phases.now == "steady"
         segments, retries = context.memory.movement()

@@ -140,8 +140,8 @@ def _delays() -> Callable[[], float]:
 def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tuple[float, Any]:
     """Returns the seconds waited for a core and a clock's time at the same moment.
 
-    The system often takes a core away during these calls. The wait then counts on only one of the two clocks: once, a worker
-    on busy cores seemed blocked for a fifth of its time. So both are read again if there was a wait between the readings.
+    The system often takes a core away during these calls. The wait then counts on only one of the two clocks. In one case, a
+    worker on busy cores seemed blocked for a fifth of its time. So both are read again if there was a wait in between.
     """
     for _ in range(READINGS - 1):
         before_s, now = delay_s(), clock()
@@ -153,7 +153,7 @@ def read_together(delay_s: Callable[[], float], clock: Callable[[], Any]) -> Tup
 def create(path: str, num_workers: int) -> None:
     """Creates the file for the workers of one loader, or enlarges it for more workers.
 
-    Its disk space is allocated now: if there is none later, a worker that writes to the mapped file is killed by SIGBUS.
+    Its disk space is allocated now: if the disk were full later, a worker that writes to the mapped file would get SIGBUS.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -235,7 +235,7 @@ class Writes:
     # --- steps ---
 
     def _count(self) -> bool:
-        """Counts a step if one was made since the last call; returns whether one was."""
+        """Counts a step if one was made since the last call; returns whether it counted one."""
         if not self._has_stepped():
             if self._passes > PATIENCE * self._most_passes and self._probes:
                 self._context.ending.give_up(STILL)

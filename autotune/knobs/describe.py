@@ -18,11 +18,11 @@ TIER_MEANS = {
     "training": "changes the optimisation",
 }
 # How a trial that sets the knob may start; see `launch.warm`.
-FRESH = "Read before torch is imported, so its trials start in a fresh interpreter."
-WARM = "Set after torch is imported, so its trials may start warm (`launch.warm`)."
+FRESH = "Read before torch is imported, so trials that set it start in a fresh interpreter."
+WARM = "Set after torch is imported, so trials that set it may start warm (`launch.warm`)."
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
-PAGE_HEAD = """# Which settings can it change?
+PAGE_HEAD = """# Which settings can autotune change?
 
 Every setting ("knob"), by family. `autotune knobs` says which of them cannot be set on your machine, and `autotune knobs NAME`
 which values of a knob would be tried there. This page is made by `autotune knobs --page`.
@@ -86,7 +86,7 @@ def describe(key: str, host_context: HostContext | None = None, *, spaces: Mappi
     if host_context is not None:
         parts.append(f"**On this machine.** {_here(found, host_context)}")
     pin, tune = uses(found, host_context or HostContext(num_cores=8))
-    parts.append(f"**Use.** `{pin}` pins it, `{tune}` tunes it over those values.")
+    parts.append(f"**Use.** `{pin}` pins it, `{tune}` tunes it over these values.")
     return "\n\n".join(parts) + "\n"
 
 

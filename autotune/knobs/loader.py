@@ -90,7 +90,7 @@ NUM_WORKERS = Knob(
         "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
         "datasets, passing batches between processes costs more than the workers save."
     ),
-    start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers)",
+    start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
 
 PREFETCH_FACTOR = Knob(
@@ -108,7 +108,7 @@ PREFETCH_FACTOR = Knob(
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
     helps="Some batches take far longer to make than others (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
-        "It does not speed up a loader that is too slow on average: that needs more workers. Host and shared memory grow by "
+        "It does not speed up a loader that is too slow on average: more workers do. Host and shared memory grow by "
         "workers x factor x batch bytes, and so does pinned memory."
     ),
     start_cost="the queue is filled once an epoch",
@@ -183,7 +183,7 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
-        "so both must be possible. Each worker has its own copy of memory that forked workers would share. If the data set "
+        "so both must work. Each worker has its own copy of memory that forked workers would share. If the data set "
         "cannot be pickled, or importing the main module starts the training, workers can only be forked: the baseline checks "
         "this, and workers added to such a program are forked under every version of Python."
     ),
@@ -213,7 +213,7 @@ IN_ORDER = Knob(
     ),
     hurts=(
         "false: the order of batches differs from run to run, and batches that are slow to make come later in the epoch. It is "
-        "set to false only for a loader that shuffles: the order of another loader may be intended. Needs torch 2.6."
+        "set to false only for a loader that shuffles: a loader that does not shuffle may need its order. Needs torch 2.6."
     ),
 )
 

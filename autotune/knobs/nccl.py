@@ -272,7 +272,7 @@ P2P_LEVEL = _nccl(
         "(NVL), one PCIe switch (PIX), several (PXB), any within a NUMA node (PHB), any (SYS). On longer paths, data go "
         "through the host."
     ),
-    helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster, or far slower, than it assumes.",
+    helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster or far slower than NCCL assumes.",
     hurts=(
         "Direct transfers through a CPU or an IOMMU that does not support them well are slow, hang or corrupt data: losses are "
         "compared with the baseline's before a value may win."
@@ -287,8 +287,8 @@ NVLS = _nccl(
     blocked=no_nvls,
     brief="sums in the NVSwitches",
     summary="NCCL_NVLS_ENABLE: NVLink SHARP, sums computed in the NVSwitches of Hopper and later. On unless it is turned off.",
-    helps="Off frees the memory and multiprocessors that NVLink SHARP takes, for models whose communication is hidden anyway.",
-    hurts="Off, a large all-reduce within the machine sends more over the NVLinks.",
+    helps="false frees the memory and multiprocessors that NVLink SHARP takes, for models that hide communication anyway.",
+    hurts="With false, a large all-reduce within the machine sends more over the NVLinks.",
 )
 
 IB_DISABLE = _nccl(

@@ -24,7 +24,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked if the GPU has no Tensor Cores; else None, also for a CPU that is slow at it."""
+    """Returns why autocast is blocked: the GPU has no Tensor Cores. Else returns None, even for a CPU without fast bf16."""
     return below(host_context, TENSOR_CORES, "Volta")
 
 
@@ -138,8 +138,8 @@ FLOAT8 = Knob(
         "(`rowwise`). torchao has to be installed where the program runs. Not measured on a GPU yet."
     ),
     helps=(
-        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays from layer "
-        "sizes of about 4,096 and batches of thousands of tokens."
+        "Large transformers on H100, H200 and newer, compiled: float8 products have twice the rate of bf16. It pays off from "
+        "layer sizes of about 4,096 and batches of thousands of tokens."
     ),
     hurts=(
         "Without compile.mode, scaling and rounding cost more than the products save. Small layers lose, too. Gradients have 2 "

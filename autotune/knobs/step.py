@@ -38,7 +38,7 @@ ACCUMULATION = Knob(
     ),
     hurts=(
         "k times the launches for the same samples: a large batch that fits in memory is faster. The program still counts its "
-        "own iterations: a limit of steps, and a learning-rate schedule that is stepped at each of them, end after as many "
+        "own iterations: a limit of steps, and a learning-rate schedule stepped at each iteration, end after as many "
         "batches as before. Up to k-1 batches at the very end go unused. Not applicable to programs that use several "
         "optimizers or LBFGS, or that clear or clip gradients by hand."
     ),
@@ -49,7 +49,7 @@ METRICS_SYNC_INTERVAL = Knob(
     key=METRICS_SYNC,
     tier=Tier.exact,
     default=1,
-    # Worth trying if it is longer than the program's own.
+    # SELDOM is worth trying if the program's own interval is shorter.
     domain=lambda c: [SELDOM] if c.has_cuda and observed_int(c, METRICS_SYNC) < SELDOM else [],
     bounds=lambda _: (1, MAX_INTERVAL),
     examples=(1, SELDOM),

@@ -64,11 +64,11 @@ INTEROP = Knob(
     brief="operators side by side on the CPU",
     in_code="torch.set_num_interop_threads({value!r})",
     summary=(
-        "torch.set_num_interop_threads: CPU threads that run independent operators side by side (inter-op parallelism), in "
-        "TorchScript's forks and what C++ extensions launch."
+        "torch.set_num_interop_threads: CPU threads that run independent operators side by side (inter-op parallelism), such "
+        "as TorchScript's forks and what C++ extensions launch."
     ),
     helps="Scripted models with branches that are forked (torch.jit.fork); fewer threads leave cores to the operators.",
-    hurts="Eager training runs one operator after the other and hardly uses them: there it changes nothing.",
+    hurts="Eager training runs one operator after the other and hardly uses these threads: there the knob changes nothing.",
 )
 
 MKL = Knob(

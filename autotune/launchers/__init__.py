@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
-    """Returns the launcher that `launcher=` names. Imports no other launcher's module: it may need packages that are missing.
+    """Returns the launcher that `launcher=` names.
+
+    The modules of other launchers are not imported, since they may need packages that are missing.
 
     Args:
         config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.

@@ -221,7 +221,7 @@ class Launcher(ABC):
     def slots(self) -> list[Slot]:
         """Returns, without waiting, the slots on other machines that are ready now. The first call requests the slots.
 
-        A launcher that starts trials on this machine returns []; `beside` returns the slots of this machine.
+        A launcher that starts trials on this machine returns []; for its slots, see `beside`.
 
         Raises:
             BadInput: no such machine is available, or it cannot run the study's trials.

@@ -24,9 +24,11 @@ from pathlib import Path
 
 from autotune.launchers.leases import Lease
 
-# Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". A program may save under ".NAME.PID.tmp" itself.
+# Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". It contains "autotune" because the program itself may
+# save under ".NAME.PID.tmp".
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-MAX_LOOKED_AT = 10_000  # names of a folder that are searched for left copies before each trial: a data set has millions
+# Before each trial, at most this many names of a folder are searched for left copies: a folder with a data set has millions.
+MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
@@ -251,7 +253,7 @@ def remove_left(files: Iterable[Path]) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
-    with contextlib.suppress(OSError):  # also if its keeper runs in another container
+    with contextlib.suppress(OSError):  # for example if the copy is locked by a keeper in another container
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,8 +19,8 @@ one JSON object per line, through the keeper's stdin and stdout:
             that the trial was seen writing, anywhere
 
 The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
-them or renaming other files over them (harness/keeping.py), which no lease can do. It also records which files the trial starts
-to save.
+them or renaming other files over them (harness/keeping.py), which no lease can do. The harness also records which files the
+trial starts to save.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        # Most network file systems have no leases. There, a file is reported only if it changes: many named so are no logs.
+        # Most network file systems have no leases. There, a file is reported only if it changes, since many files with such
+        # names are not logs.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 

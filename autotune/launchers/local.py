@@ -126,7 +126,7 @@ class LocalLauncher(Launcher):
 
     def _start(self, launch: Launch) -> Running:
         study = study_of(launch.folder)
-        for _ in range(MAX_SUPERVISORS):  # it may have been killed since the last trial, or just now
+        for _ in range(MAX_SUPERVISORS):  # the supervisor may have been killed since the last trial, or just now
             supervisor = self._supervisor_of(study)
             with contextlib.suppress(SupervisorLost):
                 server = self._server if launch.warm else None

@@ -52,16 +52,16 @@ LEAVE_S = 15.0  # an agent that should exit and is still busy after this time ex
 # Signals with which an engine ends a job, and the longest time between signalling two processes of the job.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
-# Variables by which the engine says which devices a job may use. Trials get no others from the engine, except ALLOCATION if
-# they start steps of the job.
+# Variables by which the engine says which devices a job may use. Trials get no other variables of the engine, except those in
+# ALLOCATION if they start steps of the job.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
-# Variables by which a trial's own srun finds the agent's job, and programs find each other. The number of tasks is left out,
-# because the agent's environment holds that of its own step. So srun starts one task per node by default, as in a batch script.
+# Variables by which a trial's own srun finds the agent's job, and programs find each other. The number of tasks is left out:
+# in the agent's environment, it is that of the agent's step. So srun starts one task per node by default, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",

@@ -123,8 +123,8 @@ def mark(process: psutil.Process) -> str:
 def is_alive(process: psutil.Process) -> bool:
     """Whether exactly this process runs: not another one with the same id, and not a zombie.
 
-    A process whose main thread has ended is shown as a zombie while its other threads still run or exit: only the last one
-    releases the memory and closes the files, which may take seconds.
+    A process whose main thread has ended is shown as a zombie while its other threads still run or exit. Only the last thread
+    to exit releases the memory and closes the files, which may take seconds.
     """
     try:
         if not process.is_running():

@@ -167,7 +167,7 @@ class RemoteLauncher(Launcher):
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
-        """Takes the next step towards a ready agent: requests a node, or checks whether it is ready."""
+        """Takes the next step towards a ready agent: requests a node, or checks whether the agent has started there."""
         if self._transport is None:
             self._transport, self._asked_s = self.transport(), time.monotonic()
             self.clock.pause()
@@ -341,7 +341,8 @@ def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
 
     A process may run in another container although its id is free here. So locked files are left out, too.
     """
-    of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")  # not of a host "NAME-2"
+    # If this host is "NAME", the pattern must not match the files of a host "NAME-2".
+    of_host = re.compile(rf"{re.escape(_prefix())}([0-9]+)-(?:autotune-)?\w+{re.escape(suffix)}")
     named = {file: of_host.fullmatch(file.name) for file in runs_dir.glob(f"{glob.escape(_prefix())}*{suffix}")}
     return [file for file, name in named.items() if name and not is_taken(int(name[1])) and is_free(file)]
 

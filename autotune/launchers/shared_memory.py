@@ -38,9 +38,9 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     """Removes the segments that these processes made and returns their names; skips processes that still run.
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
-    container, no process has the segment open, and it was made after the process started. Other names do not contain the id
-    (`psm_...` of multiprocessing.shared_memory). The library's own resource tracker removes such segments, and may run long
-    enough to do so.
+    container, no process has the segment open, and it was made after the process started. Segments of
+    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. The library's own resource tracker
+    removes them, and may run long enough to do so.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
@@ -107,12 +107,12 @@ def namespace(kind: str) -> int:
 
 
 def _here() -> dict[str, Any]:
-    """Returns where the process ids that this process sees are valid."""
+    """Returns what identifies the PID namespace in which the ids that this process sees are valid."""
     return {"host": platform.node(), "boot_id": read(BOOT_ID), "pid_namespace": namespace("pid")}
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
-    """Returns the lines of a list that are whole."""
+    """Returns the complete lines of a list file."""
     found = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for text in file.read_text(encoding="utf-8").splitlines():
@@ -131,7 +131,7 @@ def _is_before_reboot(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
 
 
 def _segments(processes: Mapping[int, float], folder: Path) -> list[tuple[int, os.DirEntry[str]]]:
-    """Returns the segments whose names contain the id of one of these processes, with the id."""
+    """Returns (id, segment) for each segment whose name contains the id of one of these processes."""
     found = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(folder):

@@ -38,7 +38,7 @@ from autotune.plain_text import shortened
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
-# Starts srun without the user's defaults that cut the link; an option cannot undo them.
+# Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {

@@ -1,4 +1,4 @@
-"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name those of killed tuners."""
+"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name jobs of killed tuners."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def cancel(jobs: set[str]) -> bool:
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
-    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller does
-    not answer, it is not asked about the rest.
+    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". Once the controller has
+    not answered, it is not asked about the remaining jobs.
     """
     for job in sorted(jobs):
         try:
@@ -82,7 +82,7 @@ class LeftJobs:
             self._is_asked, self._lines = True, cancel_left(self._runs_dir)
 
     def unchecked(self) -> list[str]:
-        """Returns once, for the user, a line about each job that may be left."""
+        """Returns a line for the user about each job that may be left; each line is returned only once."""
         lines, self._lines = self._lines, []
         return lines
 

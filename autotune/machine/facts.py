@@ -97,7 +97,7 @@ def host_context(
 
     Args:
         facts: `host_facts()`.
-        baseline: rank 0's result of the baseline trial; None before there is one, when only the host's facts are used.
+        baseline: rank 0's result of the baseline trial; None before that trial, when only the host's facts are known.
         is_recipe: whether a built-in recipe is tuned.
         device: `device.kind`, used only without a baseline.
     """

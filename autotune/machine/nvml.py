@@ -8,7 +8,7 @@ from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
 FOREIGN = "another package named pynvml hides nvidia-ml-py"
-# What NVIDIA's package has in every release. Others of its name, such as the first `pynvml` of PyPI, may lack some of it.
+# Functions that every release of NVIDIA's package has. Others of its name, such as PyPI's first `pynvml`, may lack some.
 NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 # Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
 SLOWDOWNS = {
@@ -40,7 +40,7 @@ class Nvml:
             return None
         try:
             return getattr(self._module, name)(*arguments)
-        except Exception:  # an NVMLError; or whatever older releases and drivers under WSL, with names that are no text, raise
+        except Exception:  # usually an NVMLError; older releases, and names that are not text (WSL), raise other errors
             return None
 
     def text(self, name: str, *arguments: Any) -> str | None:

@@ -30,7 +30,7 @@ class MemoryGate:
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
             if self._clock() >= give_up_s:
-                return f"{'; '.join(self._words(held, deadline_s))}. End what holds the memory, or wait for it"
+                return f"{'; '.join(self._words(held, deadline_s))}. End what holds the memory, or wait until it ends"
             sleep(0.2)
         return ""
 

@@ -40,12 +40,12 @@ def bound(path: Path) -> None:
 
 def _take_out_middle(path: Path, size_bytes: int) -> bool:
     """Removes the middle of a file without a copy; returns False if the file system cannot (fallocate(2), COLLAPSE_RANGE)."""
-    length = (size_bytes - HEAD_BYTES - KEEP_BYTES) // ALIGN_BYTES * ALIGN_BYTES  # both ends must be multiples of a block
+    length = (size_bytes - HEAD_BYTES - KEEP_BYTES) // ALIGN_BYTES * ALIGN_BYTES  # whole blocks, as fallocate requires
     fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # overwrites the first bytes of the kept end, so these are left out, too
+        note = _note(length + len(_note(length)))  # written over the first bytes of the kept end, so it counts them, too
         os.pwrite(file.fileno(), note, HEAD_BYTES)
     return True
 

@@ -30,7 +30,7 @@ SLOWDOWN_FIELDS = {
     "power_brake": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",),
 }
 SLOWDOWN_POLICIES = {"power_cap": "NVML_PERF_POLICY_POWER", "thermal": "NVML_PERF_POLICY_THERMAL"}
-BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so they say nothing about slowdowns
+BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so its clocks say nothing about slowdowns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +278,7 @@ class NvmlDevice(DeviceMonitor):
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception as error:
-            code = getattr(error, "value", None)  # None: another release of the package, or a name that is no text (WSL)
+            code = getattr(error, "value", None)  # None: not an NVMLError, as in other releases or under WSL
             if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None
@@ -298,7 +298,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
     try:
         nvml.nvmlInit()
         handle = _by_uuid(nvml, uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(index)
-    except Exception:  # an NVMLError; or whatever another release of the package raises
+    except Exception:  # usually an NVMLError; another release of the package may raise anything
         return NoDevice()
     return NvmlDevice(nvml, handle)
 
@@ -306,7 +306,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 def _by_uuid(nvml: Any, uuid: str) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except Exception:  # no device has this UUID; or another release, which wants bytes or has no such function
+    except Exception:  # no device has this UUID, or the package wants bytes or lacks this function
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         found = [handle for handle in handles if str(text_of(nvml.nvmlDeviceGetUUID(handle))).startswith(uuid)]
         if len(found) != 1:

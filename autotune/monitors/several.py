@@ -75,7 +75,7 @@ class SeveralDevices(DeviceMonitor):
 
 
 def as_one(devices: Sequence[DeviceMonitor]) -> DeviceMonitor:
-    """Returns one monitor for all devices that are present; the null object if none is."""
+    """Returns one monitor for all devices that are present; the null object if no device is present."""
     there = [device for device in devices if not isinstance(device, NoDevice)]
     return there[0] if len(there) == 1 else SeveralDevices(there) if there else NoDevice()
 

@@ -125,7 +125,7 @@ class MachineWatch:
         return self._use
 
     def at_rest(self) -> list[Disturbance]:
-        """Returns what would disturb a trial if one ran now; called while none runs. Blocks for `MIN_WINDOW_S`."""
+        """Returns what would disturb a trial if one ran now; called while no trial runs. Blocks for `MIN_WINDOW_S`."""
         before = self._cpu.look(self._clock.monotonic())
         self._clock.sleep(MIN_WINDOW_S)
         use = self._cpu.use(before, self._cpu.look(self._clock.monotonic()), self._cores)
@@ -173,7 +173,7 @@ class MachineWatch:
 
 
 def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()) -> DeviceMonitor:
-    """Returns the monitor of the devices that trials run on, by NVML's numbering; a null object if there is none.
+    """Returns the monitor of the devices that trials run on; a null object if there is no device.
 
     NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
 

@@ -68,7 +68,7 @@ def _is_number(value: object) -> bool:
 
 
 def _check(measurement: Measurement) -> None:
-    """Raises one of DAMAGED for a measurement with values of other types than the harness writes."""
+    """Raises one of DAMAGED if a measurement has values of types that the harness does not write."""
     ended = ended_of(measurement, trial=0, nonce="")
     from_json({**vars(ended), "results": []}, Ended).facts(Spec(trial=0, nonce="", folder=""))
     for result in ended.results:

@@ -129,7 +129,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether `classify` gives the exported measurement the trial's outcome; True for outcomes that `classify` never gives."""
+    """Whether `classify` still returns the trial's outcome after the export; True for outcomes that it never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))

@@ -18,9 +18,9 @@ from autotune.replay.world import mean, optimum_of, worth
 
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
-TARGETS = (0.95, 0.98)  # fractions of the optimum; the time that a search takes to reach them is a figure
-WORTH_FRAC = 0.85  # if ten random trials reach more of the optimum than this, in the median, a table cannot separate strategies
-NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory than this, avoiding large configurations costs no rate
+TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a search takes to reach them
+WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, a table is too easy to separate strategies
+NEAR_CAP_FRAC = 0.8  # if the optimum fills a smaller share of the memory, avoiding large configurations costs no rate
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
 
@@ -78,7 +78,7 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns what ten random trials reach in the median: the best rate among them and the baseline, over the optimum's rate.
+    """Returns the fraction of the optimum's rate that the best of ten random trials and the baseline reaches, in the median.
 
     The median is exact, over all draws without replacement; a configuration's rate is the mean over its repeats. There are
     C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
@@ -160,7 +160,7 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 
 
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
-    """Returns trials and seconds to a fraction of the optimum: median and 90th percentile, null if not reached.
+    """Returns the trials and seconds until a fraction of the optimum is reached: median and 90th percentile, None for never.
 
     The fraction counts as reached at the step from which the best so far stays at or above it to the end of the study. Trials
     of choosing rounds and attribution count like trials of the search.

@@ -14,7 +14,7 @@ from autotune.search import add_known, begin_study, tell
 from autotune.study.design import levels
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED = 200  # after this many known configurations in a row are proposed, the space counts as used up
+MAX_REPEATED = 200  # if the sampler proposes this many known configurations in a row, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
 # The order in which `Ladder` tries knobs one by one, as in the experiment that it imitates. All other knobs come last.
 LADDER = (

@@ -26,7 +26,7 @@ class Compared:
         facts: program, machine and result of each study.
         rates: their speed-ups.
         effects: the effect of each change in each study.
-        differences: (heading that names the first study and another one, differences between the two).
+        differences: for each study but the first, ("From FIRST to OTHER", differences between these two).
     """
 
     names: Sequence[str]

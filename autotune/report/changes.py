@@ -74,9 +74,9 @@ def tried_text(summary: Summary) -> str:
 
 
 def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
-    """Returns (knob, value) -> score of its fastest search trial, relative to the first trial of the best configuration.
+    """Returns (knob, value) -> score of the fastest search trial with it, relative to the best configuration's first trial.
 
-    If none of these trials has a score, the outcome of the first one takes its place: "timeout".
+    If no trial with the value has a score, the outcome of the first such trial takes the place of the score: "timeout".
     """
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []

@@ -39,7 +39,7 @@ def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
         )
     if problems or browser is None:
         raise BadInput(problems)
-    temporary = tempfile.gettempdir()  # raises an error with a message of its own if there is none
+    temporary = tempfile.gettempdir()  # raises an error with a message of its own if no folder is usable
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-picture-", ignore_cleanup_errors=True) as folder:
             return _taken(page, file, Path(folder), browser, width_px)
@@ -65,7 +65,7 @@ def _taken(page: str, file: Path, folder: Path, browser: str, width_px: int) -> 
         with Image.open(made) as whole:
             taken = whole.convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
         taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
-    except (OSError, SyntaxError) as error:  # none, or half of one because the disk is full
+    except (OSError, SyntaxError) as error:  # no picture, or half a picture because the disk is full
         raise BadInput(
             f"--picture: {browser} made no whole picture, got {str(file)!r}. Free some space in {folder.parent}, or try "
             "another browser."

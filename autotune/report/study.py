@@ -152,7 +152,7 @@ def _space(folder: StudyFolder) -> dict[str, tuple[KnobValue, ...]]:
 
 
 def _tables(study: Study, number: int) -> Tables | None:
-    """Returns the tables of a trial; None if none of its passes succeeded. Tables of a trace are read, not made again."""
+    """Returns the tables of a trial; None if no pass succeeded. Tables of a trace are read from disk, not made again."""
     passes = passes_of(number, list(study.records.values()))
     ran = {name: one for name, one in passes.items() if one.outcome is Outcome.ok}
     folders = folders_of(ran, study.folder.path / "trials")

@@ -56,7 +56,7 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
 
 
 def more_time(summary: Summary) -> str:
-    """Returns the override that doubles a study's time budget, after a space; "" without such a budget."""
+    """Returns the override that doubles a study's time budget: " study.budget.minutes=16"; "" without a time budget."""
     return f" study.budget.minutes={math.ceil(summary['budget_s'] / 30)}" if summary.get("budget_s") else ""
 
 
@@ -64,7 +64,7 @@ def objective_lines(summary: Summary) -> list[str]:
     """Returns notes on the ratio.
 
     They name a baseline that violates a constraint, what looked faster and failed, the ratio without training changes, and
-    break-even.
+    after how much training a slower start pays off.
     """
     baseline = summary.get("baseline") or {}
     barred = f"The unchanged program cannot be chosen: {baseline.get('reason')}" if baseline.get("is_barred") else ""
@@ -119,12 +119,12 @@ def reason_of(summary: Summary) -> str:
 def advice_of(summary: Summary) -> str:
     """Returns the reason of the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # it could be faster if these did not fail
+    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # the program could be faster if these did not fail
     return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio and not is_open else "")
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns "no interval: REASON"; "no interval" for a rate of the finals, whose reason `origin_text` gives ("one round")."""
+    """Returns "no interval: REASON". A rate of the finals has no REASON here, since `origin_text` gives it ("one round")."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 

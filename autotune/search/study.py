@@ -269,7 +269,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna, by its record or that of an earlier trial of its configuration.
+    """Reports a proposed trial to Optuna. `record` is the trial's own, or that of an earlier trial with its configuration.
 
     `limits` are those of `told`.
     """

@@ -1,4 +1,7 @@
-"""Completes the effects of the best trial's changes for the summary: adds estimates, and the budget for measuring the rest."""
+"""Completes the effects of the best trial's changes for the summary.
+
+It estimates effects that were not measured, and computes the budget that a study needs to measure them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MOST_FACTOR = 10  # budgets up to this many times the study's own are considered
 def with_estimates(
     entries: Sequence[dict[str, Any]], winner: TrialRecord, about: StudyRecord, records: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Returns the entries of an attribution, with an estimate where nothing was measured but the trials allow one.
+    """Returns the entries of an attribution. Effects that were not measured are replaced by estimates if the trials allow it.
 
     The attribution does not use these estimates for its decisions, because they may be vague.
 
@@ -54,7 +57,7 @@ def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Seque
     if not num or not about.budget_s:
         return None
     again = [record.attempt_s for record in records if record.kind is Kind.final]
-    each_s = max(again, default=records[0].fresh_s)  # without its changes, the best takes about as long as the baseline
+    each_s = max(again, default=records[0].fresh_s)  # the best without one of its changes takes about as long as these trials
     begin = math.floor(about.budget_s / 60) + 1
     for minutes in range(begin, math.ceil(MOST_FACTOR * about.budget_s / 60) + 1):
         budget = Budget(clock=Clock(), total_s=60.0 * minutes)

@@ -322,7 +322,7 @@ class Explaining:
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
         ended = [one for one in new if one.origin == finding.cause and not _is_measured(one)]
-        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # it lacked time: see `_untried`
+        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # those lacked time: see `_untried`
         return self._failed_without(evidence, finding) or next(iter(ended), None)
 
     def _ended_text(self, record: TrialRecord, finding: Finding, trial: TrialRecord) -> str:
@@ -428,12 +428,12 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     check = finding.check or {}
-    is_other = check.get("how") == WITHOUT  # then the check's gain assumes that the cause costs no time at all
+    is_other = check.get("how") == WITHOUT  # such a check predicts the gain if the cause cost no time at all
     return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns a note if the pass "lines" slowed the program too much to represent it; "" otherwise."""
+    """Returns a note if a step took so long in the pass "lines" that the pass does not represent the trial; "" otherwise."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

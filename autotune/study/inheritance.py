@@ -239,7 +239,7 @@ def _seeds(sources: Sequence[Source], about: StudyRecord) -> list[dict[str, Any]
 
 
 def _proven(source: Source) -> list[dict[str, Any]]:
-    """Returns a list of the winner's entry; [] unless the finals showed that the winner is faster."""
+    """Returns [the winner's entry] if the finals showed that the winner is faster; otherwise []."""
     summary = source.summary or {}
     best, speedup = summary.get("best") or {}, summary.get("speedup") or {}
     if speedup.get("verdict") != "faster" or not best.get("overrides") or not best.get("knobs"):
@@ -292,7 +292,7 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory in studies of this program with no less memory than here.
+    """Returns the smallest configurations that ran out of memory in studies of this program with as much memory or more.
 
     A failure does not count if a configuration at least as large has run, in one of these studies or as the baseline of this
     study: then something else must have used the memory.

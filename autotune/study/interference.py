@@ -58,8 +58,8 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost no more than the margin, on every slot.
 
-        Also False if a trial is certainly faster with neighbours: a trial on a slot has fewer threads than alone, so that the
-        two rates cannot be compared.
+        Also False if a trial is certainly faster with neighbours. Then it is faster because a slot gives it fewer threads, and
+        the two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin

@@ -174,14 +174,16 @@ class Search(Settled):
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
-        self._session.schedule.drain()
-        self._compare_losses()
+        if self._costly or self._parity.is_possible:  # else slots would stand idle for nothing
+            self._session.schedule.drain()
+            self._compare_losses()
         if self._is_led:  # late proposals then only take changes away from the best, for example for the best of each tier
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
-            self._session.schedule.drain()
-            self._hold_what_is_best()
+            if self._hold:
+                self._session.schedule.drain()
+                self._hold_what_is_best()
             yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
@@ -350,7 +352,7 @@ class Search(Settled):
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _knows_more(self) -> bool:
-        """Whether all trials have ended whose results were only supposed at the last proposal."""
+        """Whether the last proposal was based on supposed results of running trials, all of which have ended by now."""
         sampler = self._study.sampler
         return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
 

@@ -21,8 +21,8 @@ from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
-MAX_CHANCES = 2  # attempts at a measurement that was disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # maximum number of the best few, and minimum share of the best value that each of them has
+MAX_CHANCES = 2  # maximum number of attempts at a measurement that is disturbed or cut off
+MAX_BEST, BEST_FRAC = 5, 0.8  # at most this many configurations are the best few, with at least this share of the best value
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 

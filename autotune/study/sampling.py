@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import optuna
 
@@ -13,6 +13,7 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
+MOST_KNOWN = 20_000  # number of full configurations that are kept
 USUAL_SPREAD = 0.3  # the spread of each knob is passed to the sampler as a multiple of this
 
 
@@ -52,15 +53,23 @@ def inform(
         return
     space, search = session.resolved, session.inputs.config.search
 
-    def full(params: Knobs) -> Knobs:
-        return space.active({**space.reference, **params})
+    known: dict[tuple[tuple[str, KnobValue], ...], Knobs] = {}
+
+    def full(params: Mapping[str, KnobValue]) -> Knobs:
+        """Returns the full configuration, which must not be changed: hundreds are asked for again in each proposal."""
+        key = tuple(params.items())
+        if key not in known:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            known[key] = space.active({**space.reference, **params})
+        return known[key]
 
     knobs = {key: knob(key) for key in space.domains}
     sampler.rules = Rules(
-        active=lambda params: {key: value for key, value in full(dict(params)).items() if key in params},
-        is_open=lambda params: is_open(full(dict(params))),
-        may_win=lambda params: may_win(full(dict(params))),
-        expected_s=lambda params: session.costs.expected_s(knobs := full(dict(params)), space.changed(knobs)),
+        active=lambda params: {key: value for key, value in full(params).items() if key in params},
+        is_open=lambda params: is_open(full(params)),
+        may_win=lambda params: may_win(full(params)),
+        expected_s=lambda params: session.costs.expected_s(knobs := full(params), space.changed(knobs)),
         costly={key: space.reference[key] for _, key, _ in space.costly()},
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
         running=running,

@@ -86,7 +86,7 @@ class Contents:
         """When the summary was written, seconds since the epoch. It grows with every change, even without a new trial."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
-        except OSError:  # none yet
+        except OSError:  # no summary yet
             return self.ended_at
 
     def metrics(self, trial: TrialRecord) -> dict[str, float]:
@@ -152,5 +152,5 @@ def first_line(error: Exception) -> str:
 def _summary(folder: StudyFolder) -> Summary:
     try:
         return folder.read_summary()
-    except (OSError, ValueError):  # none yet
+    except (OSError, ValueError):  # no summary yet
         return {}

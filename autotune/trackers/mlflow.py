@@ -37,7 +37,7 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
-PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers; the second once an attempt has failed
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers: usually, and once an attempt has failed
 SETTLE_S = 3.0  # how long to wait after an unanswered request, which the server may still carry out, before querying MLflow
 
 

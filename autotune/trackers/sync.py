@@ -95,7 +95,7 @@ def follow(
     Args:
         folder: the study.
         uri: as in `sync`.
-        parent: the process that started this one.
+        parent: watches the process that started this one.
         secrets: as in `sync`.
         report: callback with the state after every attempt to write.
 
@@ -131,7 +131,7 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 
 def incomplete(folder: StudyFolder, why: str) -> str:
-    """Returns the message at the end of a study whose tracking is incomplete; the mirror's own problem replaces `why`."""
+    """Returns the message at the end of a study whose tracking is incomplete. A problem of the mirror replaces `why`."""
     state, num_trials = standing(folder), len(folder.trial_files("trial.json"))
     num_missing = num_trials - (state.present if state else 0)
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
@@ -186,7 +186,7 @@ def _lock(folder: StudyFolder, parent: ParentWatch) -> Iterator[bool]:
 def _is_over(folder: StudyFolder) -> bool:
     try:
         return bool(folder.read_outline().get("status", "running") != "running")
-    except (OSError, ValueError):  # none yet
+    except (OSError, ValueError):  # no summary yet
         return False
 
 

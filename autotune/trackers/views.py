@@ -91,7 +91,7 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
-    if not note or note.endswith(_ABOUT) or note.startswith(_OLD_ABOUT):  # otherwise the user's own
+    if not note or note.endswith(_ABOUT) or note.startswith(_OLD_ABOUT):  # any other note is the user's own
         wanted[NOTE] = _note(experiment_id, {**present, **wanted})
     return {tag: value for tag, value in wanted.items() if _content(tag, present.get(tag)) != _content(tag, value)}
 

@@ -108,7 +108,7 @@ def disturb(record: TrialRecord, beyond: Sequence[Disturbance]) -> None:
 
 
 def shared(records: Iterable[TrialRecord]) -> str:
-    """Returns the latest `own_share` sentence of some trials, with the numbers of all that have one; "" if none has."""
+    """Returns the latest `own_share` sentence, and the numbers of all trials with such a sentence; "" if there is none."""
     affected = [(record.number, words) for record in records if (words := record.evidence.get(OWN_SHARE))]
     if not affected:
         return ""

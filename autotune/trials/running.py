@@ -94,7 +94,7 @@ class RunningTrial:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
         try:
             ended = self._poll(is_ending=True)
-        finally:  # also if the fault is in polling, and occurs again; changes nothing if the processes have ended
+        finally:  # even if polling raises the fault again; changes nothing if the processes have ended
             self._running.stop("autotune failed")
         return None if ended is None else self._judged(self._finished(ended))
 

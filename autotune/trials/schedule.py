@@ -39,7 +39,7 @@ class Schedule:
         self.num_slots = 1
         self._runner, self._add, self._while_waiting = runner, add, while_waiting
         self._clock, self._poll_s = clock, poll_s
-        self._running: list[tuple[RunningTrial, Take]] = []
+        self._running: dict[RunningTrial, Take] = {}  # in the order in which they began
 
     @property
     def num_running(self) -> int:
@@ -97,12 +97,13 @@ class Schedule:
             self._look()
 
     def _free(self) -> Place:
-        taken = {trial.place for trial, _ in self._running}
+        taken = {trial.place for trial in self._running}
         return next(place for place in self._runner.beside if place not in taken)
 
     def _begin(self, request: Request, take: Take, place: Place) -> None:
-        self._running.append((self._guarded(lambda: RunningTrial(self._runner, request, place)), take))
-        for trial, _ in self._running:
+        begun = self._guarded(lambda: RunningTrial(self._runner, request, place))
+        self._running[begun] = take
+        for trial in self._running:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
@@ -110,8 +111,8 @@ class Schedule:
         over: list[tuple[Finished, Take]] = []
 
         def steps() -> Iterator[Callable[[], None]]:
-            for entry in list(self._running):
-                yield functools.partial(self._poll, entry, over)
+            for trial, take in list(self._running.items()):
+                yield functools.partial(self._poll, trial, take, over)
             for finished, take in over:
                 yield functools.partial(take, finished)
 
@@ -120,18 +121,17 @@ class Schedule:
             self._while_waiting()
             self._guarded(lambda: self._clock.sleep(self._poll_s))
 
-    def _poll(self, entry: tuple[RunningTrial, Take], over: list[tuple[Finished, Take]]) -> None:
+    def _poll(self, trial: RunningTrial, take: Take, over: list[tuple[Finished, Take]]) -> None:
         """Polls a trial, unless it was ended because of another one. If it has finished, adds it to `over`."""
-        trial, take = entry
-        if entry in self._running and (finished := self._guarded(trial.look)) is not None:
-            self._running.remove(entry)
+        if trial in self._running and (finished := self._guarded(trial.look)) is not None:
+            del self._running[trial]
             over.append((finished, take))
             self._add(finished)
 
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""
-        running, self._running = self._running, []
-        _do_all(functools.partial(self._stop, trial) for trial, _ in running)
+        running, self._running = self._running, {}
+        _do_all(functools.partial(self._stop, trial) for trial in running)
 
     def _stop(self, trial: RunningTrial) -> None:
         try:
@@ -141,9 +141,9 @@ class Schedule:
 
     def _abandon(self) -> None:
         """Ends every running trial after a fault. Records only those that were measured by then."""
-        running, self._running = self._running, []
-        for trial, _ in running:
-            with contextlib.suppress(Exception):  # of the trial that caused the fault, which is raised afterwards
+        running, self._running = self._running, {}
+        for trial in running:
+            with contextlib.suppress(Exception):  # the trial that caused the fault may fail again; the caller raises the fault
                 if finished := trial.abandon():
                     self._add(finished)
 
@@ -152,7 +152,8 @@ class Schedule:
         try:
             return step()
         except StoppedNow as stopped:
-            self._running = [entry for entry in self._running if entry[0].request.number != stopped.finished.record.number]
+            number = stopped.finished.record.number
+            self._running = {trial: take for trial, take in self._running.items() if trial.request.number != number}
             self._add(stopped.finished)
             self.stop()
             raise Ending from stopped

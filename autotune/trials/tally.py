@@ -64,7 +64,7 @@ class Tally:
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
-        """Returns the highest of the lower ends of the rates' intervals, up to this tier; None if there are none.
+        """Returns the highest lower end of the interval of any trial's rate; None if no trial has an interval.
 
         Args:
             tier: the highest tier that counts.

@@ -54,6 +54,13 @@ MACHINE = {
 }  # fmt: skip
 
 
+# What the program reports of its device, by the kind of machine. On a CPU, cores are shared and three forecasts are averaged.
+FACTS = {
+    "gpu": {"device": "cuda", "device_name": "Fake GPU", "compute_capability": [9, 0]},
+    "cpu": {"device": "cpu", "isa": MACHINE["isa"]},
+}
+
+
 class OwnTimeClock(VirtualClock):
     """A virtual clock that also advances by the processor time of this process."""
 
@@ -127,7 +134,7 @@ class SearchOnly(Listener):
         raise Ending
 
 
-def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_tracked: bool) -> str:
+def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profiled: bool, is_tracked: bool) -> str:
     """Runs a study and returns its row of the table, and below it the functions that took the most time if that is wanted."""
     profile = cProfile.Profile()
     given = [
@@ -139,8 +146,9 @@ def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_
     clock = OwnTimeClock()
     gains = {("precision.amp", "bf16"): 1.2}  # too little for another calibration
     surface = Surface(
-        start_s=START_S, window_s=WINDOW_S, noise_frac=0.003, gains=gains, half_batch=0.01, loader_per_s=1e5, stop_s=0.0
-    )
+        start_s=START_S, window_s=WINDOW_S, noise_frac=0.003, gains=gains, half_batch=0.01, loader_per_s=1e5, stop_s=0.0,
+        facts={"torch": "2.14.1", "has_compiler": True, **FACTS[machine]},
+    )  # fmt: skip
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-scale-") as runs:
         folder, listener = create(Path(runs), "s"), SearchOnly(clock)
         inputs = StudyInputs(
@@ -167,9 +175,9 @@ def run(num_trials: int, num_slots: int, sampler: str, *, is_profiled: bool, is_
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     each_s, before_s = (own[-1] - listener.before_s) / num, own[0] - listener.before_s
     row = (
-        f"{sampler:8} {num:7,} {num_slots:6} {1e3 * each_s:9.1f} {before_s:7.1f} {1e3 * first:8.1f} {1e3 * last:8.1f} "
-        f"{busy:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} {summary_mib:9.1f} "
-        f"{report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
+        f"{machine:7} {sampler:8} {num:7,} {num_slots:6} {1e3 * each_s:9.1f} {before_s:7.1f} {1e3 * first:8.1f} "
+        f"{1e3 * last:8.1f} {busy:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} "
+        f"{summary_mib:9.1f} {report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
     )
     return f"{row}\n{_profiled(profile)}" if is_profiled else row
 
@@ -203,17 +211,18 @@ def main() -> None:
     parser.add_argument("--trials", default="100,1000", help="numbers of trials")
     parser.add_argument("--slots", default="1,16,128,512", help="numbers of slots")
     parser.add_argument("--sampler", default="random,rates", help="samplers")
+    parser.add_argument("--machine", default="gpu", choices=FACTS, help="what the fake program trains on")
     parser.add_argument("--profile", action="store_true", help="print the functions that take the most time; slows the study")
     parser.add_argument("--mlflow", action="store_true", help="also copy each study into a new MLflow store")
     asked = parser.parse_args()
-    heads = f"{'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'start s':>7} {'first':>8} {'last':>8} {'busy':>7}"
-    print(f"{heads} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
+    heads = f"{'machine':7} {'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'start s':>7} {'first':>8} {'last':>8}"
+    print(f"{heads} {'busy':>7} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):
             for num_slots in map(int, asked.slots.split(",")):
                 with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # for the peak memory of this study alone
                     options = {"is_profiled": asked.profile, "is_tracked": asked.mlflow}
-                    print(pool.submit(run, num_trials, num_slots, sampler, **options).result(), flush=True)
+                    print(pool.submit(run, num_trials, num_slots, sampler, asked.machine, **options).result(), flush=True)
 
 
 if __name__ == "__main__":

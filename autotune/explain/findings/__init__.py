@@ -49,7 +49,8 @@ def found(evidence: Evidence) -> list[Finding]:
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings that gain LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle.
 
-    A lower end below LEAST_GAIN counts as 0: a cost that may be hidden but is probably large comes before a small certain one.
+    A lower end below LEAST_GAIN counts as 0, so the middle decides between such findings: a gain of 0 to 40 % comes before a
+    gain of 2 to 5 %.
     """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
     return sorted(kept, key=lambda one: (-_certain(one), -one.gain.mid))

@@ -33,8 +33,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         where=_place(top, evidence),
         evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
         gain=evidence.gain(0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s, "predicted"),
-        basis="seconds of compiling in the observed steps, and seconds of the forward pass beyond half of the backward pass",
-        code="give steps one shape: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
+        basis="seconds of compiling in the observed steps, and those by which forward exceeds half of backward",
+        code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,
     )
@@ -43,8 +43,8 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
 def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
-    Every call checks the guards of all graphs made so far, and beyond torch's limit of graphs, code runs uncompiled. Without
-    these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
+    Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
+    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)

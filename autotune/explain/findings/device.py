@@ -39,7 +39,7 @@ LEFT_FRAC = 0.5
 HALF_BYTES = 0.5  # operators other than products save at most this share of their seconds, as they move half as many bytes
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
 MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in memory-bound operators
-FUSED_FRAC = (0.0, 0.3, 0.8)  # share of these operators' seconds that fusing them saves: at least, usually, at most
+FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
@@ -92,14 +92,14 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
     with_casts = min(1.0, left + products.get(CASTS, 0.0) / products[WIDE])
     low, bare = LEFT_FRAC * share * step_s * (1 - with_casts), share * step_s * (1 - left)
     computing_s = max(_computing_s(evidence), share * step_s)
-    is_around = min(1.0, 2 * share * step_s / computing_s)  # 1 if products are half of the computing or more
+    is_around = min(1.0, 2 * share * step_s / computing_s)  # share of the operators between products: 1 if products take half
     high = bare + HALF_BYTES * is_around * (computing_s - share * step_s)
     return _gain_on_device(evidence, (low, (low + high) / 2, high), "predicted")
 
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
     if not products:
-        return "16-bit products are usually 1.1 to 8 times as fast; the pass memory measures those of this program"
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass `memory` times those of this program"
     times = products[WIDE] / products[NARROW]
     return f"the program's products, timed alone: {times:.2g} times as fast in 16 bits"
 
@@ -127,7 +127,7 @@ def _computing_s(evidence: Evidence) -> float:
 
 
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
-    """Returns the share of matrix products in the operators of forward and backward; None if unknown.
+    """Returns the share of matrix products in the time of forward's and backward's operators; None if unknown.
 
     On the CPU, attention counts only if it was timed in both precisions: in 16 bits it can be slower.
     """
@@ -193,7 +193,7 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _faster_optimizer(evidence: Evidence) -> str | None:
-    """Returns the implementation that updates the weights with fewer operators; None if there is none to choose."""
+    """Returns the implementation that updates the weights with fewer operators; None if no such value can be set."""
     if evidence.value(OPTIMIZER_KNOB) == "fused":
         return None
     return next((value for value in ("fused", "foreach") if evidence.may_set(OPTIMIZER_KNOB, value)), None)
@@ -202,8 +202,8 @@ def _faster_optimizer(evidence: Evidence) -> str | None:
 def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if most of a step is spent on calling many small operators instead of on computing.
 
-    Time and operators of the input do not count, since they belong to other findings. Nor does the update of the weights, if
-    another implementation of the optimizer needs fewer operators.
+    Time and operators of the input do not count, since they belong to other findings. The update of the weights counts only if
+    the remedy is a larger batch, and no other implementation of the optimizer needs fewer operators.
     """
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None:
@@ -221,7 +221,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         return
     if value is None:
         gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
-        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no setting that makes them fewer or larger is left to try"
+        basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         basis = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us per operator, with more samples each in a larger batch"
@@ -243,10 +243,10 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
 
 
 def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: float, phases: Sequence[str]) -> float:
-    """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each of them.
+    """Returns the seconds of a step in which the CPU calls these operators: at most OPERATOR_S for each call.
 
-    For products, and for operators that take WORK_S or more, the rest of their time is real work. Calling cannot take longer
-    than the phases that call operators, minus this work.
+    If an operator is a product, or a call takes WORK_S or more, the time beyond OPERATOR_S is real work. Calling cannot take
+    longer than the phases that call operators, minus this work.
     """
     working = [row for row in rows if row["kind"] in MATRIX_KINDS or row["seconds"] >= row["count"] * WORK_S]
     work_s = math.fsum(max(0.0, row["seconds"] - row["count"] * OPERATOR_S) for row in working)
@@ -255,7 +255,7 @@ def _calling_s(evidence: Evidence, rows: Sequence[Mapping[str, Any]], count: flo
 
 
 def _relief(evidence: Evidence) -> tuple[str, KnobValue | None]:
-    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation; ("", None) for none."""
+    """Returns the setting that makes fewer or larger operators: a larger batch, else compilation, else ("", None)."""
     if larger := evidence.larger(BATCH, evidence.batch, LARGER_BATCH * evidence.batch):
         return BATCH, larger
     modes = ("reduce-overhead", "default") if evidence.is_cuda else ("default",)  # CUDA graphs launch many kernels at once

@@ -21,9 +21,9 @@ class Without:
     Attributes:
         stages: what to skip, see `harness/explain/skipping.py`.
         gain: predicted gain if the skipped stages took no time.
-        remaining: share of their time that is left after a remedy, as (largest, usual, smallest).
+        remaining: share of the skipped time that is left after a remedy, as (largest, usual, smallest).
         function: the function to skip, in words; "" for stages of the loader.
-        limiting: their share of the workers' work, if the workers limit the rate and have cores of their own; else None.
+        limiting: the stages' share of the workers' work, if the workers limit the rate and have cores of their own; else None.
     """
 
     stages: tuple[str, ...]

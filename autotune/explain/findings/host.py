@@ -91,7 +91,7 @@ def function_of(line: Line) -> str:
 
 
 def _purpose(found: Mapping[str, Sequence[Line]]) -> str:
-    """Returns one cause for all lines of a function: the one with the most seconds, where those of PYTHON count a third."""
+    """Returns one cause for all lines of a function: the cause with the most seconds. Seconds of PYTHON count a third."""
     seconds = {cause: math.fsum(line.self_s for line in lines) for cause, lines in found.items()}
     return max(seconds, key=lambda cause: seconds[cause] * (1.0 if cause != PYTHON else PURPOSE_FRAC / (1 - PURPOSE_FRAC)))
 
@@ -193,7 +193,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
 
 
 def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line]) -> bool:
-    """Returns whether the given lines take most of their function's time, so that skipping it shows what they cost.
+    """Returns whether some lines take most of their function's time, so that skipping the function shows what they cost.
 
     The function with the training loop runs only once, so it cannot be skipped. Nor can a function that fetches batches,
     computes gradients or calls the optimizer, because without it the program would not train.
@@ -218,7 +218,7 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most."""
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
-    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # slowed by the pass, which slows Python most
+    slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = _idle_s(evidence)
@@ -251,7 +251,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, or in which the GPU is idle if that is less; estimate not checked on a GPU yet",
+        basis="seconds inside the copies or, if fewer, those in which the GPU is idle; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

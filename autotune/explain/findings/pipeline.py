@@ -31,7 +31,7 @@ WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for at least this share of its work, the wait is a separate cause
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
-BEHIND_FRAC = 0.75  # if the workers need at least this share of a step to make its samples, the loader can set the pace
+BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
 # training thread by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
@@ -40,7 +40,7 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 # decoder still decodes, and vectorised code still computes.
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
-MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of their work
+MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of all work that is then skipped
 # If decoding takes less than this share of the time of the data set's own code, all that code counts as augmentation, and vice
 # versa.
 LEAST_SHARE = 0.1
@@ -61,12 +61,12 @@ class Part:
     """Work of the input pipeline that has one cause, in seconds per sample.
 
     Attributes:
-        cause: cause of a finding, if the part takes too long.
+        cause: the finding's cause, if the part takes too long.
         where: place in the code, or name of the stage.
         what: names of the stages; for several transforms, also the seconds of each.
         stages: names of the stages.
         cpu_s: seconds on a CPU.
-        blocked_s: seconds in which it neither runs on a CPU nor waits for one, because of storage, network or sleep.
+        blocked_s: seconds in which it waits for storage, the network or the end of a sleep, but not for a CPU.
     """
 
     cause: str
@@ -149,9 +149,9 @@ def is_behind(evidence: Evidence) -> bool:
 
 
 def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
-    """Returns the causes that a stage's work belongs to, with the share of each.
+    """Returns the share that each cause has in a stage's work: {DECODING: 0.8, AUGMENTATION: 0.2}.
 
-    The data set's own code may decode and augment. Its work is split in proportion to the seconds of the lines of each.
+    The data set's own code may decode and augment. Its work is split between the two in proportion to their lines' seconds.
     """
     if stage.name != ITEM:
         return {{READ: STORAGE, DECODE: DECODING, COLLATE: COLLATING}.get(stage.name, AUGMENTATION): 1.0}
@@ -197,7 +197,7 @@ def _part(evidence: Evidence, cause: str, costs: Sequence[tuple[Stage, float, fl
 
 
 def _names(work_s: dict[str, float]) -> str:
-    """Returns the names of stages, the slowest first; for several transforms, also the seconds per sample of each."""
+    """Returns the names of stages, the slowest first, or for several transforms "transforms (Resize 2.10 ms, Flip 1.00 ms)"."""
     names = sorted(work_s, key=lambda name: -work_s[name])
     if len(names) == 1 or not names[0].startswith(TRANSFORM):
         return ", ".join(names)
@@ -243,8 +243,8 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 def _without(evidence: Evidence, part: Part) -> Without | None:
     """Returns how to measure the program without a part; None if most of what would be skipped is other work.
 
-    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample, with other work. A remedy
-    would not remove that work, so `remaining` includes it.
+    Opening a file, and the data set's own code, can be skipped only by skipping the whole sample, which skips other work, too.
+    A remedy would not remove this other work, so `remaining` includes it.
     """
     if _is_of_stream(evidence, part):
         return None
@@ -269,12 +269,15 @@ def _without(evidence: Evidence, part: Part) -> Without | None:
 def _basis(evidence: Evidence) -> str:
     if not evidence.num_workers:
         return "stage times in the step"
-    cores = ", and the cores that it takes from training" if evidence.is_shared else ""
+    cores = ", and the cores that the workers take from training" if evidence.is_shared else ""
     return f"stage times in the workers, the step's waits{cores}"
 
 
 def _input_text(evidence: Evidence) -> str:
-    """Returns how much of a step the input takes, and how much of it is in the training loader if other loaders matter."""
+    """Returns what the input takes: "input takes 20.0 ms of a step's 102 ms (20 %), 8.00 ms of it in the training loader".
+
+    The last part is left out if other loaders take hardly anything.
+    """
     of_training = evidence.input_s - evidence.wait_s > 0.02 * evidence.step_s
     rest = f", {step_time_text(evidence.wait_s)} of it in the training loader" if of_training else ""
     return f"input takes {evidence.of_step(evidence.input_s)}{rest}"
@@ -312,7 +315,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if workers that keep up with it use the cores less.
+    """Returns the seconds of a step that the training thread saves if the workers use the cores less but still keep up.
 
     Args:
         evidence: what is known of the configuration.
@@ -368,7 +371,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds of a step that more workers save by making the input while it runs, possibly on the same cores."""
+    """Returns the seconds that more workers save by making the input during the step's other work, maybe on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:

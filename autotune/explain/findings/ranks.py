@@ -32,7 +32,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="rank skew",
         where=f"rank {slow.rank}{place}",
-        evidence=f"rank {slow.rank} needs {evidence.of_step(excess_s)} more than the others, mostly in {phase}"
+        evidence=f"rank {slow.rank} takes longer than the others by {evidence.of_step(excess_s)}, mostly in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
         gain=evidence.gain(*_saved_by_balance(evidence, own_s, excess_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
@@ -43,8 +43,8 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
     """Returns the seconds of a step that equal work on all ranks saves.
 
-    At most, the slowest rank's excess over the next slowest disappears. If all work is spread evenly instead, a step gets
-    shorter by the slowest rank's excess over the mean; without GPUs by less, as the ranks then share cores that it used alone.
+    The upper end is the slowest rank's excess over the next slowest. If all work is spread evenly, a step gets shorter by the
+    slowest rank's excess over the mean. Without GPUs it is less: while the others waited, the slowest rank had all cores.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)
@@ -64,7 +64,7 @@ def _more(slow: Lines, other: Lines, phase: str) -> float:
 
 
 def _different_line(slow: Lines, other: Lines, phase: str) -> Line | None:
-    """Returns the program's line whose time on the slow rank exceeds that on the other rank most; None if there is none.
+    """Returns the program's line that takes the most additional time on the slow rank; None if no line takes longer there.
 
     If the input is slow and workers make it, the line is one of the workers', because the training thread only waits.
     """

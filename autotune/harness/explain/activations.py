@@ -1,4 +1,4 @@
-"""Counts the bytes that autograd saves for the backward pass, by module, and those of the gradients."""
+"""Counts the bytes that autograd saves for the backward pass, by module, and the bytes of the gradients."""
 
 from __future__ import annotations
 

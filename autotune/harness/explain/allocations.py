@@ -136,7 +136,7 @@ class DeviceAllocations(Allocations):
 
 
 class History:
-    """The entries of a CUDA allocator's trace, replayed from the bytes allocated and reserved when it began."""
+    """The entries of a CUDA allocator's trace, replayed from the bytes allocated and reserved when the trace began."""
 
     def __init__(self, allocated: int, reserved: int) -> None:
         self._allocated, self._reserved = allocated, reserved

@@ -38,7 +38,7 @@ class Pass:
         """Called after each step in the passes TRACE and MEMORY; in the pass LINES, after only some of the steps."""
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called if the program evaluated its model since the last step: the time since then does not count.
+        """Called if the program evaluated its model since the last step: the time since that step does not count.
 
         It is called at the end of the step that contains the evaluation, before `step_done`, or earlier if an epoch begins.
 

@@ -17,7 +17,9 @@ def compile_seconds() -> float:
 
 
 def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
-    """Returns what was compiled since the process began; None if nothing was.
+    """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
+
+    Returns None if nothing was compiled.
 
     Args:
         sources: tells whose code a file holds.

@@ -1,7 +1,7 @@
 """Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
 
-Like `protocol`, this module needs only Python 3.9 and the standard library, and both sides import it. Seconds are floats, bytes
-are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in its own process:
+Like `protocol`, this module needs only Python 3.9 and the standard library, because both the harness and the tuner import it.
+Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass has its own process:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
@@ -75,7 +75,7 @@ class Line:
 
 @dataclasses.dataclass
 class Stage:
-    """One stage of the input pipeline, over all workers, or in the training process where there are none.
+    """One stage of the input pipeline, summed over all workers; in the training process if the loader has no workers.
 
     Attributes:
         name: see READ and its neighbours.
@@ -100,7 +100,7 @@ class Stage:
 
 @dataclasses.dataclass
 class Site:
-    """A place in the program's own code where the host waits for the device, or would if there were one.
+    """A place in the program's own code where the host waits for the GPU or, in a run on the CPU, would wait for a GPU.
 
     Such a place copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
 
@@ -155,7 +155,7 @@ class Lines:
         stages: of the training loader.
         syncs: the sites with the most seconds, at most 50.
         gc_s, gc_count: seconds and collections of the cyclic garbage collector per step.
-        compiled: None if nothing was compiled.
+        compiled: recompilations and graph breaks; None if nothing was compiled.
         communication: {"exposed_s", "gradient_bytes"} as in RankResult.communication, seconds per step; {} if unknown.
         notes: what could not be measured, and why.
         busy_cpu_s: CPU seconds per step that the training thread uses in all phases but "input"; None if unknown.

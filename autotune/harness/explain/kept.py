@@ -111,7 +111,7 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    If a worker is not forked, they are sent to it as plain bytes. Otherwise torch would move each tensor to shared memory, of
+    To a worker that is not forked, they are sent as plain bytes. As tensors, torch would move each of them to shared memory, of
     which a container has little, and send it as an open file, of which a fork server passes on fewer than 256.
     """
 
@@ -131,7 +131,7 @@ class Left:
     """Collects, in the training process, what the workers of one loader have left so far.
 
     Args:
-        prefix: path with which the names of their files begin; the folder must exist.
+        prefix: the beginning of the paths of the files in which workers leave results; the folder must exist.
     """
 
     def __init__(self, prefix: str) -> None:

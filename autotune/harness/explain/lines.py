@@ -48,9 +48,9 @@ class Collections:
 
 
 def samples_of(seen: List[float], num_steps: int) -> float:
-    """Returns the samples of all steps of a pass, extrapolated from the steps that the device had finished at the end.
+    """Returns the samples of all steps of a pass: `samples_of([32.0, 32.0], 3)` is 96.0.
 
-    A GPU may still be computing the last steps then.
+    At the end of a pass, a GPU may still be computing the last steps, so that only the samples of earlier steps are seen.
     """
     return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 

@@ -31,7 +31,7 @@ class Marks:
         thread: identifier of the training thread.
         on_change: if not None, called with each new phase.
         on_step: if not None, called in each step when the phase first changes.
-        on_result: if not None, called with the phase and the result when a function that is a whole phase returns.
+        on_result: if not None, called with (phase, result) whenever a call wrapped by `around` returns.
         between_steps: if not None, called once, at the next change from OTHER to another phase.
         num_left_out: steps whose seconds do not count.
     """
@@ -58,7 +58,7 @@ class Marks:
     # --- changes of phase ---
 
     def enter(self, phase: str) -> str:
-        """Begins a phase and returns the phase to return to."""
+        """Begins a phase and returns the one that it interrupts, for `leave`."""
         before = self.now
         if before == OTHER and self.between_steps is not None:
             act, self.between_steps = self.between_steps, None
@@ -107,7 +107,7 @@ class Marks:
         return {**self.seconds, self.now: self.seconds[self.now] + time.perf_counter() - self._since_s}
 
     def around(self, phase: str, function: Any) -> Any:
-        """Returns a function wrapped in a phase."""
+        """Returns `function`, wrapped so that each of its calls counts as `phase`."""
         is_compiling = torch_is_compiling()
 
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ class DevicePhases:
             self._read(MAX_EVENTS // 2)
 
     def _read(self, number: int) -> None:
-        """Adds up the time until the event of this number, and drops the events before it."""
+        """Adds up the time until event `number`, and drops the events before it."""
         self._events[number][1].synchronize()
         pairs = zip(self._events[:number], self._events[1:])  # noqa: B905 (Python 3.9)
         for place, ((phase, begin), (_, end)) in enumerate(pairs):

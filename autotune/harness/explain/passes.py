@@ -16,7 +16,7 @@ from .documents import LINES, MEMORY, PASSES, document_file
 
 BEGIN_FILE = "explain.json"  # {"step": n}: rank 0 tells the other ranks after which step all begin the pass
 WARMUP_MAX_S = 20.0  # from the first step on; after this the pass begins even if the steps are not steady
-NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first: the pass began anyway"
+NOT_STEADY = f"the steps were not steady {WARMUP_MAX_S:g} s after the first step: the pass began anyway"
 CUT_SHORT = "the program ended by itself in the middle of the pass"
 
 

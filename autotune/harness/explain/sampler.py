@@ -36,7 +36,7 @@ class LineSampler(threading.Thread):
     """Samples the thread that starts it, at intervals. In the training process, it also samples the other threads.
 
     Attributes:
-        num_samples: number of samples of that thread.
+        num_samples: number of samples taken of the thread that started the sampler.
         cpu_s: CPU seconds that the sampler itself used.
         collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
         phases_s: phase -> sampled seconds.

@@ -23,10 +23,10 @@ from .sources import OWN, Sources, name_of
 from .stages import Stages
 
 KEPT_BATCHES = 2  # batches that are kept in each process; they are large
-KEPT_CALLS = 4  # results of a function of the program
-# A program may make new data sets and transforms each epoch. The oldest results are dropped beyond these limits of a process.
+KEPT_CALLS = 4  # results that are kept of a function of the program, for each place that calls it
+# A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
-MOST_DECORATORS = 8  # of a function that is looked for
+MOST_DECORATORS = 8  # layers of decorators around a function that are searched
 ONCE = ("send", "__next__", "__enter__")  # an object with one of these attributes, such as a generator, can be used only once
 
 
@@ -77,11 +77,11 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
-        self._begun_of: Dict[Place, int] = {}  # how many stages of each name began in this process
+        self._begun_of: Dict[Place, int] = {}  # place without a number -> number of such stages begun here
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
-        """Calls a function as a stage, or returns one of its earlier results at this place of a Compose."""
+        """Calls a function as a stage, as in `Stages`; once enough of its results are kept, returns one of these instead."""
         if name not in self._names or not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         if name == COLLATE:
@@ -141,7 +141,7 @@ class SkippedStages(Stages):
         super()._begin_with(fetcher)
         if ITEM not in self._names or not self.is_training():
             return
-        if isinstance(fetcher.dataset, Items):  # two loaders take turns
+        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders take turns
             return
         if hasattr(fetcher, "dataset_iter"):
             raise RuntimeError("autotune: samples of a stream cannot be skipped")
@@ -183,7 +183,8 @@ def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
 
     Args:
         names: "function: FILE: NAME" of each; other names are ignored.
-        is_needed: whether each function must exist here. For example, perhaps only rank 0 has imported the code that logs.
+        is_needed: whether each function must exist in this process. It may be false because, for example, only rank 0 imports
+            the code that logs.
 
     Raises:
         RuntimeError: there is no such function although it is needed, or it calls the optimizer.
@@ -207,7 +208,7 @@ def check_skipped() -> None:
     """Checks that the functions were skipped.
 
     Raises:
-        RuntimeError: one was not skipped: the program rarely calls it, or keeps it elsewhere, such as in a list of callbacks.
+        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (a list of callbacks, say).
     """
     if _never:
         why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
@@ -215,7 +216,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether the thread is in a call of a function. If so, it has called the optimizer, which has just made its first step."""
+    """Whether a function is running in this thread. If so, it calls the optimizer, as the optimizer's step runs this code."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):
@@ -347,7 +348,7 @@ def begin(
 
 
 def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
-    """Returns the function that each worker that now starts must call to skip stages.
+    """Returns the function that the workers which are about to start must call to skip stages.
 
     Args:
         names: as for `begin`.

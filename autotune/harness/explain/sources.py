@@ -11,7 +11,7 @@ import sysconfig
 from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
-GENERATED = os.sep + "torchinductor_"  # in the path of code that torch.compile writes, unless a variable sets another folder
+GENERATED = os.sep + "torchinductor_"  # in the path of code that torch.compile writes, unless TORCHINDUCTOR_CACHE_DIR is set
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -83,7 +83,7 @@ def text_of(file: str, line: int) -> str:
 
 
 def name_of(code: Any) -> str:
-    """Returns a function's qualified name. Before Python 3.11: its name, after "<locals>." if it is inside a function."""
+    """Returns a function's qualified name; before Python 3.11, "NAME" or, inside another function, "<locals>.NAME"."""
     is_inside = bool(code.co_flags & inspect.CO_NESTED)
     return str(getattr(code, "co_qualname", f"<locals>.{code.co_name}" if is_inside else code.co_name))
 

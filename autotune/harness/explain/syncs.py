@@ -24,7 +24,7 @@ KINDS = {
 COPY, SYNCHRONIZE = "copy", "synchronize"
 MAX_SITES = 50
 # Recording a call takes microseconds, and a loop over the elements of a tensor makes thousands of calls per step. So after
-# ALL_NOTED calls, about one in ONE_IN is recorded and counts for the others.
+# ALL_NOTED calls, about one in ONE_IN is recorded and counts as ONE_IN calls.
 ALL_NOTED, ONE_IN = 2000, 16
 
 Key = Tuple[str, Any, int, str]  # kind, code, line, phase

@@ -61,7 +61,7 @@ class TracePass(Pass):
     def leave_out(self, samples: float, wait_s: float) -> None:
         """See the base class."""
         is_traced = self._profiler is not None and self._marks.between_steps is None and not self.is_over
-        if is_traced and 2 * len(self._left_out) < self._num_steps + 1:  # at least every other step stays
+        if is_traced and 2 * len(self._left_out) < self._num_steps + 1:  # at least half of the steps are kept
             self._left_out.append(int(self._profiler.step_num))
             self._left_out_s += time.perf_counter() - self._step_begun_s
 

@@ -63,7 +63,7 @@ def observe(prefix: str) -> None:
 
 
 def prefix(folder: str, number: int) -> str:
-    """Returns the path with which all files of a loader's workers begin, and makes the folder for them.
+    """Returns the beginning of the paths of all files that a loader's workers write, and makes their folder.
 
     Called in the training process.
     """
@@ -82,7 +82,7 @@ Reading = Dict[str, Dict[str, Any]]  # file of a worker -> what it wrote last
 
 
 def read(start: str) -> Reading:
-    """Returns what workers have written so far to the files that begin with a `prefix`."""
+    """Returns what workers have written so far to the files whose paths begin with `start`; see `prefix`."""
     found = {}
     for path in glob.glob(f"{glob.escape(start)}.*.json"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as file:

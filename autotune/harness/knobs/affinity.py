@@ -40,7 +40,7 @@ class Core(NamedTuple):
 
 
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
-    """Returns the cores of one rank and its workers, how many ranks share them, and why this differs from `value` ("" if not).
+    """Returns the cores of one rank and its workers, how many ranks share them, and why `value` is not applied ("" if it is).
 
     Args:
         value: value of threads.affinity.

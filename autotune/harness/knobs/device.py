@@ -33,7 +33,7 @@ def granularity_bytes() -> Optional[int]:
 
 
 def _works(library: Any, error: int) -> bool:
-    """Returns whether a call has worked. If not, clears its error, which torch would raise after its next kernel."""
+    """Returns whether a call of the library succeeded. Clears its error, which torch would raise after the next kernel."""
     if error:
         library.cudaGetLastError()
     return not error
@@ -59,7 +59,7 @@ class DeviceKnobs(KnobHandler):
             return {KEY: granularity_bytes()}
 
     def _on_its_device(self) -> Any:
-        """Returns a context in which the GPU that trains is current. Otherwise another GPU would get a CUDA context."""
+        """Returns a context manager that selects the GPU that trains, so that no other GPU gets a CUDA context."""
         import torch
 
         index = self._context.device_index

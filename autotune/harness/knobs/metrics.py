@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
     "the program's own loop reads its metrics. If an argument of the program sets the interval, write "
-    "{step.metrics_sync_interval=10} there in the command"
+    "{step.metrics_sync_interval=10} in the command as its value"
 )
 NEVER = "the program's trainer reads no metrics during an epoch"
 

@@ -71,7 +71,7 @@ class ModuleKnobs(KnobHandler):
     # --- setting ---
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
-        """Sets the knobs of a module that has not been called yet, autocast excepted; `observed` is from `observe`."""
+        """Sets all knobs except autocast on a module that has not been called yet; `observed` is from `observe`."""
         if self._knobs.get(FLOAT8, "off") != "off":
             self._compute_in_float8(module, self._knobs[FLOAT8], observed)
         is_compiled = self._knobs.get(COMPILE, "off") != "off" or observed[COMPILE] != "off"

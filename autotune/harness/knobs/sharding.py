@@ -29,7 +29,7 @@ HOMES = ("torch.distributed.fsdp", "torch.distributed._composable.fsdp")  # wher
 RESHARDING = ("FULL_SHARD", "HYBRID_SHARD")  # FSDP 1's names
 ARGUMENT = (
     "autotune does not switch between DDP and FSDP itself, since that changes what the optimizer holds and what the program "
-    "saves. If an argument of the program sets it, write {parallel.strategy=ddp} there in the command"
+    "saves. If an argument of the program chooses between them, write {parallel.strategy=ddp} in the command as its value"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
 WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
@@ -72,7 +72,7 @@ class ShardingKnobs(KnobHandler):
             self._targets.append(weakref.ref(each))
             self._sizes[id(each)] = _mesh_size(each)
             if asked is not None:
-                # FSDP2's method even if the program's class has one of this name, since FSDP2's class comes first in the MRO.
+                # This is FSDP2's method even if the program's class has a method of this name: FSDP2 comes first in the MRO.
                 each.set_reshard_after_forward(bool(asked), recurse=False)
 
     def _meet_fsdp1(self, module: Any) -> None:

@@ -213,12 +213,12 @@ class TransferKnobs(KnobHandler):
 
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
-    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; None as device if there is none."""
+    """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; the device is None if none is given."""
     import torch
 
     try:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    except (RuntimeError, TypeError):  # copy=True, which this rejects, or a mistake, for which `Tensor.to` will raise
+    except (RuntimeError, TypeError):  # `_parse_to` rejects copy=True and mistakes; for a mistake, `Tensor.to` raises
         return None, None, False, None
     return device, dtype, non_blocking, layout
 

@@ -31,7 +31,8 @@ import threading
 import time
 from typing import Any, NoReturn
 
-sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]  # workers get this list
+# Ray's workers get this list, without the folder of this file.
+sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
 CONNECT_S = 5.0

@@ -25,7 +25,7 @@ class Finding:
         name: what was checked, in a word or two.
         found: what was found, with numbers.
         status: how severe it is.
-        cost: what it costs, in words; "" if nothing. Any numbers in it were measured here.
+        cost: what it costs, in words; "" if nothing. Any numbers in these words were measured on this machine.
         command: command that fixes it, recommended but never run; "" if there is none.
     """
 

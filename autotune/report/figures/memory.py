@@ -164,7 +164,7 @@ def _byte_axis(height: Scale) -> list[tuple[float, str]]:
 
 
 def memory(study: Study) -> Figure:
-    """Returns what uses the memory at the peak, for the baseline above the best."""
+    """Returns what uses the memory at the peak, with a bar each for baseline and best."""
     title = "What uses the memory at its peak?"
     amounts = {
         role: {str(row["category"]): float(row["bytes"]) for row in found}

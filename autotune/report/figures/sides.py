@@ -23,7 +23,7 @@ NAMES = {
 
 
 def named(category: str) -> str:
-    """Returns a category of time or memory by a name for readers: a plainer one if its stored name needs an explanation."""
+    """Returns a category's name for readers: "waiting for input" for "input_wait", "optimizer state" for "optimizer_state"."""
     return NAMES.get(category, category.replace("_", " "))
 
 

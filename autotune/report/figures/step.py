@@ -43,13 +43,13 @@ Seconds = Mapping[str, Mapping[str, float]]  # role -> {category: seconds a step
 
 
 def breakdown(study: Study) -> Figure:
-    """Returns the seconds of a step by phase, for the baseline above the best."""
+    """Returns the seconds of a step by phase, with a bar each for baseline and best."""
     seconds = {role: phases for role, number in study.sides.items() if (phases := study.explained(number).get("phases_s"))}
     return _parts(study, seconds, "breakdown", "Where does the time of a step go?", BY_PHASE, "phases")
 
 
 def categories(study: Study) -> Figure:
-    """Returns the seconds of a profiled step by what is computed, for the baseline above the best.
+    """Returns the seconds of a profiled step by what is computed, with a bar each for baseline and best.
 
     If the profiler slowed the step too much, only the GPU's part of the trace is used.
     """
@@ -67,7 +67,7 @@ def categories(study: Study) -> Figure:
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the GPU's part of a breakdown, and as "idle" what remains of the time that a step takes without the profiler.
+    """Returns the GPU's part of a breakdown. "idle" is what remains of the time that a step takes without the profiler.
 
     Returns {} if there is no GPU, or if the duration of a step without the profiler is unknown.
     """
@@ -134,7 +134,7 @@ def _batch_notes(study: Study, seconds: Seconds) -> list[str]:
 
 
 def stages(study: Study) -> Figure:
-    """Returns D and L of baseline and best, and the cost of a sample at each stage of the loader."""
+    """Returns the rates of step and loader, alone and together, for baseline and best, and a sample's cost at each stage."""
     title = "Does the input keep up?"
     measured = {role: _measured(study, number) for role, number in study.sides.items()}
     known = {role: rates for role, trials in measured.items() if (rates := _medians(trials))["loader_rate"]}

@@ -21,8 +21,9 @@ WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally p
 class AveragedForecast:
     """Forecasts with each value of WAITING, weighted by how well each explains the rates.
 
-    On shared cores D cannot be observed, so each value implies another D. If a single value were assumed, the trials would seem
-    to confirm it, because the implied D explains their rates. If step and loader share no cores, there is only one forecast.
+    On shared cores the device rate D cannot be observed, so each value implies another D. If a single value were assumed, the
+    trials would seem to confirm it, because the implied D explains their rates. If step and loader share no cores, there is
+    only one forecast.
 
     Attributes:
         is_decomposed: see `Forecast`.
@@ -36,7 +37,7 @@ class AveragedForecast:
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
         gains, spreads: see `Views`.
-        min_device_rates: number of trials with a D from which D and L are learned separately.
+        min_device_rates: D and L are learned separately if at least this many trials have a D.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class AveragedForecast:
         self.spread = self._forecasts[int(np.argmax(evidence))].spread
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
-        """Returns the forecasts for configurations, relative to a reference in a single row."""
+        """Returns the forecasts for configurations; `reference` is the single row to which `Expected.spread` refers."""
         if len(self._forecasts) == 1:
             return self._forecasts[0].expected(codes, reference)
         both = np.vstack([codes, reference])
@@ -100,7 +101,10 @@ class AveragedForecast:
         )
 
     def conditioned(self, codes: Codes) -> AveragedForecast:
-        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall."""
+        """Returns the forecast as it would be after trials of these configurations, if they ended as expected.
+
+        Then the expected rates stay, and their spreads fall.
+        """
         found = copy.copy(self)
         first, *others = self._forecasts
         first = first.conditioned(codes)
@@ -108,7 +112,7 @@ class AveragedForecast:
         return found
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
-        """Returns configurations, and their codes, as trials that had the expected result. On shared cores D is unknown."""
+        """Returns configurations, given with their codes, as trials with the expected results. On shared cores D is unknown."""
         expected = self.expected(codes, codes[:1])
         is_shared = self._views.are_shared(codes).tolist()
         rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)

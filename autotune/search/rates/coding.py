@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves 
 # the distance between two rows of `Features.knobs` over which it changes. Without this effect, forecasts for configurations far
 # from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,14 @@ class Features:
     Attributes:
         effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of columns of the same knob, which are subtracted from the products of all columns; or other columns
-            with the same inner products.
+        squares: products of two columns of the same knob, or other columns with the same inner products. They are subtracted
+            from the products of all columns.
     """
 
     effects: Array
     knobs: Array
     squares: Array
+    _latest: dict[str, tuple[Features | None, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __getitem__(self, rows: Any) -> Features:
         """Returns some of the rows."""
@@ -59,8 +61,24 @@ class Features:
 
     def plus(self, other: Features) -> Features:
         """Returns the rows of both."""
-        pairs = ((self.effects, other.effects), (self.knobs, other.knobs), (self.squares, other.squares))
-        return Features(*map(np.vstack, pairs))
+        return self._once("plus", other, lambda: Features(*map(np.vstack, zip(self._arrays, other._arrays, strict=True))))
+
+    def products(self, other: Features) -> tuple[Array, Array]:
+        """Returns `of_effects` and `of_interactions`."""
+        return self._once("products", other, lambda: (self.of_effects(other), self.of_interactions(other)))
+
+    @property
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        return self.effects, self.knobs, self.squares
+
+    def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
+        """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
+        name = f"{name} of one" if len(other.effects) == 1 else name  # a reference does not replace the candidates
+        key = None if other is self else other  # a reference to itself would keep the object alive
+        features, value = self._latest.get(name, (self, None))
+        if features is not key:
+            self._latest[name] = key, (value := made())
+        return value  # type: ignore[no-any-return]
 
     def with_effect(self, column: Array) -> Features:
         """Returns the features with one more column of effects."""
@@ -76,15 +94,26 @@ class Features:
 
     def of_interactions(self, other: Features) -> Array:
         """Returns `of_pairs` plus the covariance of joint effects of more than two knobs, which falls with the distance."""
-        far = self._lengths[:, None] + other._lengths - 2 * self.knobs @ other.knobs.T
-        return self.of_pairs(other) + TOGETHER_VARIANCE * np.exp(-np.maximum(far, 0.0) / (2 * TOGETHER_LENGTH**2))
+        inner = self.knobs @ other.knobs.T
+        together = 2 * inner  # in place from here on: these are the largest arrays of a proposal
+        together -= self._lengths[:, None]
+        together -= other._lengths
+        np.minimum(together, 0.0, out=together)  # the negative squared distance
+        together /= 2 * TOGETHER_LENGTH**2
+        np.exp(together, out=together)
+        together *= TOGETHER_VARIANCE
+        inner *= inner
+        inner -= self.squares @ other.squares.T
+        inner /= 2
+        inner += together
+        return inner
 
     def norms(self) -> tuple[Array, Array]:
         """Returns the diagonals of `of_effects(self)` and `of_interactions(self)`."""
         pairs = (self._lengths**2 - (self.squares**2).sum(axis=1)) / 2
         return (self.effects**2).sum(axis=1), pairs + TOGETHER_VARIANCE
 
-    @property
+    @cached_property
     def _lengths(self) -> Array:
         """The squared length of each row of `knobs`."""
         return np.asarray((self.knobs**2).sum(axis=1))
@@ -199,12 +228,20 @@ class Coding:
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
         """Returns the features of configurations, with a row for each; a knob without a weight has weight 1."""
-        parts: list[tuple[Array, Array, Array]] = []
-        for place, (effects, knobs, squares) in enumerate(self._tables):
-            rows, weight = codes[:, place], (weights or {}).get(self.knobs[place].key, 1.0)
-            parts.append((effects[rows] * weight, knobs[rows] * weight, squares[rows] * weight**2))
-        empty = np.zeros((len(codes), 0))
-        return Features(*(np.hstack([empty, *(part[place] for part in parts)]) for place in range(3)))
+        given = tuple((weights or {}).get(knob.key, 1.0) for knob in self.knobs)
+        if given not in self._weighted:
+            powers = (given, given, tuple(weight**2 for weight in given))
+            tables = zip(*self._tables, strict=True) if self.knobs else [()] * 3
+            self._weighted[given] = [
+                [table * weight for table, weight in zip(of_knobs, power, strict=True)]
+                for of_knobs, power in zip(tables, powers, strict=True)
+            ]
+        return Features(*(_looked_up(tables, codes) for tables in self._weighted[given]))
+
+    @cached_property
+    def _weighted(self) -> dict[tuple[float, ...], list[list[Array]]]:
+        """A dict from the knobs' weights to the tables of the three parts of `Features`, one for each knob."""
+        return {}
 
     @cached_property
     def _tables(self) -> list[tuple[Array, Array, Array]]:
@@ -214,6 +251,16 @@ class Coding:
             (effects, variances), own = knob.columns(), knob.pair_columns()
             found.append((effects * np.sqrt(variances), own, _squares(own)))
         return found
+
+
+def _looked_up(tables: Sequence[Array], codes: Codes) -> Array:
+    """Returns a row for each configuration: the rows of all knobs' tables, one after the other."""
+    found, begin = np.empty((len(codes), sum(table.shape[1] for table in tables))), 0
+    for place, table in enumerate(tables):
+        end = begin + table.shape[1]
+        found[:, begin:end] = table[codes[:, place]]
+        begin = end
+    return found
 
 
 def _squares(own: Array) -> Array:

@@ -61,8 +61,9 @@ class Forecast:
         waiting: how much threads wait for the workers' cores, see `regime.combined`.
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
-        min_device_rates: number of trials with a D from which D and L are learned separately.
-        like: a forecast from the same trials and scales with another `waiting`, which does not affect L; None if there is none.
+        min_device_rates: D and L are learned separately if at least this many trials have a D.
+        like: a forecast from the same trials and scales with another `waiting`. Its model of L is reused, since `waiting` does
+            not affect L. None if there is none.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Forecast:
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
     def expected(self, codes: Codes, reference: Codes) -> Expected:
-        """Returns the forecasts for configurations, relative to a reference in a single row.
+        """Returns the forecasts for configurations; `reference` is the single row to which `Expected.spread` refers.
 
         Spreads are propagated to first order: the spreads of D and L are multiplied by the rate's slopes with respect to them.
         """
@@ -157,11 +158,13 @@ class Forecast:
         return self._together(codes, devices, loaders) + self._rest.draws(views.features(REST, codes), num=num, rng=rng)
 
     def conditioned(self, codes: Codes, like: Forecast | None = None) -> Forecast:
-        """Returns the forecast after trials of configurations that end as expected: rates stay, spreads fall.
+        """Returns the forecast as it would be after trials of some configurations, if they ended as expected.
+
+        Then the expected rates stay, and their spreads fall.
 
         Args:
-            codes: their configurations.
-            like: the same for a forecast with another `waiting`; None if there is none.
+            codes: the configurations.
+            like: the result for a forecast with another `waiting`, whose model of L is reused; None if there is none.
         """
         found, ordinary = copy.copy(self), np.ones(len(codes))
         if self._loader is None or self._rest is None:

@@ -75,8 +75,8 @@ class Facts:
         rated: the trials with a rate.
         by_rate: (negative rate, place in `rated`) of each trial in `rated`, the fastest first.
         failed: the trials that failed for a reason other than memory.
-        peaks: the latest peak of the trials with the same memory knobs. Trials that ran out of memory are kept apart, and so
-            are trials whose peak is unknown.
+        peaks: for each combination of memory knobs, the latest trial's peak. Trials that ran out of memory are kept apart, and
+            so are trials whose peak is unknown.
         num_out: number of trials that ran out of memory.
         names: the sets of knobs that trials have.
         values: each knob with each of its values.
@@ -167,7 +167,7 @@ class Known:
 
     @property
     def values(self) -> Iterator[Mapping[str, Any]]:
-        """Each knob with each of its values, as a configuration."""
+        """Configurations that together contain every value that a knob has in any trial."""
         yield from ({key: value} for key, value in self.first.values)
         yield from (one.params for one in self.rest)
 

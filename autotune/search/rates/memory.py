@@ -25,6 +25,7 @@ ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
 FIXED_KNOBS = ("optimizer.implementation", "parallel.gradient_as_bucket_view", "backend.cudnn_benchmark")
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
+MEMORY_KNOBS = (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS)  # all knobs that the model looks at
 IN_PROCESS = "batches are made in the process"  # class value on a CPU without workers: the loader uses the process's memory
 # Value -> share of a sample's bytes that it is expected to save.
 SPARED = {
@@ -64,7 +65,7 @@ class Peak:
     @cached_property
     def kind(self) -> tuple[Any, ...]:
         """The values of all knobs that affect memory."""
-        return tuple(self.params.get(key) for key in (*CLASS_KNOBS, *ALLOCATING_KNOBS, *FIXED_KNOBS, BATCH, WORKERS, THREADS))
+        return tuple(self.params.get(key) for key in MEMORY_KNOBS)
 
 
 class MemoryModel:
@@ -134,7 +135,11 @@ class MemoryModel:
 
     def fits(self, params: Mapping[str, Any]) -> bool:
         """Whether a configuration fits with at least the chance that an initial configuration must have."""
-        return self.chance(params) >= SAFE_CHANCE
+        return self.fitting([params])[0]
+
+    def fitting(self, configurations: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Returns `fits` of many configurations."""
+        return [chance >= SAFE_CHANCE for chance in self.chances(configurations).tolist()]
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
         """Returns the largest batch size in `larger` that safely fits; None if none or all of them fit safely."""

@@ -36,9 +36,9 @@ class Pool:
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
     def read(self, known: Known) -> None:
-        """Reads the trials that were tried. Each is encoded and counted only once, since every proposal needs all of them.
+        """Reads the trials so far. Each is encoded and counted only once, since every proposal needs all of them.
 
-        A trial that the last call read must be passed as the same object again.
+        A trial that the last call has read must be passed as the same object again.
         """
         if known.earliest is not self._earliest:  # trials of another study
             self._begin(known.earliest)

@@ -34,7 +34,7 @@ MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 REFIT_TIMES = 1.01  # the same for the memory model, which one trial among more than 100 hardly changes
-# Of the running trials, at most this many make forecasts more certain: the time for it grows with the square of their number.
+# Of the running trials, at most this many count as if they had ended: the time for it grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again once the number of finished trials has grown by REFIT_TIMES; below 100, after each trial."""
+    """A model that is fitted again after each trial; from 100 on, whenever the number of trials has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -75,7 +75,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         options: which parts to use.
         is_exhausted: whether the last proposal found no configuration that may still be tried.
         is_held_back: whether the last proposal left out configurations because they may run out of memory.
-        is_provisional: whether trials were running at the last proposal, whose results were only supposed.
+        is_provisional: whether the last proposal was based on supposed results, because trials were running.
 
     Args:
         fallback: sampler that proposes when this one cannot.
@@ -121,7 +121,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def ask_again(self) -> None:
-        """Allows one more proposal, because trials have ended whose results were only supposed."""
+        """Allows one more proposal, because trials have ended for which earlier proposals supposed a result."""
         self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:
@@ -316,7 +316,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         if not found.working:
             return found, finished
         working = _spaced(found.working, MOST_SUPPOSED)
-        codes = coding.encode(working)
+        found, codes = replace(found, working=working), coding.encode(working)
         if self._is_due(len(known) + len(working)):  # the spreads of the models are found with what is supposed
             more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
             return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)

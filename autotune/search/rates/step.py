@@ -16,7 +16,7 @@ from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
 from autotune.search.rates.forecast import Expected
 from autotune.search.rates.history import Known
-from autotune.search.rates.memory import LEAST_CHANCE, MemoryModel
+from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
 from autotune.search.rates.supposition import Supposition
@@ -210,9 +210,13 @@ class Step:
         return chances
 
     def _chances_to_fit(self, codes: Codes) -> Array:
+        """Returns the probability that each configuration fits the memory. Few differ in the knobs that memory depends on."""
         if self._memory is None:
             return np.ones(len(codes))
-        return self._memory.chances([self._coding.decode(row) for row in codes.tolist()])
+        kinds = [row.tobytes() for row in codes[:, [knob.key in MEMORY_KNOBS for knob in self._coding.knobs]]]
+        rows = dict(zip(kinds, codes.tolist(), strict=True))  # one configuration of each kind
+        chances = dict(zip(rows, self._memory.chances(list(map(self._coding.decode, rows.values()))), strict=True))
+        return np.array([chances[kind] for kind in kinds], dtype=float)
 
     def _is_worth_compiling(self, codes: Codes, best: Codes) -> NDArray[np.bool_]:
         """Whether each configuration is worth a compilation, or needs none.

@@ -1,15 +1,16 @@
-"""Supposes how running trials will end, so that the next proposal adds to them.
+"""Supposes how running trials will end, so that the next proposal complements them.
 
 Without results, a batch of proposals would consist of small changes of the same configuration. Therefore a running trial is
 supposed to end as expected, and the best configuration so far may be one that still runs. Expected results change no forecast
 but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
 
 One wrong expectation must not spoil a whole batch. So a trial that may run out of memory is supposed to do so, and for each
-proposal it is drawn which new values make programs fail.
+proposal a few new values, drawn at random, are supposed to make programs fail.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,10 +59,11 @@ def supposition(
         rng: draws the values that are supposed to fail.
     """
     failing = _failing(running, coding, proven, rng)
-    does_fit = [memory is None or memory.fits(params) for params in running]
+    do_fit = [True] * len(running) if memory is None else memory.fitting(running)
+    fitting = list(itertools.compress(running, do_fit))
     return Supposition(
-        working=[one for one, fits in zip(running, does_fit, strict=True) if fits and failing.isdisjoint(values_of(one))],
-        out=[Seen(params=params, is_out=True) for params, fits in zip(running, does_fit, strict=True) if not fits],
+        working=[one for one in fitting if failing.isdisjoint(values_of(one))] if failing else fitting,
+        out=[Seen(params=params, is_out=True) for params, fits in zip(running, do_fit, strict=True) if not fits],
         failing=failing,
     )
 

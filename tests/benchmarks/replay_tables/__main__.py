@@ -65,8 +65,14 @@ TABLES = {
         "optimizer.implementation=choice(default,fused)",
     ],
 }
-# In large tables, each configuration is measured twice, with warm starts: a thousand fresh starts would take hours longer.
+# In large tables, each configuration is measured twice and briefly, and a disturbed trial keeps its rate: the rates of two
+# processes differ by more than what a longer window would settle, and the recording would take hours longer.
 LARGE = ("images", "compiled")
+BRIEF = [
+    *("measure.screening.warmup_min_device_s=0.5", "measure.screening.min_s=1", "measure.screening.half_width_frac=0.05"),
+    *("measure.screening.promoted_half_width_frac=0.03", "measure.screening.promoted_max_s=3", "measure.screening.max_s=3"),
+    "measure.quiet=false",
+]
 
 
 def main() -> int:
@@ -78,7 +84,7 @@ def main() -> int:
     options = parser.parse_args()
     is_large = options.name in LARGE
     about = [
-        *(("record.configurations=400", "record.repeats=2", "launch.warm=auto") if is_large else ()),
+        *(("record.configurations=400", "record.repeats=2", "launch.warm=auto", *BRIEF) if is_large else ()),
         *(() if is_large else ("record.configurations=48", "record.repeats=3")),
         "record.repeats_of_best=5",
         "search_space=none",

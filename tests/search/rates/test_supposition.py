@@ -49,7 +49,7 @@ def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatc
 
 def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
     safe, risky = with_(batch=64), with_(batch=128)
-    memory = SimpleNamespace(fits=lambda params: params[BATCH] < 128)
+    memory = SimpleNamespace(fitting=lambda configurations: [params[BATCH] < 128 for params in configurations])
     found = supposition.supposition([safe, risky], SimpleNamespace(knobs=[]), memory, Proven([safe]), np.random.default_rng(0))
     assert found.working == [safe]
     assert [(one.params, one.is_out) for one in found.out] == [(risky, True)]
