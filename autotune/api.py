@@ -21,17 +21,18 @@ from autotune.cli.plain import PlainLines, Quiet, View
 from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export import render
-from autotune.records import Knobs, Summary, TrialRecord
-from autotune.report import verdict
+from autotune.records import Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import find
 from autotune.study import run_study
+from autotune.wording import headline
 
 if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
+NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)  # has a table's columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,15 @@ class Study:
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """Every finished trial, by number; trial 0 is the baseline."""
-        return self._folder.read_trials()
+        """Every finished trial, by number; trial 0 is the baseline.
+
+        Raises:
+            autotune.errors.BadInput: a trial's record cannot be read.
+        """
+        try:
+            return self._folder.read_trials()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"STUDY: a trial cannot be read, got {self.name!r} ({error}). Move its folder away.") from error
 
     @property
     def best(self) -> Knobs | None:
@@ -158,9 +166,13 @@ class Study:
         """Writes the study's report again, as `autotune report` does, and returns it.
 
         Raises:
-            autotune.errors.BadInput: nothing was measured yet.
+            autotune.errors.BadInput: nothing was measured yet, or the report cannot be written.
         """
-        return Report(write_report(self._folder, self.summary))
+        try:
+            return Report(write_report(self._folder, self.summary))
+        except OSError as error:
+            file = str(self._folder.report_file)
+            raise BadInput(f"STUDY: its report cannot be written, got {file!r} ({error.strerror}).") from error
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a table with one row per trial, indexed by its number, and one column per knob.
@@ -172,11 +184,12 @@ class Study:
         """
         import pandas
 
-        return pandas.DataFrame([_row(trial) for trial in self.trials]).set_index("number")
+        rows = [_row(trial) for trial in self.trials]
+        return pandas.DataFrame(rows, columns=None if rows else list(_row(NO_TRIAL))).set_index("number")
 
     def __repr__(self) -> str:
         try:
-            return f"Study({self.name!r}, {verdict.headline(self.summary)!r})"
+            return f"Study({self.name!r}, {headline(self.summary)!r})"
         except BadInput:  # nothing was measured yet, or the summary cannot be read
             return f"Study({self.name!r})"
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.shapes import ANY, check, flag, interval, knob_value, number, text, whole_number
+from autotune.shapes import ANY, check, flag, interval, knob_value, moment, number, text, whole_number
 
 SCHEMA = 1
 
@@ -373,7 +373,7 @@ _TRIAL_SHAPE: Mapping[str, Any] = {
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(("name", "title", "cwd", "base"), text),
-    **dict.fromkeys(("started_at", "spent_s"), number),
+    "started_at": moment, "spent_s": number,
     **dict.fromkeys(
         ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",
          "verifies", "recording", "warm_start", "noise", "slots"),

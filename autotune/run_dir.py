@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import shlex
 import time
@@ -84,6 +85,10 @@ class StudyFolder:
         """Returns the folder of a trial."""
         return self.path / "trials" / f"{number:04d}"
 
+    def trial_files(self, name: str) -> list[Path]:
+        """Returns the file of this name of every trial that has it. Other folders, such as a copy "0007.bak", are no trials."""
+        return [file for file in sorted(self.path.glob(f"trials/[0-9]*/{name}")) if file.parent.name.isdecimal()]
+
     # Ownership -------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -156,8 +161,8 @@ class StudyFolder:
             OSError: a record cannot be read.
             ValueError: a record is invalid; the message names its file.
         """
-        files, known = sorted(self.path.glob("trials/[0-9]*/trial.json")), {} if known is None else known
-        return sorted((_read_once(file, known) for file in files), key=lambda record: record.number)
+        known = {} if known is None else known
+        return sorted((_read_once(file, known) for file in self.trial_files("trial.json")), key=lambda record: record.number)
 
     def read_trial(self, number: int) -> TrialRecord:
         """Returns a finished trial.
@@ -169,9 +174,8 @@ class StudyFolder:
 
     def read_cut_off(self) -> list[TrialRequest]:
         """Returns the requests of trials without a record, by number: autotune was killed while they ran."""
-        files = sorted(self.path.glob("trials/[0-9]*/asked.json"))
         found = []
-        for file in files:
+        for file in self.trial_files("asked.json"):
             if not file.with_name("trial.json").exists():
                 with contextlib.suppress(OSError, ValueError):  # killed before the request was written
                     found.append(TrialRequest.from_json(read_json(file)))
@@ -265,7 +269,7 @@ class StudyFolder:
 
     def lost(self, error: OSError) -> FolderLost:
         """Returns the exception that explains a failed write to the user."""
-        why, again = error.strerror or str(error), f"autotune resume {self.name}{where(self.path.parent)}"
+        why, again = error.strerror or str(error), f"autotune resume {self._typed()}{where(self.path.parent)}"
         kept = "What was measured before is kept"
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
             place = Path(error.filename).parent  # folder of the file being written
@@ -282,6 +286,13 @@ class StudyFolder:
             what, todo = _full(place, error.errno)
             return FolderLost(f"{place}: {what} ({why}). {kept}. {todo}, then: {again}")
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
+
+    def _typed(self) -> str:
+        """Returns what to type for this study: its name, or its path if there is a later study of this name."""
+        later: list[Path] = []
+        with contextlib.suppress(OSError):  # the runs folder is lost, too
+            later = [path for path in self.path.parent.glob(f"{glob.escape(self.name)}-[1-9]*") if is_study(path)]
+        return shlex.quote(path_text(self.path) if later else self.name)
 
     def discard(self) -> None:
         """Removes the folder if no study has begun in it, so that its name is free again."""
@@ -379,6 +390,11 @@ def _read_once(file: Path, known: Known) -> TrialRecord:
         record = _read_as(TrialRecord.from_json, file)
         known[file] = stamp, record
     return record
+
+
+def path_text(path: Path) -> str:
+    """Returns a path as it is typed for a study: with a slash, since a word without one is a name."""
+    return str(path) if os.sep in str(path) else os.path.join(os.curdir, path)
 
 
 def where(runs: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.errors import BadInput, one_of
 from autotune.records import StudyRecord
-from autotune.run_dir import StudyFolder, is_study, where
+from autotune.run_dir import StudyFolder, is_study, path_text, where
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 RECORDS = (  # what a study keeps in its folder, besides its report
@@ -153,7 +153,7 @@ def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
         is_meant = meant == folder.name
     except BadInput:
         is_meant = False
-    return f"{shlex.quote(folder.name if is_meant else str(folder.path))}{where(folder.path.parent)}"
+    return f"{shlex.quote(folder.name if is_meant else path_text(folder.path))}{where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:

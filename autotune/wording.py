@@ -19,6 +19,7 @@ from autotune.quantities import (
     interval_text,
     number_text,
     rate_text,
+    ratio_text,
     ratio_with_interval_text,
     seconds_text,
     step_time_text,
@@ -30,11 +31,11 @@ BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper
 GAINS = {
     THROUGHPUT: "",
     TIME: "less time for {samples} samples",
-    ENERGY: "less energy per sample",
+    ENERGY: "less energy per {unit}",
     COST: "lower cost per epoch",
 }
 NO_TIME = "no time"  # reason of an effect that is missing for lack of time; one line reports all such effects
-HEADS = {TIME: "T(N)", ENERGY: "J/sample", COST: "per epoch"}
+HEADS = {TIME: "T(N)", ENERGY: "J/{unit}", COST: "per epoch"}
 MAX_LOG_LINES = 15  # of a failed trial, in a message
 
 
@@ -120,13 +121,18 @@ def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
     return f"Ranks run on {', '.join(hosts)}; other programs there are not noticed, only those on {watched}"
 
 
+def head_text(name: str, unit: str) -> str:
+    """Returns the column head of an objective other than throughput: "T(N)", "J/sample", "per epoch"."""
+    return HEADS[name].format(unit=unit.removesuffix("s"))
+
+
 def objective_text(name: str, value: float | None, unit: str = "samples") -> str:
     """Returns an objective's value with its unit: "56.8 samples/s", "12 min 30 s", "0.310 J/sample", "4.20 per epoch"."""
     if value is None:
         return DASH
     if name == THROUGHPUT:
         return rate_text(value, unit)
-    return seconds_text(value) if name == TIME else f"{number_text(value)} {HEADS[name]}"
+    return seconds_text(value) if name == TIME else f"{number_text(value)} {head_text(name, unit)}"
 
 
 def objective_interval_text(name: str, interval: Sequence[float] | None) -> str:
@@ -177,7 +183,8 @@ def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] |
 def gain_words(summary: Summary, ratio: str) -> str:
     """Returns a worded ratio with what it refers to: "1.31x less energy per sample"; throughput is not mentioned."""
     samples = (summary.get("terms") or {}).get("samples")
-    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N")
+    unit = str(summary.get("unit") or "samples").removesuffix("s")
+    what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N", unit=unit)
     return f"{ratio} {what}".strip()
 
 
@@ -191,6 +198,43 @@ def verdict_text(summary: Summary) -> str:
     compared = {} if (summary.get("best") or {}).get("overrides") else speedup.get("overrides") or {}
     what = f" with {changes_phrase(compared)}" if compared else ""  # the baseline was kept; name its rival
     return f"{words}: {gain_text(summary, speedup['ratio'], speedup.get('ci'))}{what}"
+
+
+def headline(summary: Summary, *, is_said: bool = False) -> str:
+    """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
+
+    Args:
+        summary: the study's summary.
+        is_said: whether the reason of a failure is printed elsewhere.
+    """
+    if is_said and summary.get("status") == "failed":
+        return "failed"
+    speedup = summary.get("speedup") or {}
+    status, reason = str(summary.get("status") or "running"), str(summary.get("reason") or "")
+    if (verification := summary.get("verification")) and status != "failed":
+        words = _verification_text(verification)
+        return words if status == "complete" else f"{words} ({status})"
+    if (recording := summary.get("recording")) and status != "failed":
+        words = f"recorded: {recording['configurations']} configurations, {recording['trials']} measurements"
+        return words if status == "complete" else f"{words} ({reason or status})"
+    if not speedup or status == "failed":
+        return f"{status}: {reason}" if reason else status
+    if speedup.get("ratio") is None:
+        words = "same" if speedup.get("verdict") == "same" else "no verdict"
+        words = f"{words}: {speedup.get('reason') or reason}"
+    else:
+        words = verdict_text(summary)
+    return words if status == "complete" else f"{words} ({status})"
+
+
+def _verification_text(found: dict[str, Any]) -> str:
+    """Returns the verdict of a verification as one line: "holds: 2.04x now, 2.06x claimed"."""
+    now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
+    if not found.get("verdict"):
+        return f"verifying: {claimed} claimed"
+    if not now:
+        return f"{found['verdict']}: {claimed} claimed"
+    return f"{found['verdict']}: {ratio_text(now['ratio'])} now, {claimed} claimed"
 
 
 def break_even_text(summary: Summary) -> str:

@@ -205,11 +205,26 @@ def explain(
         bool, typer.Option("--fixed", help="Run the command after -- and the study's program in turn, and compare them.")
     ] = False,
     finding: Annotated[
-        int, typer.Option("--finding", metavar="N", min=1, help="Number of the finding that the fixed program addresses.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            "--finding",
+            metavar="N",
+            min=1,
+            help="With --fixed: number of the finding that the fixed program addresses; 1 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     pairs: Annotated[
-        int, typer.Option("--pairs", metavar="N", min=2, max=100, help="Number of pairs to measure with --fixed.")
-    ] = 4,
+        int | None,
+        typer.Option(
+            "--pairs",
+            metavar="N",
+            min=2,
+            max=100,
+            help="With --fixed: number of pairs to measure; 4 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     is_retrying: Annotated[
         bool, typer.Option("--retry", help="Skip a stage or function again even if the program failed without it before.")
     ] = False,
@@ -273,7 +288,17 @@ def report(
             show_default=False,
         ),
     ] = None,
-    width: Annotated[int, typer.Option("--width", metavar="PX", min=320, max=4000, help="Width of the picture.")] = 1440,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            "--width",
+            metavar="PX",
+            min=320,
+            max=4000,
+            help="Width of the picture; 1440 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -383,7 +408,16 @@ def verify(
     long: Annotated[
         bool, typer.Option("--long", help="Also run baseline and best for several minutes each, to see if their rates last.")
     ] = False,
-    long_minutes: Annotated[float, typer.Option("--long-minutes", metavar="M", min=0.1, help="Length of a long run.")] = 3.0,
+    long_minutes: Annotated[
+        float | None,
+        typer.Option(
+            "--long-minutes",
+            metavar="M",
+            min=0.1,
+            help="With --long: length of a long run; 3 when not given.",
+            show_default=False,
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -405,7 +439,8 @@ def verify(
         runs=runs_folder(only_runs_dir(overrides, runs_dir)),
         rounds=rounds,
         minutes=minutes,
-        long_minutes=long_minutes if long else None,
+        is_long=long,
+        long_minutes=long_minutes,
     )
     return implementation.verify(asked, as_json=as_json)
 
@@ -475,7 +510,7 @@ def sync(
     if every and (study or follow):
         raise BadInput("--all: cannot be combined with STUDY or --follow, got both. Give one of them.")
     if every:
-        return implementation.sync_all(runs_folder(runs_dir), uri=address)
+        return implementation.sync_all(runs_folder(runs_dir), uri=address, as_json=as_json)
     return implementation.sync(chosen(runs_folder(runs_dir), study), uri=address, follow=follow, as_json=as_json)
 
 
@@ -492,13 +527,17 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
 
 @app.command(rich_help_panel=_PANEL_KNOW)
 def knobs(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A knob's key.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A knob's key, or a family: loader.", show_default=False)
+    ] = None,
     is_page: Annotated[bool, typer.Option("--page", help="Print all knobs as one Markdown page.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Explain the knobs: what each changes, when it helps, when it hurts."""
     from autotune.cli import knobs as implementation
 
+    if is_page and (name is not None or as_json):
+        raise BadInput("--page: prints all knobs as Markdown, got NAME or --json, too. Give one of them.")
     return implementation.print_page() if is_page else implementation.print_knobs(name, as_json=as_json)
 
 

@@ -149,7 +149,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.config.claim import read_claim
     from autotune.config.command import recipe_command
     from autotune.config.compose import compose
-    from autotune.machine import host_context, host_facts
+    from autotune.machine import host_facts
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
@@ -162,9 +162,10 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
     facts = host_facts()
-    claim = read_claim(Path(best.file), host_context(facts, None, is_recipe=True))
+    claim = read_claim(Path(best.file), ANYWHERE)
     claim.check_parts(asked.overrides)
-    composed = compose(asked.overrides, command=None, facts=facts, document=claim.document(without=keys))
+    anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # for the bounds of the file's values
+    composed = compose(asked.overrides, command=None, facts=anywhere, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end
     composed.config.train.epochs = epochs

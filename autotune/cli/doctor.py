@@ -132,7 +132,7 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
         answers["interpreter"] = start(interpreters(python, with_import=has_gpus), INTERPRETER_S).answer()
         answers["data"] = Answer()
         if folder is not None:
-            say(f"reading {folder}")
+            say(Text(f"reading {folder}"))
             answers["data"] = start(ours("data", folder), DATA_S).answer()
     return answers
 

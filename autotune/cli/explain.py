@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
+NUM_PAIRS = 4  # of the fixed program and the study's own, unless the user gives another number
 LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
 
 
@@ -43,8 +44,8 @@ class Asked:
     passes: str
     minutes: float
     is_fixed: bool
-    finding: int
-    pairs: int
+    finding: int | None
+    pairs: int | None
     is_retrying: bool
     command: list[str] | None
     runs: Path
@@ -82,8 +83,8 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     inputs = _inputs(_study(folder), folder, facts)
     fixed = _fixed(asked, facts).command if asked.is_fixed else None
     wanted = Wanted(
-        trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding,
-        pairs=asked.pairs, is_retrying=asked.is_retrying,
+        trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding or 1,
+        pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
     )  # fmt: skip
     try:
         summary = explain_study(inputs, folder, Steps(), wanted)
@@ -115,6 +116,11 @@ def _passes(asked: Asked) -> tuple[str, ...]:
         problems.append(f"--passes: no pass, got {asked.passes!r}. Allowed: {', '.join(PASSES)}.")
     if not math.isfinite(asked.minutes):
         problems.append(f"--minutes: not a length of time, got {asked.minutes}. Give minutes: --minutes 2.")
+    problems += [
+        f"{option}: has an effect only together with --fixed, got {value}. Give both, or neither."
+        for option, value in (("--finding", asked.finding), ("--pairs", asked.pairs))
+        if value is not None and not asked.is_fixed
+    ]
     if asked.is_fixed and asked.command is None:
         problems.append(
             "--fixed: needs a command after '--', got none. Give the fixed program: --fixed -- python train_fixed.py."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from autotune.cli.output import check_ours, output_file, write
+from autotune.cli.output import STDOUT, check_ours, output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
@@ -34,10 +34,17 @@ def export(
         output: file to write, or the folder for it; None or "-" for standard output.
         is_forced: replace the file even if autotune did not write it.
         as_json: print the file's text and the settings that it lacks as one JSON document, and write no file.
+
+    Raises:
+        BadInput: no such format or tier, no winner, a file that cannot be written, or a file together with `as_json`.
     """
     check_format(format_)
     up_to = tier_named(tier)
+    if as_json and output not in (None, STDOUT):
+        raise BadInput(f"--json: prints the file's text and writes no file, got -o {output}, too. Leave one of them out.")
     file = output_file(output, file_name(format_, up_to))
+    if file is None and not sys.stdout:
+        raise BadInput("--output: standard output is closed, got no file. Give -o FILE.")
     exported = render(read_summary(folder), format_, up_to, file=str(file or ""))
     if as_json:
         notes = {"header": exported.header, "notes": exported.notes, "left_out": exported.left_out}

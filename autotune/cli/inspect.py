@@ -18,7 +18,7 @@ from rich.text import Text
 
 from autotune.cli.live import PHASE_WORDS
 from autotune.cli.nodes import closed, launcher_of
-from autotune.cli.terminal import console, print_json
+from autotune.cli.terminal import can_redraw, console, print_json
 from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import Interrupted, NothingWorked
 from autotune.knobs.base import value_text
@@ -129,7 +129,7 @@ def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) ->
     running = launcher.start(launch)
     out, said, began_s = console(stderr=True), "", time.monotonic()
     try:
-        with out.status("") if out.is_terminal and not is_quiet else contextlib.nullcontext() as status:
+        with out.status("") if can_redraw(out) and not is_quiet else contextlib.nullcontext() as status:
             while (ended := running.poll()) is None:
                 progress = running.progress()
                 phase = progress.phase if progress else "spawn"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.markdown import Markdown
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from autotune.knobs.describe import Row
 
 NAMED = "default"  # the search space that is used unless another is given
+WIDTH = 80  # columns that the list of knobs needs; on narrower terminals it wraps
 
 
 def print_page() -> int:
@@ -34,32 +36,27 @@ def print_knobs(name: str | None, *, as_json: bool = False) -> int:
         BadInput: there is no such knob; if the name is a configuration key, the message says so.
     """
     from autotune.config.domains import keys_of_spaces
-    from autotune.knobs.catalogue import GROUPS
-    from autotune.knobs.describe import describe
+    from autotune.knobs.describe import describe, overview
     from autotune.machine import host_context, host_facts
 
     here, spaces = host_context(host_facts(), None, is_recipe=False), keys_of_spaces()
-    family = (name or "").removesuffix(".*")
+    families = {key: rows for key, rows in overview(here).items() if name in (None, key, f"{key}.*")}
+    if name is not None and not families:
+        _refuse_key(name)
     if as_json:
-        _refuse_key(name or "")
-        _print_json(name, here, spaces)
+        _print_json([row.key for rows in families.values() for row in rows] or [str(name)], here, spaces)
         return 0
-    if name is None or family in (*GROUPS, "env"):
-        from autotune.knobs.describe import overview
-
-        _print_families({key: rows for key, rows in overview(here).items() if key == family or not family}, spaces[NAMED])
+    if families:
+        _print_families(families, spaces[NAMED])
         return 0
-    _refuse_key(name)
-    out, text = console(), describe(name, here, spaces=spaces)
-    out.print(Markdown(text) if out.is_terminal else text, soft_wrap=not out.is_terminal)
+    out, text = console(), describe(str(name), here, spaces=spaces)
+    out.print(Markdown(text) if out.is_terminal else Text(text), soft_wrap=not out.is_terminal)
     return 0
 
 
-def _print_json(name: str | None, here: HostContext, spaces: dict[str, list[str]]) -> None:
-    from autotune.knobs.catalogue import CATALOGUE, GROUPS, knob
+def _print_json(keys: Sequence[str], here: HostContext, spaces: dict[str, list[str]]) -> None:
+    from autotune.knobs.catalogue import knob
 
-    keys = [key for key in CATALOGUE if key.partition(".")[0] == name] if name in GROUPS else list(CATALOGUE)
-    chosen = [knob(name)] if name is not None and name not in GROUPS else [CATALOGUE[key] for key in keys]
     print_json(
         [
             {
@@ -71,7 +68,7 @@ def _print_json(name: str | None, here: HostContext, spaces: dict[str, list[str]
                 "not_available": found.blocked(here),
                 "search_spaces": [space for space, keys in spaces.items() if found.key in keys],
             }
-            for found in chosen
+            for found in map(knob, keys)
         ]
     )
 
@@ -91,7 +88,7 @@ def _print_families(families: dict[str, list[Row]], searched: list[str]) -> None
     out = console()
     table = Table.grid(padding=(0, 1, 0, 0))
     for style in ("quiet", "key", "", ""):
-        table.add_column(style=style, no_wrap=True)
+        table.add_column(style=style, no_wrap=out.width >= WIDTH, overflow="fold")
     for number, (family, rows) in enumerate(families.items()):
         if number:
             table.add_row()

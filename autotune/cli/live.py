@@ -78,7 +78,6 @@ class LiveView(View):
         if self._study is None:
             self._slots = dict(study.slots)
             self._console.print(_header(study))
-            self._console.print(trials.table(self._console.width, about={"objective": study.objective, "slots": self._slots}))
             self._live.start()
         elif taken_over := warm_start_text(study.warm_start):
             self._console.print(Text(f"warm start: {taken_over}", style="quiet"))
@@ -118,6 +117,8 @@ class LiveView(View):
         if is_better(self._about, vars(trial), before):
             self._best = trial
         width = self._console.width
+        if sum(self._counts.values()) == 1:  # only now is it known what the rates count
+            self._console.print(trials.table(width, about=self._about))
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None
         row = trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best, before=before)
@@ -178,7 +179,7 @@ class LiveView(View):
         if name == THROUGHPUT:
             rates = f"  {rate_text(self._best.value, unit)} against {number_text(self._baseline.value)}  "
         else:
-            own, base = (objective_text(name, side.objectives.get(name)) for side in (self._best, self._baseline))
+            own, base = (objective_text(name, side.objectives.get(name), unit) for side in (self._best, self._baseline))
             rates = f"  {own} against {base}  "
         return Text.assemble((ratio_text(ratio), "win"), rates, (changes_phrase(self._best.changed), "default"))
 

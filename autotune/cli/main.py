@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, command = split(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        return _run([a for a in arguments if a != "--debug"], command)
+        code = _run([a for a in arguments if a != "--debug"], command)
+        if sys.stdout:
+            sys.stdout.flush()  # not when Python ends, which handles no error
+        return code
     except BadInput as error:
         _say(error.problems, escaped)
         return error.exit_code
@@ -56,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(["interrupted"])
         return INTERRUPTED
     except BrokenPipeError:  # `autotune show | head`: not an error
+        _write_nowhere(sys.stdout)
+        return 0
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # typer and rich turn a closed pipe into SystemExit
+            raise
         _write_nowhere(sys.stdout)
         return 0
     except Exception as error:
@@ -104,8 +112,10 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     except FileNotFoundError:
         raise BadInput("cwd: the folder you are in was deleted. Change to a folder that exists: cd DIR.") from None
     taken = next((word for word in arguments if not word.startswith("-")), "")
+    said = " ".join((command or [])[:1]) or "nothing"
+    if command is not None and not arguments:
+        raise BadInput(f"COMMAND: missing before the --, got -- {said} ... To tune a program: autotune run -- python train.py.")
     if command is not None and taken and taken not in TAKE_COMMAND:
-        said = " ".join(command[:1]) or "nothing"
         raise BadInput(f"--: {taken} takes no command of a program, got -- {said} ... Leave out the --.")
     try:
         code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)

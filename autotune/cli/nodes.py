@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.terminal import console
+from rich.text import Text
+
+from autotune.cli.terminal import can_redraw, console
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
@@ -60,8 +62,8 @@ def _slot(launcher: Launcher) -> Slot:
         while not (slots := launcher.slots()):
             if (why := launcher.why_waiting()) and why != said:
                 said = why
-                status.update(f"waiting: {why}")
-                if not out.is_terminal:
+                status.update(Text(f"waiting: {why}"))
+                if not can_redraw(out):
                     out.print(f"autotune: waiting: {why}", markup=False)
             time.sleep(LOOK_S)
     names = "; ".join(slot.name for slot in slots)

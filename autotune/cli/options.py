@@ -82,12 +82,12 @@ class WithKeys(WithCommand):
 
 
 def runs_folder(runs_dir: str | None) -> Path:
-    """Returns the runs folder for a command that reads studies; it need not exist.
+    """Returns the runs folder for a command that reads studies, with `~` expanded; it need not exist.
 
     Raises:
         BadInput: the path is empty or not a folder.
     """
-    path = "runs" if runs_dir is None else runs_dir
+    path = "runs" if runs_dir is None else os.path.expanduser(runs_dir)  # as in `autotune run`
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
         raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder with the studies.")
     if os.path.isfile(os.path.join(path, "study.json")):

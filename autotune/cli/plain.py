@@ -16,7 +16,7 @@ from autotune.quantities import bytes_text, clock_text, number_text, rate_with_i
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
 from autotune.study import Listener
 from autotune.trials.events import Outlook
-from autotune.wording import HEADS, aims_text, changes_phrase, counts_text, machine_text, objective_text, warm_start_text
+from autotune.wording import aims_text, changes_phrase, counts_text, head_text, machine_text, objective_text, warm_start_text
 
 
 class View(Listener):
@@ -94,7 +94,7 @@ class PlainLines(View):
     def trial_ended(self, trial: TrialRecord) -> None:
         """Prints the trial's outcome and numbers."""
         numbers = [
-            *(_objective(name, value) for name, value in trial.objectives.items() if name != THROUGHPUT),
+            *(_objective(name, value, trial.unit) for name, value in trial.objectives.items() if name != THROUGHPUT),
             rate_with_interval_text(trial.value, trial.ci, trial.unit),
             f"D {number_text(trial.device_rate)}",
             f"L {number_text(trial.loader_rate)}",
@@ -133,8 +133,9 @@ def has_aims(study: StudyRecord) -> bool:
     return study.objective != THROUGHPUT or bool(study.terms)
 
 
-def _objective(name: str, value: float) -> str:
-    return f"{HEADS[name]} {objective_text(name, value)}" if name == TIME else objective_text(name, value)
+def _objective(name: str, value: float, unit: str) -> str:
+    text = objective_text(name, value, unit)
+    return f"{head_text(name, unit)} {text}" if name == TIME else text
 
 
 def budget_text(study: StudyRecord) -> str:

@@ -40,6 +40,7 @@ OF_TRIAL = {  # of trials that are over
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
+LEAST_NAME = 16  # columns for the name of a study; on a terminal with less room, the sizes of each kind are left out
 REMOVED = ".removed"  # end of the name that a study has while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -267,26 +268,35 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
     shutil.rmtree(path)  # follows no links
 
 
+def _table(places: Sequence[Place], width: int | None) -> Table:
+    """Returns a row per place. If the columns for each kind leave no room for names, they are left out."""
+    kinds = [kind for kind in KINDS if any(place.bytes_of(kind) for place in places)]
+    columns = {"files": [str(sum(item.num_files for item in place.items)) for place in places]}
+    columns |= {kind: [bytes_text(size) if (size := place.bytes_of(kind)) else "" for place in places] for kind in kinds}
+    columns |= {"total": [bytes_text(place.bytes_of()) for place in places]}
+    needed = sum(2 + max(map(len, (name, *cells))) for name, cells in columns.items())
+    if width is not None and width - needed < LEAST_NAME:
+        columns = {name: cells for name, cells in columns.items() if name not in kinds}
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("where", overflow="fold", no_wrap=width is None)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for place, *cells in zip(places, *columns.values(), strict=True):
+        table.add_row(Text(place.name, style="name"), *cells)
+    return table
+
+
 def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str], asked: Asked) -> None:
     out = console()
-    kinds = [kind for kind in KINDS if any(place.bytes_of(kind) for place in places)]
-    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("where", overflow="fold", no_wrap=not table_width(out))
-    for name in ("files", *kinds, "total"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for place in places:
-        cells = [bytes_text(place.bytes_of(kind)) if place.bytes_of(kind) else "" for kind in kinds]
-        num_files = sum(item.num_files for item in place.items)
-        table.add_row(Text(place.name, style="name"), str(num_files), *cells, bytes_text(place.bytes_of()))
     if places:
-        out.print(table)
+        out.print(_table(places, table_width(out)))
     for name, why in kept.items():
         out.print(Text.assemble((f"left alone  {name}: ", "quiet"), why), overflow="fold")
     for failure in failed:
         out.print(Text(f"not removed  {failure}", style="bad"), overflow="fold")
     size = bytes_text(sum(map(Place.bytes_of, places)))
     if not places:
-        out.print(f"Nothing to remove in {asked.runs}.")
+        out.print(Text(f"Nothing to remove in {asked.runs}."))
     elif asked.is_meant:
         out.print(f"Removed {size}{', except what is listed above' if failed else ''}.")
     else:

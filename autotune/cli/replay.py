@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from autotune.cli.output import write_bytes
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
 from autotune.quantities import number_text, percent_text, seconds_text
+from autotune.studies import check_output
 from autotune.wording import changes_phrase
 
 DASH = "-"
@@ -41,7 +43,7 @@ def replay(
     """
     from autotune.harness.cores import num_cores
     from autotune.replay.bench import USUAL, Asked, run
-    from autotune.replay.columns import agreeing, markdown
+    from autotune.replay.columns import markdown
     from autotune.replay.figures import figures, raw
     from autotune.replay.page import page
     from autotune.replay.strategies import names
@@ -53,6 +55,10 @@ def replay(
         raise BadInput("--raw: has an effect only together with --json. Give both, or neither.")
     if as_markdown and as_json:
         raise BadInput("--markdown: cannot be combined with --json. Give one of them.")
+    if minutes is not None and not math.isfinite(minutes):
+        raise BadInput(f"--minutes: not a length of time, got {minutes}. Give minutes: --minutes 5.")
+    if html is not None:
+        check_output(html, "--html")
     asked = Asked(
         tables=list({path.resolve(): path for path in tables}.values()),
         strategies=USUAL if samplers is None else names(samplers),
@@ -62,14 +68,23 @@ def replay(
     )
     results = run(asked, _progress(asked) if not as_json and sys.stderr.isatty() else lambda: None)
     found = figures(results)
-    if html is not None:
-        write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
     if as_json:
         print_json({**found, **({"studies": raw(results)} if is_raw else {})})
-        return 0
-    if as_markdown:
+    elif as_markdown:
         print(markdown(found["strategies"]))
-        return 0
+    else:
+        _print(found)
+    if html is not None:  # last: if it cannot be written, the figures are there nevertheless
+        write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
+        if not (as_json or as_markdown):
+            console().print(Text(f"curves  {html}"))
+    return 0
+
+
+def _print(found: dict[str, Any]) -> None:
+    """Prints the figures of each table, and of all tables together."""
+    from autotune.replay.columns import agreeing
+
     out = console()
     for table in found["tables"]:
         out.print()
@@ -92,9 +107,6 @@ def replay(
         out.print(Text(f"{_label(first)}: a later verify agrees with {agreeing(figure)} claimed speed-ups"))
     out.print()
     out.print(Text(LEGEND, style="dim"))
-    if html is not None:
-        out.print(Text(f"curves  {html}"))
-    return 0
 
 
 _percent = functools.partial(percent_text, digits=1)

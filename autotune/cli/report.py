@@ -28,7 +28,7 @@ class Asked:
     runs: Path
     output: str | None = None
     picture: Path | None = None
-    width_px: int = 1440
+    width_px: int | None = None
     is_opened: bool = False
     is_forced: bool = False
 
@@ -60,9 +60,9 @@ def report(asked: Asked, *, as_json: bool) -> int:
     if asked.output and not asked.is_forced:
         check_ours(text, file)
     if asked.picture:  # first: if taking the picture fails, nothing is written
-        from autotune.report.picture import take
+        from autotune.report.picture import WIDTH_PX, take
 
-        write_bytes(take(text, asked.picture, width_px=asked.width_px), asked.picture, "--picture")
+        write_bytes(take(text, asked.picture, width_px=asked.width_px or WIDTH_PX), asked.picture, "--picture")
     wrote = write(text, file)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
@@ -88,6 +88,8 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
         BadInput: there is no such study, one was named twice, or options contradict each other.
     """
     problems = []
+    if asked.width_px is not None and not asked.picture:
+        problems.append(f"--width: has an effect only together with --picture, got {asked.width_px}. Give both, or neither.")
     if asked.output == STDOUT and (asked.picture or asked.is_opened):
         problems.append("--output: --picture and --open need a file, not standard output. Give -o FILE.")
     if asked.output == STDOUT and as_json:

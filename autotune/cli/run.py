@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import autotune
 from autotune.cli.began import began_s
 from autotune.cli.sync import TrackingProcess
-from autotune.cli.terminal import console, print_json
+from autotune.cli.terminal import can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
@@ -222,4 +222,4 @@ def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     if is_quiet:
         return OnlyVerdict(folder.path)
     out = console()
-    return LiveView(out, folder.path) if out.is_terminal and not out.is_dumb_terminal else PlainLines(folder.path)
+    return LiveView(out, folder.path) if can_redraw(out) else PlainLines(folder.path)

@@ -16,10 +16,9 @@ from autotune.cli import trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.records import NewerVersion, StudyRecord, Summary
-from autotune.report.verdict import headline
 from autotune.run_dir import CUT_OFF, StudyFolder, is_study
 from autotune.studies import call, find, studies
-from autotune.wording import machine_text
+from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 LEAST_PROGRAM = 12  # columns for the program; if there is less room, the start time is left out, then also the number of trials
@@ -72,7 +71,7 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         return 0
     out = console()
     if not there:
-        out.print(f"No study in {runs}. Make one: [command]autotune run model=resnet18[/]")
+        out.print(Text.assemble(f"No study in {runs}. Make one: ", ("autotune run model=resnet18", "command")))
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     widths: dict[str, int | None] = {}
@@ -145,9 +144,12 @@ def read_summary(folder: StudyFolder) -> Summary:
             raise BadInput(
                 f"{folder.study_file}: not a study, got: {error}. Remove the folder, or restore the file."
             ) from error
-        if any(folder.path.glob("trials/[0-9]*/trial.json")) and not folder.is_owned:
+        if folder.is_owned:
+            raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
+        if folder.trial_files("trial.json"):
             raise BadInput(f"{folder.summary_file}: missing. {_rebuilt(folder)}") from None
-        raise BadInput(f"STUDY: {folder.name!r} has nothing to show yet. Wait for its first trial.") from None
+        go_on = f"To continue: autotune resume {call(folder)}"
+        raise BadInput(f"STUDY: {folder.name!r} has nothing to show: it was ended before its first trial. {go_on}") from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{folder.summary_file}: not a summary, got: {error}. {_rebuilt(folder)}") from error
 
@@ -220,7 +222,7 @@ def _unreadable(folder: StudyFolder, study: StudyRecord, problem: str) -> dict[s
         "study": folder.name,
         "started_at": study.started_at,
         "program": study.title,
-        "trials": sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json")),
+        "trials": len(folder.trial_files("trial.json")),
         "status": "unreadable",
         "verdict": f"unreadable: {problem}",
     }

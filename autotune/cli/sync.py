@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -92,22 +92,23 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
     if as_json:
-        print_json({"study": folder.name, "uri": state.uri, "written": state.written, "present": state.present})
+        print_json(_document(folder, state))
     else:
         print(_done(folder, state))
     return 0
 
 
-def sync_all(runs: Path, *, uri: str | None) -> int:
+def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
     """Mirrors every study of a runs folder.
 
     Args:
         runs: the runs folder.
         uri: address for all studies; those configured with another address are skipped. None: each study's address is used.
+        as_json: print the states of the mirrors as one JSON document.
     """
     if uri == store.embedded_uri(runs):
         implementation.make_store(runs)  # before the loop, so that a failure is reported once and not for each study
-    problems = []
+    problems, done = [], []
     for folder in studies(runs):
         if uri is not None and store.study_uri(folder) not in (None, uri):
             continue
@@ -117,11 +118,15 @@ def sync_all(runs: Path, *, uri: str | None) -> int:
             problems += error.problems
             continue
         if state.problem == implementation.AT_WORK:
-            print(f"{folder.name}: {state.problem}")
+            print(f"{folder.name}: {state.problem}", file=sys.stderr if as_json else sys.stdout)
         elif state.is_complete:
-            print(_done(folder, state))
+            done.append(_document(folder, state))
+            if not as_json:
+                print(_done(folder, state))
         else:
             problems.append(_pending(folder, state))
+    if as_json:
+        print_json(done)
     if problems:
         raise BadInput(problems)
     return 0
@@ -152,6 +157,10 @@ def _give_way() -> None:
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
+
+
+def _document(folder: StudyFolder, state: Synced) -> dict[str, Any]:
+    return {"study": folder.name, "uri": state.uri, "written": state.written, "present": state.present}
 
 
 def _done(folder: StudyFolder, state: Synced) -> str:

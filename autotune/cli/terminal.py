@@ -84,6 +84,11 @@ class _Unpadded:
         return getattr(self._stream, name)
 
 
+def can_redraw(out: Console) -> bool:
+    """Whether a line on this console can be drawn again: not in a pipe, nor on a dumb terminal (such as a shell of Emacs)."""
+    return out.is_terminal and not out.is_dumb_terminal
+
+
 def table_width(out: Console) -> int | None:
     """Returns the maximum width of a table; None in a pipe."""
     return out.width if out.width < PIPE_WIDTH else None

@@ -25,7 +25,7 @@ def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
     Raises:
         BadInput: the study has no such trial, or its record or the baseline's cannot be read.
     """
-    there = [int(file.parent.name) for file in folder.path.glob("trials/[0-9]*/trial.json")]
+    there = [int(file.parent.name) for file in folder.trial_files("trial.json")]
     if number not in there:
         numbered = f"Its trials are numbered 0 to {max(there)}" if there else "It has none yet"
         raise BadInput(f"--trial: no such trial of {folder.name!r}, got {number}. {numbered}.")
@@ -93,7 +93,8 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
             value = f"{value_text(baseline.knobs.get(key))} -> {value}"
         elif report.get("status") == APPLIED and report.get("observed") is not None:
             value = value_text(report["observed"])  # differs from the setting if the harness had to fork the workers
-        made.add_row(key, value, ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name)))
+        said = ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name))
+        made.add_row(Text(key), Text(value), Text(said))
     return made
 
 

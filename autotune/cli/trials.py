@@ -12,10 +12,10 @@ from rich.text import Text
 
 from autotune.cli.terminal import outcome_style
 from autotune.explain.table import quotient
-from autotune.quantities import DASH, bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
-from autotune.records import THROUGHPUT, TIME, Kind, Summary, objective_names
-from autotune.report.trials import is_better, trial_phrase
-from autotune.wording import HEADS, communication_text, objective_text, rank_names, score_of
+from autotune.quantities import bytes_text, clock_text, compact_text, number_text, percent_text, ratio_text
+from autotune.records import THROUGHPUT, TIME, Summary, objective_names
+from autotune.report.trials import is_better, memory_text, trial_phrase
+from autotune.wording import communication_text, head_text, rank_names, score_of
 
 WIDE = 96  # columns; narrower terminals show neither ratio nor memory
 NARROW = 72  # columns; narrower terminals do not show D and L either, to keep room for what changed
@@ -38,9 +38,9 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     if _has_slots(about):
         made.add_column("slot", width=4, no_wrap=True, style="quiet")
     made.add_column("outcome", width=11, no_wrap=True)
-    made.add_column(f"{unit}/s", width=9, justify="right", no_wrap=True)
+    made.add_column(Text(f"{unit}/s"), width=9, justify="right", no_wrap=True)
     for name in _others(about):
-        made.add_column(HEADS[name], width=9, justify="right", no_wrap=True)
+        made.add_column(Text(head_text(name, unit)), width=9, justify="right", no_wrap=True)
     if is_wide:
         made.add_column("ratio", width=6, justify="right", no_wrap=True)
     if not is_narrow:
@@ -57,7 +57,7 @@ def legend(about: Summary) -> Text:
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"
     if TIME in _others(about) and samples:
-        words += f", {HEADS[TIME]}: from launch to the end of {samples:,.0f} samples (h:min:s)"
+        words += f", {head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)"
     return Text(words, style="quiet")
 
 
@@ -116,13 +116,13 @@ def row(
     values = trial.get("objectives") or {}
     cells: list[Text | str] = [
         Text(f"{trial['number']:04d}", style="name" if is_best else "quiet"),
-        *([str(trial.get("slot") or "").partition(":")[0]] if _has_slots(about) else []),
+        *([Text(str(trial.get("slot") or "").partition(":")[0])] if _has_slots(about) else []),
         Text(str(trial["outcome"]), style=outcome_style(str(trial["outcome"]))),
         Text(number_text(value), style="name" if is_best else "number"),
-        *(_cell_text(name, values.get(name)) for name in _others(about)),
+        *(Text(_cell_text(name, values.get(name))) for name in _others(about)),
         *([Text(ratio_text(ratio), style="name" if is_best else "number")] if is_wide else []),
         *([] if is_narrow else [compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate"))]),
-        *([_memory_text(trial)] if is_wide else []),
+        *([memory_text(trial)] if is_wide else []),
         Text(trial_phrase(trial, before), style="name" if is_best else "default"),
     ]
     made.add_row(*cells)
@@ -146,7 +146,7 @@ def ranks(summary: Summary) -> Group | None:
     made.add_column(f"rank (trial {number})", no_wrap=True)
     unit = str(summary.get("unit") or "samples")
     for name in (f"{unit}/s", "input", "ranks", "memory"):
-        made.add_column(name, justify="right", no_wrap=True)
+        made.add_column(Text(name), justify="right", no_wrap=True)
     for entry, name in zip(found["by_rank"], rank_names(found["by_rank"]), strict=True):
         slow = "  the other ranks wait for it" if entry["rank"] in found["stragglers"] else ""
         made.add_row(
@@ -170,12 +170,7 @@ def _others(about: Summary) -> list[str]:
     return [name for name in objective_names(about.get("objective") or THROUGHPUT) if name != THROUGHPUT]
 
 
-def _memory_text(trial: dict[str, Any]) -> str:
-    """Returns a trial's peak memory; a dash for a pass of explain, which also allocates memory for its own measurements."""
-    return DASH if trial.get("kind") == Kind.explain else bytes_text(trial.get("peak_memory_bytes"))
-
-
 def _cell_text(name: str, value: float | None) -> str:
     if name == TIME and value is not None:
         return clock_text(value)
-    return objective_text(name, value).removesuffix(HEADS[name]).strip()  # the unit is in the column head
+    return number_text(value)  # the unit is in the column head

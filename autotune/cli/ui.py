@@ -83,24 +83,39 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
 
 
 def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
-    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later."""
+    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later.
+
+    Raises:
+        BadInput: this machine does not have the address, or no port is free.
+    """
+    if reason := _refused(host, 0):
+        raise BadInput(f"--host: cannot be listened on, got {host!r} ({reason}). Give an address of this machine: 127.0.0.1.")
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
         reservation = socket.socket(socket.AF_UNIX)
         try:
             reservation.bind(f"\0autotune-ui-{port}")  # abstract socket: no file, released when this process ends
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host, port))
+            reason = _refused(host, port)
         except OSError as error:
-            reservation.close()
-            reason = error.strerror
-            continue
-        return port, reservation
+            reason = str(error.strerror)
+        if not reason:
+            return port, reservation
+        reservation.close()
     if asked is None:
         raise BadInput(f"--host: no free port from {FIRST_PORT} on, got {host!r} ({reason}). Give one: --port PORT.")
     raise BadInput(
         f"--port: cannot be listened on, got {asked} ({reason}). Give another, or leave it out for the next free one."
     )
+
+
+def _refused(host: str, port: int) -> str:
+    """Returns why this machine cannot listen on an address; "" if it can. Port 0 stands for any free port."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, TypeError) as error:  # TypeError: of a name that no host can have
+        return str(getattr(error, "strerror", None) or error)
+    return "" if host else "no address"
 
 
 def _bring_up_to_date(runs: Path) -> None:

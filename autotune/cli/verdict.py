@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
-from autotune.cli.waterfall import Waterfall
+from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
@@ -25,7 +26,6 @@ from autotune.report.verdict import (
     file_lines,
     front_lines,
     has_winner,
-    headline,
     next_commands,
     no_interval_text,
     noise_lines,
@@ -37,6 +37,7 @@ from autotune.report.verdict import (
 )
 from autotune.wording import (
     changes_phrase,
+    headline,
     objective_text,
     parity_lines,
     search_cost_text,
@@ -70,7 +71,8 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
     style = BORDER_STYLES.get(verdict_of(summary), "quiet")
-    return Panel(Group(*blocks), title=f" {summary['study']} ", title_align="left", border_style=style, padding=(1, 2))
+    title = Text(f" {summary['study']} ")
+    return Panel(Group(*blocks), title=title, title_align="left", border_style=style, padding=(1, 2))
 
 
 def _headline(summary: Summary, *, is_said: bool) -> Text:
@@ -111,28 +113,46 @@ def _is_baseline(name: str, side: dict[str, Any]) -> bool:
     return name == "best" and side.get("trial") == 0
 
 
+@dataclass(frozen=True)
+class _Tiers:
+    """The best of each tier: a table of tier, rate, ratio, interval and changes, or lines if the terminal is too narrow."""
+
+    rows: list[tuple[str | Text, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yields the lines."""
+        yield Text("best by tier")
+        if options.max_width < TABLE_FROM:
+            yield from (Padding(Text("  ".join(filter(None, map(str, row)))), (0, 0, 0, 2)) for row in self.rows)
+            return
+        made = Table.grid(padding=(0, 2, 0, 0))
+        for name in ("tier", "rate", "ratio", "interval", "what"):
+            made.add_column(no_wrap=name in ("tier", "ratio"), overflow="fold")
+        for tier, *cells in self.rows:
+            made.add_row(f"  {tier}", *cells)
+        yield made
+
+
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
-    made = Table.grid(padding=(0, 2, 0, 0))
-    for name in ("tier", "rate", "ratio", "interval", "what"):
-        made.add_column(no_wrap=name in ("tier", "ratio"), overflow="fold")
+    rows: list[tuple[str | Text, ...]] = []
     seen: set[Any] = set()
     for tier in Tier:
         side = tiers.get(tier.value)
         if side and side.get("trial") in seen:
-            made.add_row(f"  {tier.value}", Text("same as above", style="quiet"))
+            rows.append((tier.value, Text("same as above", style="quiet")))
         elif side and side.get("value") is not None:
             seen.add(side.get("trial"))
             ratio, words = tier_ratio(summary, side, tier)
             if ratio is None and not side.get("overrides"):
-                made.add_row(f"  {tier.value}", Text("nothing tried", style="quiet"))
+                rows.append((tier.value, Text("nothing tried", style="quiet")))
                 continue
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")
-            rate, interval = side_texts(summary, side)[0], Text(words, style="quiet")
-            made.add_row(f"  {tier.value}", rate, ratio_text(ratio), interval, what)
-    return Group(Text("best by tier"), made) if made.row_count else None
+            rate, interval = Text(side_texts(summary, side)[0]), Text(words, style="quiet")
+            rows.append((tier.value, rate, ratio_text(ratio), interval, what))
+    return _Tiers(rows) if rows else None
 
 
 def _front(summary: Summary) -> RenderableType | None:
@@ -141,7 +161,7 @@ def _front(summary: Summary) -> RenderableType | None:
         return None
     names, unit, made = objective_names(summary["objective"]), str(summary.get("unit") or "samples"), _grid()
     for point in points:
-        values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
+        values = [Text(objective_text(name, point["objectives"].get(name), unit)) for name in names]
         what = changes_phrase(point.get("overrides") or {})
         made.add_row(f"  trial {point['trial']}", *values, Text(point["measured_in"], style="quiet"), Text(what, style="quiet"))
     return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
@@ -171,7 +191,7 @@ def _claims(summary: Summary) -> Group:
 
 def _claim_table(titles: Row, rows: list[Row]) -> RenderableType:
     made = Table(box=None, header_style="quiet", padding=(0, 3, 0, 0), pad_edge=False)
-    made.add_column(titles[0], no_wrap=True)
+    made.add_column(Text(titles[0]), no_wrap=True)
     for title in titles[1:]:
         made.add_column(title)
     for name, *cells in rows:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.study import StudyInputs
 
 YAML = (".yaml", ".yml")
+LONG_MINUTES = 3.0  # of a long run, unless the user gives another length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Asked:
     runs: Path
     rounds: int
     minutes: float
+    is_long: bool
     long_minutes: float | None
 
 
@@ -58,7 +60,8 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     if not claim.changed:
         return _nothing(claim, as_json=as_json)
     claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
-    wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=asked.long_minutes)
+    long_minutes = (asked.long_minutes or LONG_MINUTES) if asked.is_long else None
+    wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=long_minutes)
     folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     from autotune.study import run_study
 
@@ -183,6 +186,10 @@ def _check(asked: Asked) -> None:
         for option, value in (("--minutes", asked.minutes), ("--long-minutes", asked.long_minutes))
         if value is not None and not math.isfinite(value)
     ]
+    if asked.long_minutes is not None and not asked.is_long:
+        problems.append(
+            f"--long-minutes: has an effect only together with --long, got {asked.long_minutes:g}. Give both, or neither."
+        )
     for word in asked.overrides:
         key = word.partition("=")[0].lstrip("+")
         if key.startswith("study.budget."):

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from autotune.knobs.base import value_text
-from autotune.quantities import rate_text, ratio_interval_text, ratio_text
+from autotune.quantities import rate_text, ratio_interval_text, ratio_text, ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of
-from autotune.wording import effect_doubt, knob_phrase
+from autotune.wording import effect_doubt, effect_text, knob_phrase
 
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
+TABLE_FROM = 54  # columns; narrower terminals show a line for each change instead of a table
 KNOBS_FROM = 70  # columns; on narrower terminals, one phrase replaces a knob's name and values
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the product of the factors so far
 # If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
@@ -37,7 +39,7 @@ class Waterfall:
         """Yields the lines."""
         entries = entries_of(self.summary)
         is_attributed = any(entry.get("verdict") not in (None, "not measured") or entry.get("ratio") for entry in entries)
-        is_narrow = options.max_width < KNOBS_FROM
+        is_narrow, is_table = options.max_width < KNOBS_FROM, options.max_width >= TABLE_FROM
         shown = [
             True,
             not is_narrow,
@@ -56,10 +58,18 @@ class Waterfall:
         has_bars = options.max_width >= BAR_FROM
         for cells in self._rows(entries, is_attributed=is_attributed, has_bars=has_bars, is_narrow=is_narrow):
             made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
-        yield made
+        yield made if is_table else Group(*self._lines(entries))
         if lines := basis_lines(self.summary):
             yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
         yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
+
+    def _lines(self, entries: list[dict[str, Any]]) -> Iterator[Padding]:
+        """Yields a line for each change, and one for all together, for terminals that are too narrow for a table."""
+        speedup = self.summary.get("speedup") or {}
+        lines = [f"{knob_phrase(entry['knob'], entry['to'])}  {effect_text(entry)}" for entry in entries]
+        if len(entries) > 1 and speedup.get("ratio"):
+            lines.append(f"together  {ratio_with_interval_text(speedup['ratio'], speedup.get('ci'))}")
+        yield from (Padding(Text(line.rstrip(), overflow="fold"), (0, 0, 0, 2)) for line in lines)
 
     def _rows(
         self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool, is_narrow: bool

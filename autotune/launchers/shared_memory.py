@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import write_text
 from autotune.harness.cores import read
 from autotune.launchers import process_tree
 from autotune.launchers.leases import Lease
@@ -66,13 +67,17 @@ def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
 
 
 def forget(place: Path) -> None:
-    """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here."""
+    """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here.
+
+    The list of other hosts is replaced whole or not at all: without it, they could not remove what is left there.
+    """
     file, here = place / LIST_FILE, _here()
-    kept = [line for line in _lines(file) if not _is_of(here, line) and not _is_before_reboot(here, line)]
+    lines = _lines(file)
+    kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept:
-            file.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-        else:
+        if kept and len(kept) < len(lines):  # otherwise a line that another host adds meanwhile could be lost
+            write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
+        elif not kept:
             file.unlink(missing_ok=True)
 
 

@@ -12,8 +12,7 @@ from autotune.report.changes import entries_of
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.gain import rates_of
 from autotune.report.study import Study
-from autotune.report.verdict import headline
-from autotune.wording import changes_phrase, counts_text, effect_text, machine_text, side_texts
+from autotune.wording import changes_phrase, counts_text, effect_text, headline, machine_text, side_texts
 
 MAX_DIFFERENCE = 300  # characters
 

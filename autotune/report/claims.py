@@ -9,7 +9,6 @@ from autotune.quantities import (
     interval_text,
     number_text,
     ratio_interval_text,
-    ratio_text,
     ratio_with_interval_text,
     seconds_text,
 )
@@ -19,16 +18,6 @@ from autotune.wording import changes_phrase
 SIDES = ("baseline", "best")
 
 Row = tuple[str, str, str, str]
-
-
-def headline(found: dict[str, Any]) -> str:
-    """Returns the verdict as one line: "holds: 2.04x now, 2.06x claimed"."""
-    now, claimed = found.get("now"), ratio_text(found["claimed"]["ratio"])
-    if not found.get("verdict"):
-        return f"verifying: {claimed} claimed"
-    if not now:
-        return f"{found['verdict']}: {claimed} claimed"
-    return f"{found['verdict']}: {ratio_text(now['ratio'])} now, {claimed} claimed"
 
 
 def explanation(found: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ from autotune.explained import why_lines
 from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
-from autotune.report.verdict import advice_of, has_winner, headline, more_time, next_commands, objective_lines
-from autotune.wording import changes_phrase, parity_lines, search_cost_text, side_texts
+from autotune.report.verdict import advice_of, has_winner, more_time, next_commands, objective_lines
+from autotune.wording import changes_phrase, headline, parity_lines, search_cost_text, side_texts
 
 OWN = ("autotune report", "autotune show", "autotune ui")  # commands that only show what the report already shows
 

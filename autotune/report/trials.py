@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.quantities import DASH, bytes_text
 from autotune.records import Kind, Outcome, Summary
 from autotune.wording import against_phrase, changes_phrase, counts_text, score_of
 
@@ -40,6 +41,11 @@ def is_better(about: Summary, trial: dict[str, Any], before: dict[str, Any] | No
     """Whether a trial is a baseline or search trial that can win, and scores higher than `before`, the best so far."""
     is_able = Outcome(str(trial["outcome"])).may_win and str(trial.get("kind")) in (Kind.baseline, Kind.search)
     return is_able and (score_of(about, trial) or 0.0) > (score_of(about, before) or 0.0 if before else 0.0)
+
+
+def memory_text(trial: dict[str, Any]) -> str:
+    """Returns a trial's peak memory; a dash for a pass of explain, which also allocates memory for its own measurements."""
+    return DASH if trial.get("kind") == Kind.explain else bytes_text(trial.get("peak_memory_bytes"))
 
 
 def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:

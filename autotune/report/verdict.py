@@ -20,7 +20,6 @@ from autotune.wording import (
     command_text,
     objective_text,
     own_command_text,
-    verdict_text,
 )
 
 MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and the characters of the reason of each
@@ -31,33 +30,6 @@ ADVICE = {
     "same": "The program already runs about as well as it can with these knobs.",
     "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
 }
-
-
-def headline(summary: Summary, *, is_said: bool = False) -> str:
-    """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
-
-    Args:
-        summary: the study's summary.
-        is_said: whether the reason of a failure is printed elsewhere.
-    """
-    if is_said and summary.get("status") == "failed":
-        return "failed"
-    speedup = summary.get("speedup") or {}
-    status, reason = str(summary.get("status")), str(summary.get("reason") or "")
-    if (verification := summary.get("verification")) and status != "failed":
-        words = claims.headline(verification)
-        return words if status == "complete" else f"{words} ({status})"
-    if (recording := summary.get("recording")) and status != "failed":
-        words = f"recorded: {recording['configurations']} configurations, {recording['trials']} measurements"
-        return words if status == "complete" else f"{words} ({reason or status})"
-    if not speedup or status == "failed":
-        return f"{status}: {reason}" if reason else status
-    if speedup.get("ratio") is None:
-        words = "same" if speedup.get("verdict") == "same" else "no verdict"
-        words = f"{words}: {speedup.get('reason') or reason}"
-    else:
-        words = verdict_text(summary)
-    return words if status == "complete" else f"{words} ({status})"
 
 
 def has_winner(summary: Summary) -> bool:

@@ -17,12 +17,12 @@ from autotune.wording import (
     communication_text,
     counts_text,
     effect_text,
+    headline,
     machine_text,
     objective_text,
     parity_lines,
     search_cost_text,
     side_texts,
-    verdict_text,
     warm_start_text,
 )
 
@@ -45,8 +45,18 @@ PARENT_TAG = "mlflow.parentRunId"
 
 
 def study_id(study: StudyRecord) -> str:
-    """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ."""
-    return f"{study.name}@{study.started_at:.3f}"
+    """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ.
+
+    A folder that was renamed may have quotes in its name. Double ones become single ones, for `search`.
+    """
+    name = study.name.replace('"', "'")
+    return f"{name}@{study.started_at:.3f}"
+
+
+def search(study: StudyRecord) -> str:
+    """Returns MLflow's search for a study's runs. Its language has no escapes, so quotes in the id decide how it is quoted."""
+    quote = '"' if "'" in study_id(study) else "'"
+    return f"tags.`{STUDY_TAG}` = {quote}{study_id(study)}{quote}"
 
 
 def trial_status(trial: TrialRecord) -> str:
@@ -118,7 +128,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         views.ORDER: _order(0, speedup.get("ratio")),
         "repeat": "no",
         "status": str(summary.get("status", "running")),
-        "outcome": verdict_line(summary),
+        "outcome": headline(summary),
         "reason": "; ".join(filter(None, [summary.get("reason"), counts_text(summary.get("counts") or {})])),
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
@@ -143,7 +153,8 @@ def trial_note(trial: TrialRecord) -> str:
     lines = [f"**{trial.outcome.value}** {trial.reason}".strip(), ""]
     if trial.value is not None:
         lines += [rate_with_interval_text(trial.value, trial.ci, trial.unit), ""]
-    lines += [f"- {name}: {objective_text(name, value)}" for name, value in trial.objectives.items() if name in OBJECTIVES]
+    others = {name: value for name, value in trial.objectives.items() if name in OBJECTIVES}
+    lines += [f"- {name}: {objective_text(name, value, trial.unit)}" for name, value in others.items()]
     if trial.ranks:
         lines += [f"{trial.ranks['world_size']} ranks; {communication_text(trial.ranks)}", ""]
     if trial.why:
@@ -154,7 +165,7 @@ def trial_note(trial: TrialRecord) -> str:
 
 def study_note(study: StudyRecord, summary: Summary) -> str:
     """Returns the study's description in Markdown: verdict, numbers, changes and the next commands."""
-    lines = [f"### {verdict_line(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
+    lines = [f"### {headline(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
     for name in ("baseline", "best"):
         side = summary.get(name) or {}
         if side:
@@ -186,23 +197,14 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def verdict_line(summary: Summary) -> str:
-    """Returns the verdict in one line, "faster: 2.41x [2.36, 2.46]", or the study's status if there is none."""
-    speedup = summary.get("speedup") or {}
-    if not speedup.get("ratio"):
-        status = str(summary.get("status") or "running")
-        return f"{status}: {summary['reason']}" if summary.get("reason") else status
-    return verdict_text(summary)
-
-
 def _front_lines(summary: Summary) -> list[str]:
     """Returns the Pareto front as a Markdown table; [] with a single objective."""
     if not (points := summary.get("front")):
         return []
-    names = objective_names(summary["objective"])
+    names, unit = objective_names(summary["objective"]), str(summary.get("unit") or "samples")
     lines = ["", "Pareto front", "", f"| trial | {' | '.join(names)} | changed |", f"|---|{'---|' * len(names)}---|"]
     for point in points:
-        values = [objective_text(name, point["objectives"].get(name)) for name in names]
+        values = [objective_text(name, point["objectives"].get(name), unit) for name in names]
         lines.append(f"| {' | '.join([str(point['trial']), *values, changes_phrase(point.get('overrides') or {})])} |")
     return lines
 

@@ -24,7 +24,7 @@ STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  #
 MEMORY = "memory GiB"
 
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
-OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per sample J", COST: "cost per epoch"}
+OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per {unit} J", COST: "cost per epoch"}
 
 # End of a stored name -> the unit in MLflow, and the factor between the two. The first end that fits is used.
 _UNITS = (
@@ -57,6 +57,11 @@ def rate_name(unit: str) -> str:
     return f"{unit.capitalize()} per second"
 
 
+def objective_name(name: str, unit: str) -> str:
+    """Returns the name of the metric that holds an objective other than throughput: "energy per sample J"."""
+    return OBJECTIVES[name].format(unit=unit.removesuffix("s"))
+
+
 def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> dict[str, float]:
     """Returns a trial's metrics; unknown and non-finite numbers are left out. A trial that measured no rate has none."""
     if trial.value is None:
@@ -73,7 +78,7 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
         "interval/high per second": high,
         "time/start s": sum(trial.phases_s.get(phase, 0.0) for phase in _START),
         **{f"time/{phase} s": trial.phases_s.get(phase) for phase in ("compile", "warmup", "steady")},
-        **{OBJECTIVES[name]: value for name, value in trial.objectives.items() if name in OBJECTIVES},
+        **{objective_name(name, trial.unit): value for name, value in trial.objectives.items() if name in OBJECTIVES},
     }
     more = dict(readable(name, value) for name, value in trial.metrics.items() if isinstance(value, int | float))
     own = shown(numbers)
@@ -91,7 +96,8 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     There is no ratio before the finals: the search overstates it.
     """
     baseline, best, speedup = (summary.get(key) or {} for key in ("baseline", "best", "speedup"))
-    rate = rate_name(str(summary.get("unit") or "samples"))
+    unit = str(summary.get("unit") or "samples")
+    rate = rate_name(unit)
     numbers: dict[str, Any] = {
         f"Best {rate.lower()}": best.get("value"),
         f"baseline {rate.lower()}": baseline.get("value"),
@@ -102,7 +108,7 @@ def study_metrics(summary: Summary) -> dict[str, float]:
     }
     for name, side in (("baseline", baseline), ("best", best)):
         values = side.get("objectives") or {}
-        numbers |= {f"{name} {OBJECTIVES[key]}": value for key, value in values.items() if key in OBJECTIVES}
+        numbers |= {f"{name} {objective_name(key, unit)}": value for key, value in values.items() if key in OBJECTIVES}
     return shown(numbers)
 
 

@@ -181,7 +181,7 @@ class MlflowTracker(Tracker):
             since: only the runs of trials that began then or later, in seconds since the epoch; None for all runs.
         """
         found: list[Any] = []
-        words, token = f"tags.`{entries.STUDY_TAG}` = '{entries.study_id(contents.study)}'", None
+        words, token = entries.search(contents.study), None
         words += "" if since is None else f" AND attributes.start_time >= {_milliseconds(since)}"
         while True:
             page = self._client.search_runs([self._experiment_id], words, max_results=500, page_token=token)

@@ -56,7 +56,7 @@ def study_uri(folder: StudyFolder) -> str | None:
     """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
     try:
         uri = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))["tracker"]["uri"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError):  # missing or damaged
         return None
     return uri if isinstance(uri, str) else None
 

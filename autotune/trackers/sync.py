@@ -132,7 +132,7 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 def incomplete(folder: StudyFolder, why: str) -> str:
     """Returns the message at the end of a study whose tracking is incomplete. A problem of the mirror replaces `why`."""
-    state, num_trials = standing(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json"))
+    state, num_trials = standing(folder), len(folder.trial_files("trial.json"))
     num_missing = num_trials - (state.present if state else 0)
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"
     if state and state.problem:
@@ -160,7 +160,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
         is_over = is_over or parent.is_gone  # known before the push, so that the last push misses nothing
         if time.monotonic() >= next_try or is_over:
             began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
-            found = (*_written(folder), sum(1 for _ in folder.path.glob("trials/[0-9]*/trial.json")))
+            found = (*_written(folder), len(folder.trial_files("trial.json")))
             if found != seen or not state.is_complete:
                 state, seen = tracker.push(folder, is_last=is_over), found
                 pause_s = POLL_S if state.is_complete else min(2 * pause_s, LONGEST_PAUSE_S)

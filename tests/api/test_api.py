@@ -13,6 +13,7 @@ from autotune.errors import BadInput
 from autotune.records import Kind
 from tests.faults.quick_study import OPTIONS, PROGRAM
 from tests.support.stub_programs import PRELUDE
+from tests.support.studies import make_study
 
 SMALL = (*OPTIONS, "explain.auto=false", "search.warm_start=off", "search_space=space.yaml")
 
@@ -116,6 +117,25 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(command, tmp
     printed = process.communicate(timeout=60)[0]
     assert "To continue: autotune resume s" in printed
     assert autotune.Study("s").trials[0].kind is Kind.baseline
+
+
+def test_a_study_without_a_trial_yet_is_an_empty_table(tmp_path):
+    folder = make_study(tmp_path)
+    for file in folder.trial_files("trial.json"):
+        file.unlink()
+    table = autotune.Study(folder.path).to_pandas()
+    assert len(table) == 0
+    assert {"rate", "outcome", "seconds"} <= set(table.columns)
+
+
+def test_what_cannot_be_read_or_written_is_bad_input(tmp_path):
+    study = autotune.Study(make_study(tmp_path).path)
+    study.path.joinpath("report.html").mkdir()
+    with pytest.raises(BadInput, match=r"its report cannot be written, got '.*report\.html'"):
+        study.report()
+    study.path.joinpath("trials", "0003", "trial.json").write_text("{")
+    with pytest.raises(BadInput, match=r"a trial cannot be read, got 'resnet18' \(.*0003/trial\.json"):
+        study.to_pandas()
 
 
 def test_a_study_without_an_answer_yet_says_so(command, tmp_path):

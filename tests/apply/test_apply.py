@@ -221,6 +221,15 @@ def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
+def test_a_recipe_s_file_from_a_larger_machine_is_applied(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    knobs = {"threads": {"intra": 4096}, "loader": {"num_workers": 5000}}
+    place.best(knobs, settings=MLP, speedup={"ratio": 1.5}, pinned=["loader.num_workers"])
+    apply(Asked(what=str(place.path / "best.yaml"), overrides=(), command=None, runs=place.path, is_dry_run=True))
+    said = capsys.readouterr().out
+    assert "setting  threads.intra=4096  in the program's process" in said
+    assert "setting  loader.num_workers=5000  in the program's process" in said
+
+
 def test_a_ratio_that_was_measured_with_other_settings_is_not_said_of_this_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

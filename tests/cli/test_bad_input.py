@@ -4,11 +4,33 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.main import main
 from tests.support.studies import make_study
 
 
 def test_unknown_command_names_the_nearest(cli):
     assert "no such command, got 'rnu'. Did you mean 'run'?" in cli.refused("rnu")
+
+
+def test_a_program_without_a_command_of_autotune_is_no_request_for_help(cli):
+    for words in (["--", "python", "train.py"], ["--debug", "--", "python"]):
+        assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "other"),
+    [
+        (["verify", "resnet18", "--long-minutes", "5"], "--long-minutes", "--long"),
+        (["explain", "resnet18", "--finding", "2"], "--finding", "--fixed"),
+        (["explain", "resnet18", "--pairs", "8"], "--pairs", "--fixed"),
+        (["report", "resnet18", "--width", "360"], "--width", "--picture"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(tmp_path, monkeypatch, capsys, words, option, other):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    assert main(words) == 2
+    assert f"{option}: has an effect only together with {other}, got {words[-1]}. Give both, or" in capsys.readouterr().err
 
 
 def test_unknown_option_names_the_nearest(cli):
@@ -89,6 +111,13 @@ def test_damaged_summary_is_no_traceback(cli):
 
 def test_unknown_knob_names_the_nearest(cli):
     assert "loader.num_workers" in cli.refused("knobs", "loader.num_worker")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.7", "\u00e4" * 70, ""])
+def test_an_address_that_this_machine_does_not_have_is_no_matter_of_ports(tmp_path, monkeypatch, capsys, host):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ui", "--host", host]) == 2
+    assert f"--host: cannot be listened on, got {host!r} (" in capsys.readouterr().err
 
 
 def test_port_in_use_is_refused(cli):

@@ -83,6 +83,17 @@ def test_a_missing_summary_is_told_with_what_rebuilds_it(runs, said):
     assert "`autotune resume resnet18` rebuilds the summary" in message
 
 
+def test_a_study_that_was_killed_before_its_first_trial_is_not_waited_for(runs, said):
+    study = make_study(runs)
+    study.summary_file.unlink()
+    for file in study.trial_files("trial.json"):
+        file.unlink()
+    message = said(2, "show", "resnet18")
+    assert "it was ended before its first trial. To continue: autotune resume resnet18" in message
+    with study.claimed():
+        assert "has nothing to show yet. Wait for its first trial." in said(2, "show", "resnet18")
+
+
 @pytest.mark.parametrize("command", ["export", "report"])
 def test_no_command_writes_over_the_records_of_a_study(command, runs, said):
     study = make_study(runs)
@@ -112,6 +123,14 @@ def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
+def test_a_study_that_began_at_no_time_is_unreadable(runs, said):
+    study = make_study(runs)
+    study.study_file.write_text(json.dumps({**json.loads(study.study_file.read_text()), "started_at": 1e20}))
+    (listed,) = json.loads(said(0, "list", "--json"))
+    assert listed["verdict"] == "unreadable: study.json: study record's started_at: no moment, got 1e+20"
+    assert "unreadable" in said(0, "list")
+
+
 def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
     make_study(runs, "other")
     study = make_study(runs)
@@ -135,6 +154,16 @@ def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     assert "trials/0003/trial.json: cannot be read" in said(2, "show", "resnet18", "--trial", "3")
     assert "trials/0003/trial.json" in said(2, "explain", "resnet18")
     assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
+
+
+def test_a_trial_that_was_moved_aside_is_no_trial(runs, said):
+    study = make_study(runs)
+    damaged = study.trial_path(3) / "trial.json"
+    damaged.write_text("{")
+    damaged.parent.rename(damaged.parent.with_name("0003.bak"))
+    assert [record.number for record in study.read_trials()] == [0, 1, 2, 4, 5, 6, 7]
+    assert "trial 0005" in said(0, "show", "resnet18", "--trial", "5")
+    assert "--trial: no such trial of 'resnet18', got 3" in said(2, "show", "resnet18", "--trial", "3")
 
 
 def test_folder_that_was_deleted_below_the_shell_is_said_so(cli, tmp_path):

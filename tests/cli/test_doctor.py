@@ -98,6 +98,13 @@ def test_names_of_folders_do_not_steer_the_terminal():
     assert (printable(found).found, printable(found).command) == ("/tmp/?[31mred", "cp /tmp/a?b")
 
 
+def test_brackets_in_a_folder_s_name_are_no_markup(cli, tmp_path):
+    (tmp_path / "x[" / "y]").mkdir(parents=True)
+    ended = cli("doctor", "data.root=x[/y]")
+    assert ended.returncode in (0, 3), ended.stderr
+    assert f"{tmp_path}/x[/y] has no files" in ended.stdout
+
+
 def test_bad_input_is_2(cli):
     assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
     assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")

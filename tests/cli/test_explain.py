@@ -101,6 +101,10 @@ def test_memory_of_a_pass_is_not_shown_as_if_it_were_the_program_s(here):
     said = said_by(["show", "resnet18"])
     assert "0040" in said
     assert "609 MiB" not in said
+    said_by(["report", "resnet18"])
+    page = folder.report_file.read_text(encoding="utf-8")
+    assert "0040" in page
+    assert "609 MiB" not in page
 
 
 def test_why_says_how_well_the_gpu_is_used(here):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import yaml
@@ -128,6 +129,36 @@ def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that
     assert "not expressible in env, but set by `autotune apply` and included in --format yaml:" in said
     left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
+
+
+def test_a_document_and_a_file_are_not_asked_for_at_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    assert main(["export", "--json", "-o", "best.yaml"]) == 2
+    assert "--json: prints the file's text and writes no file, got -o best.yaml, too." in capsys.readouterr().err
+    assert not (tmp_path / "best.yaml").exists()
+    assert main(["export", "--json", "-o", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["study"] == "resnet18"
+
+
+def test_without_standard_output_a_file_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make_study(tmp_path / "runs")
+    monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
+    assert main(["export"]) == 2
+    assert main(["export", "-o", "best.yaml"]) == 0
+    monkeypatch.undo()
+    assert "--output: standard output is closed, got no file. Give -o FILE." in capsys.readouterr().err
+
+
+def test_all_studies_are_synced_with_one_json_document(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        make_study(tmp_path / "runs", name)
+    assert main(["sync", "--all", "--uri", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"study": name, "uri": "none", "written": 0, "present": 0} for name in ("a", "b")
+    ]
 
 
 def test_help_names_every_format(cli):

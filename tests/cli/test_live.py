@@ -1,5 +1,6 @@
 """The live view on a simulated terminal: what it shows where, and that nothing breaks its columns."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def screen(request, folder):
     made.view.started(made.study)
     yield made
     made.view.close()
+
+
+def test_the_head_of_the_table_says_what_the_baseline_counts(folder):
+    made = Screen(folder, 120)
+    made.view.started(made.study)
+    for trial in folder.read_trials()[:2]:
+        made.view.trial_ended(dataclasses.replace(trial, unit="tokens"))
+    made.view.close()
+    said = made.text.getvalue()
+    assert said.count("outcome ") == 1
+    assert "tokens/s" in next(line for line in said.splitlines() if "what changed" in line)
+    assert "samples/s" not in said
 
 
 def test_first_the_baseline_is_measured(screen):

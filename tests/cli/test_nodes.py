@@ -1,11 +1,13 @@
 """The launcher of a study on other machines keeps its node until the study has ended."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.cli.nodes import launcher_of
 from autotune.errors import BadInput
+from tests.cli.test_golden import Terminal
 
 
 @pytest.fixture
@@ -26,6 +28,20 @@ def test_the_node_that_a_study_waited_for_is_not_given_back(launcher, capsys):
     assert launcher_of(study(), {}) == (launcher, {"num_cores": 2})
     assert launcher.is_open
     assert "Job 12" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_why_a_study_waits_is_said_on_every_kind_of_terminal(launcher, monkeypatch, term):
+    answers = [[], [], launcher.slots()]
+    launcher.slots, launcher.why_waiting = lambda: answers.pop(0), lambda: "Resources, nodes [a/b]"
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", term)
+    launcher_of(study(), {})
+    said = terminal.getvalue()
+    assert ("autotune: waiting: Resources, nodes [a/b]\n" in said) is (term == "dumb")
+    assert "waiting: Resources, nodes [a/b]" in said
+    assert "trials run on node node1" in said
 
 
 def test_a_node_that_does_not_suit_the_study_is_given_back(launcher, capsys):

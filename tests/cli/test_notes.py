@@ -99,6 +99,30 @@ def test_export_and_knobs_speak_json(capsys, place):
     assert "default" in knob["search_spaces"]
 
 
+@pytest.mark.parametrize("name", ["env", "loader.*", "step"])
+def test_knobs_of_a_family_are_the_same_as_lines_and_as_json(capsys, name):
+    assert main(["knobs", name, "--json"]) == 0
+    keys = [knob["key"] for knob in json.loads(capsys.readouterr().out)]
+    assert main(["knobs", name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert keys == [word for line in lines for word in line.split()[:2] if word.startswith(f"{name.removesuffix('.*')}.")]
+
+
+@pytest.mark.parametrize("words", [["loader"], ["--json"]])
+def test_the_page_of_all_knobs_is_of_all_and_markdown(capsys, words):
+    assert main(["knobs", "--page", *words]) == 2
+    assert "--page: prints all knobs as Markdown, got NAME or --json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_wraps_the_list_of_knobs_and_cuts_nothing(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["knobs", "loader"]) == 0
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert max(map(len, said.splitlines())) <= width
+
+
 def test_a_quiet_study_prints_its_verdict_alone(capsys, place):
     from autotune.cli.plain import OnlyVerdict
 

@@ -2,11 +2,13 @@
 
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from autotune.cli.main import main
 from autotune.run_dir import StudyFolder
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy, kill, measured
@@ -63,6 +65,22 @@ def test_without_yes_it_says_what_and_how_much_and_removes_nothing(cli, tmp_path
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_shows_the_names_and_the_whole_sizes(tmp_path, monkeypatch, capsys, width):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in ("resnet18", "transformer"):
+        filled(Path("runs"), name)
+    assert main(["prune"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[1:3]] == ["resnet18", "transformer"]
+    assert all(row.split()[-2:] == ["5.05", "MiB"] for row in rows[1:3])
+    assert ("traces" in rows[0]) is (width == 80)
+    assert max(map(len, rows)) <= width
+
+
 def test_with_yes_only_what_no_command_reads_is_gone(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}

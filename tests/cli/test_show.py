@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from autotune.cli import trials
+from autotune.cli.main import main
 from autotune.cli.terminal import THEME
 from autotune.run_dir import StudyFolder
 from tests.support.rows import more
@@ -22,6 +23,35 @@ def test_the_ranks_of_a_trial_fit_80_columns():
         console.print(trials.ranks({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
     assert "911 MiB" in said.get()
     assert "the other ranks wait for it" in said.get()
+
+
+@pytest.mark.parametrize("words", [["list"], ["prune"]])
+def test_brackets_in_a_folder_s_name_are_no_markup(cli, words):
+    ended = cli(*words, "--runs-dir", "x[b][/y]")
+    assert ended.returncode == 0, ended.stderr
+    assert " in x[b][/y]." in ended.stdout
+
+
+def test_brackets_in_what_a_study_says_are_no_markup(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    study = make_study(tmp_path / "runs").path.rename(tmp_path / "runs" / "a [b]")
+    for file in (study / "trials" / "0001" / "trial.json", study / "summary.json"):
+        document = json.loads(file.read_text())
+        document["unit"] = "tokens[/u]"
+        file.write_text(json.dumps(document))
+    record = json.loads((study / "trials" / "0001" / "trial.json").read_text())
+    record["knob_reports"] = {"precision.amp": {"status": "overridden", "reason": "[enforce fail at alloc.cpp] [/tmp]"}}
+    record["knobs"]["env.LIST"] = "[a,b]"
+    (study / "trials" / "0001" / "trial.json").write_text(json.dumps(record))
+    assert main(["show", "a [b]", "--trial", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "overridden: [enforce fail at alloc.cpp] [/tmp]" in said
+    assert "[a,b]" in said
+    assert main(["show", "a [b]"]) == 0
+    said = capsys.readouterr().out
+    assert "\u256d\u2500  a [b]  \u2500" in said
+    assert "tokens[/u]/s" in said
 
 
 @pytest.fixture

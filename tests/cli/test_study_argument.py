@@ -10,6 +10,7 @@ import pytest
 
 from autotune.api import Study
 from autotune.cli.main import main
+from autotune.config.compose import compose
 from autotune.errors import BadInput
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, find, studies
@@ -137,6 +138,13 @@ def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, 
 def test_the_folder_of_a_study_is_not_taken_for_the_folder_of_the_studies(here, capsys):
     assert main(["list", "--runs-dir", "b/second"]) == 2
     assert f"got 'b/second'. Give --runs-dir {here}/b." in capsys.readouterr().err
+
+
+def test_a_tilde_in_the_runs_folder_is_the_home_folder_for_every_command(here, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(here))
+    assert main(["list", "--runs-dir=~/b", "--json"]) == 0
+    assert [row["study"] for row in json.loads(capsys.readouterr().out)] == ["second"]
+    assert compose(["model=mlp"], command=None, runs_dir="~/b").config.runs_dir == str(here / "b")
 
 
 def test_a_file_outside_any_study_is_none(here):

@@ -5,13 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
+from autotune.cli import trials
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
 from autotune.explained import limit_lines
 from autotune.quantities import number_text
 from autotune.report.first_lines import first_lines
 from autotune.report.study import Study
-from autotune.report.verdict import advice_of, headline, next_commands
+from autotune.report.verdict import advice_of, next_commands
+from autotune.wording import gain_text, headline, objective_text
 from tests.support.studies import make_study
 
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
@@ -155,6 +157,13 @@ def test_headline_speaks_of_the_objective(objective, verdict, said):
     assert headline(summary) == said
 
 
+def test_energy_is_that_of_what_the_rate_counts():
+    summary = {"objective": "energy_per_sample", "unit": "tokens"}
+    assert gain_text(summary, 1.31) == "1.31x less energy per token"
+    assert objective_text("energy_per_sample", 0.0021, "tokens") == "0.00210 J/token"
+    assert trials.table(None, about=summary).columns[3].header.plain == "J/token"
+
+
 def test_plain_verdict_gives_the_objectives_value_break_even_and_front(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
@@ -178,7 +187,7 @@ def drawn(summary, path, width):
     return page.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
 def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     folder = make_study(tmp_path / "runs")
     text = drawn(folder.read_summary(), folder.path, width)
@@ -186,6 +195,8 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     for factor in ("1.62x", "1.38x", "1.03x", "2.41x", "[1.58, 1.66]", "ambiguous"):
         assert factor in text
     assert "no clear effect" in text
+    assert "16.8 samples/s" in text
+    assert "38.4" in text, "the best of the tier numerics"
     assert ("█" in text) is (width == 120)
 
 

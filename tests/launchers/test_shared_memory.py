@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import platform
@@ -72,6 +73,24 @@ def test_the_list_of_another_host_is_kept_for_it(tmp_path):
         (place / shared_memory.LIST_FILE).write_text(json.dumps({"host": host, "boot_id": "another", "processes": [[7, 1.0]]}))
     shared_memory.remove_left(tmp_path)
     assert [file.parent.name for file in tmp_path.glob(f"trials/*/{shared_memory.LIST_FILE}")] == ["0000"]
+
+
+def test_a_list_that_cannot_be_written_again_keeps_the_processes_of_other_hosts(tmp_path, monkeypatch):
+    file = tmp_path / shared_memory.LIST_FILE
+    shared_memory.note(tmp_path, [[dead_process(), 1.0]])
+    far = json.dumps({"host": "far", "boot_id": "another", "processes": [[7, 1.0]]})
+    before = f"{file.read_text()}{far}\n"
+    file.write_text(before)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        shared_memory.forget(tmp_path)
+    assert [each.read_text() for each in tmp_path.iterdir()] == [before]
+    shared_memory.forget(tmp_path)
+    assert [each.read_text() for each in tmp_path.iterdir()] == [f"{far}\n"]
 
 
 @pytest.fixture

@@ -190,6 +190,8 @@ def _is_worker(process):
         (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
         (["replay", "t.jsonl.gz", "--raw"], "--raw: has an effect only together with --json"),
         (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
+        (["replay", "t.jsonl.gz", "--minutes", "inf"], "--minutes: not a length of time, got inf"),
+        (["replay", "t.jsonl.gz", "--html", "mlflow.db"], "--html: a record of MLflow, got"),
         (
             ["record", "search_space=none", "model=mlp"],
             "search_space: has no domains, so there is only one configuration to record",
@@ -222,5 +224,7 @@ def test_page_stays_as_it_was_if_the_disk_is_full(tables, tmp_path, capsys):
         fill(disk)
         words = ["--sampler", "random", "--seeds", "1", "--trials", "2", "--jobs", "1", "--html", str(disk / "page.html")]
         assert main(["replay", str(tables / "one.jsonl.gz"), *words]) == 2
-        assert "--html: cannot be written, got" in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert "--html: cannot be written, got" in said.err
+        assert "random" in said.out, "what was computed is not lost"
         assert (disk / "page.html").read_text() == "an earlier page"

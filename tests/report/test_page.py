@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from autotune.cli.main import main
 from autotune.quantities import seconds_text
 from autotune.records import CHOOSING, REPORTED
 from autotune.report.drawing import Scale, bar, breakable, inline_code, powers_of_two, round_values, tied
+from autotune.report.figures.memory import _capacity_bytes
 from autotune.report.page import page
-from autotune.report.study import read
+from autotune.report.study import Study, read
 from autotune.run_dir import StudyFolder
 from tests.report import made
 from tests.support.studies import make_study
@@ -165,6 +167,14 @@ def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
     assert "ran out of memory" in said
     assert f"{out[0].number:04d}" in part(whole, "failures")
     assert said.count(f"{out[0].number:04d} 128") == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"), [("8GiB", 1 / 3), (0.5, 1 / 2), (2**30, 1 / 24), (None, 1), ("no limit", 1), ("32GiB", 1)]
+)
+def test_the_capacity_is_the_limit_that_was_configured(limit, share):
+    summary = {"machine": {"memory_bytes": 24 * 2**30}, "identity": {"device.memory_limit": limit}}
+    assert _capacity_bytes(Study(folder=StudyFolder(Path("s")), summary=summary)) == share * 24 * 2**30
 
 
 def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes(complete, whole):

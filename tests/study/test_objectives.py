@@ -50,7 +50,7 @@ def surface(**more):
     ],
 )
 def test_each_objective_picks_its_own_winner(bench, only_modes, asked, winner, said):
-    from autotune.report.verdict import headline
+    from autotune.wording import headline
 
     study = bench(surface(), *only_modes, *asked, machine=GPU, minutes=20)
     summary = study.run()

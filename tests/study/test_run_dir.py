@@ -140,6 +140,23 @@ def test_a_trial_s_folder_that_was_deleted_is_named_and_not_taken_for_the_study_
         assert (folder.trial_path(2) / "asked.json").exists()
 
 
+def test_a_lost_study_is_named_by_its_path_if_its_name_means_a_later_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, full = make_study(Path("runs"), "s"), OSError(errno.ENOSPC, "No space left on device")
+    assert str(first.lost(full)).endswith(": autotune resume s")
+    make_study(Path("runs"), "s")
+    assert str(first.lost(full)).endswith(": autotune resume runs/s")
+
+
+def test_a_study_of_the_working_directory_is_named_so_that_it_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = make_study(Path(), "s")
+    assert call(first) == "s --runs-dir ."
+    make_study(Path(), "s")
+    assert call(first) == "./s --runs-dir ."
+    assert find(Path(), "./s").path == first.path
+
+
 def test_another_folder_in_its_place_is_not_written_to(tmp_path):
     folder = create(tmp_path / "runs", "s")
     with folder.claimed():

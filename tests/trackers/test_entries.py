@@ -2,6 +2,7 @@ import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.trackers import entries
+from autotune.wording import headline
 from tests.support.studies import make_study
 
 
@@ -61,9 +62,34 @@ def test_note_names_baseline_best_and_the_change(folder):
     assert "autotune export resnet18" in note
 
 
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"status": None, "reason": "", "speedup": None}, "running"),
+        ({"status": "interrupted"}, "faster: 2.41x [2.36, 2.46] (interrupted)"),
+        ({"speedup": {"ratio": None, "verdict": "same", "reason": "nothing came near"}}, "same: nothing came near"),
+        ({"speedup": None, "verification": {"verdict": "holds", "now": {"ratio": 2.04}, "claimed": {"ratio": 2.06}}},
+         "holds: 2.04x now, 2.06x claimed"),
+        ({"speedup": None, "recording": {"configurations": 4, "trials": 12}}, "recorded: 4 configurations, 12 measurements"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_worded_as_on_the_terminal(folder, about, said):
+    summary = {**folder.read_summary(), **about}
+    assert headline(summary) == said
+    assert entries.study_tags(folder.read_study(), summary)["outcome"] == said
+    assert entries.study_note(folder.read_study(), summary).startswith(f"### {said}\n")
+
+
 def test_note_of_a_running_study_has_no_verdict(tmp_path):
     folder = make_study(tmp_path, status="running", num_trials=1)
     assert entries.study_note(folder.read_study(), folder.read_summary()).startswith("### running")
+
+
+def test_the_pareto_front_is_in_the_study_s_unit(folder):
+    point = {"trial": 5, "objectives": {"throughput": 1234.0, "energy_per_sample": 0.25}, "measured_in": "finals"}
+    about = {"objective": ["throughput", "energy_per_sample"], "unit": "tokens", "front": [point]}
+    note = entries.study_note(folder.read_study(), {**folder.read_summary(), **about})
+    assert "| 5 | 1,234 tokens/s | 0.250 J/token | unchanged |" in note
 
 
 @pytest.mark.parametrize(

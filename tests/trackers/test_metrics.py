@@ -103,6 +103,8 @@ def test_an_objective_is_a_metric_with_its_unit():
     found = metrics.trial_metrics(trial(value=9.0, objectives={"energy_per_sample": 0.3, "throughput": 9.0}))
     assert (found["energy per sample J"], found["Samples per second"]) == (0.3, 9.0)
     assert "throughput" not in found
+    found = metrics.trial_metrics(trial(value=9.0, objectives={"energy_per_sample": 0.3}, unit="tokens"))
+    assert found["energy per token J"] == 0.3
 
 
 def test_best_so_far_never_falls(folder):

@@ -12,9 +12,10 @@ import pytest
 from autotune import run_dir
 from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
+from autotune.records import StudyRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
-from autotune.trackers import store
+from autotune.trackers import entries, store
 from autotune.trackers.mlflow import MlflowTracker
 from autotune.trackers.sync import sync
 from tests.support.studies import add_trial, make_study, summary_of
@@ -52,6 +53,16 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     assert "power W" not in best.data.metrics  # it was not a number
     assert best.data.tags["outcome"] == "ok"
     assert best.info.end_time - best.info.start_time == 21_500
+
+
+@pytest.mark.parametrize("name", ["it's", 'a "b"', """it's "b\"""", "a b`c"])
+def test_a_study_s_runs_are_found_whatever_its_folder_is_called(name):
+    from mlflow.utils.search_utils import SearchUtils
+
+    study = StudyRecord(name=name, title="t", command=[], cwd="/", started_at=1.5)
+    words = f"{entries.search(study)} AND attributes.start_time >= 1000"
+    found, _ = SearchUtils.parse_search_filter(words)
+    assert found == {"type": "tag", "key": entries.STUDY_TAG, "comparator": "=", "value": entries.study_id(study)}
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,17 @@ def test_the_studys_own_address_comes_before_the_environment(tmp_path, folder, m
     assert store.chosen_uri(tmp_path, folder=folder) == "http://own:1"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 5000, b"tracker: {uri: [1]}"],
+    ids=["bytes", "cut off", "a list", "deep", "no text"],
+)
+def test_a_damaged_configuration_names_no_address(tmp_path, folder, damage):
+    folder.config_file.write_bytes(damage)
+    assert store.study_uri(folder) is None
+    assert store.chosen_uri(tmp_path, folder=folder) == store.embedded_uri(tmp_path)
+
+
 def test_what_is_asked_for_comes_first(tmp_path, folder):
     folder.config_file.write_text("tracker:\n  uri: http://own:1\n", encoding="utf-8")
     assert store.chosen_uri(tmp_path, asked="http://asked:2", folder=folder) == "http://asked:2"

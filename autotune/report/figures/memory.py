@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from autotune.config.checks import memory_limit_bytes
+from autotune.errors import BadInput
 from autotune.quantities import bytes_text, step_time_text
 from autotune.records import Outcome
 from autotune.report.drawing import (
@@ -99,8 +102,10 @@ def _capacity_bytes(study: Study) -> float | None:
     """Returns the memory of the device (of the machine if trials run on the CPU), or the configured limit if that is less."""
     machine, identity = study.summary.get("machine") or {}, study.summary.get("identity") or {}
     known = machine.get("device_memory_bytes") or (machine.get("memory_bytes") if machine.get("device") != "cuda" else None)
-    limit = identity.get("device.memory_limit")
-    return min(known, limit) if known and isinstance(limit, int | float) and limit > 1 else known
+    limit = None
+    with contextlib.suppress(BadInput):  # a damaged document
+        limit = memory_limit_bytes(identity.get("device.memory_limit"), int(known) if known else None)
+    return min(known, limit) if known and limit else known
 
 
 def _batch(trial: dict[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.plain_text import one_line
-from autotune.quantities import DASH, bytes_text, compact_text, interval_text, number_text, ratio_text
+from autotune.quantities import DASH, compact_text, interval_text, number_text, ratio_text
 from autotune.records import Kind, Outcome
 from autotune.report.drawing import (
     BOTTOM_PX,
@@ -30,7 +30,7 @@ from autotune.report.drawing import (
 from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import tick_text
 from autotune.report.study import BASELINE, Study
-from autotune.report.trials import is_better, outcomes_text, phrases
+from autotune.report.trials import is_better, memory_text, outcomes_text, phrases
 from autotune.wording import log_lines, score_of
 
 MAX_REASON = 400  # characters of a reason, which may quote a program's message
@@ -139,7 +139,7 @@ def _trial_grid(study: Study, said: Sequence[str]) -> Grid:
         [f"{trial['number']:04d}", str(trial["outcome"]), number_text(trial.get("value")), interval_text(trial.get("ci")),
          ratio_text(score / base) if base and (score := score_of(study.summary, trial)) else DASH,
          compact_text(trial.get("device_rate")), compact_text(trial.get("loader_rate")),
-         bytes_text(trial.get("peak_memory_bytes")),
+         memory_text(trial),
          words, one_line(str(trial.get("reason") or ""), MAX_REASON)]
         for trial, words in zip(study.trials, said, strict=True)
     ])  # fmt: skip
