@@ -89,7 +89,7 @@ def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
     assert lines[0] == "autotune: best.yaml: bf16 · channels_last · batch 8 (2.06x, study s, 2026-11-21)"
     assert lines[1].startswith("autotune: made on Fake CPU, 512 cores; here: ")
     assert lines[2] == "autotune: 2 of 3 settings of best.yaml in effect"
-    assert lines[3].startswith("autotune:   loader.batch_size=8: overridden by the program (the training loader")
+    assert lines[3].startswith("autotune:   loader.batch_size=8: overridden by the program (8 was requested, but")
     assert lines[4].startswith("autotune: made with torch 1.0, runs with torch 2")
     assert len(lines) == 5
 
