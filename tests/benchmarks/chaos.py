@@ -604,7 +604,8 @@ def _keep(toll: Toll, file: Path, study: Path, number: int) -> None:
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(vars(toll)) + "\n")
     if not toll.is_clean:
-        shutil.copytree(study, file.with_name(f"{file.stem}-{number:02d}"), symlinks=True, dirs_exist_ok=True)
+        left_out = shutil.ignore_patterns(*(f"{name}*" for name in OF_LIBRARIES))
+        shutil.copytree(study, file.with_name(f"{file.stem}-{number:02d}"), symlinks=True, dirs_exist_ok=True, ignore=left_out)
 
 
 if __name__ == "__main__":
