@@ -16,11 +16,15 @@ from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
 from tests.harness.contexts import context
 
-# Calls on tensors that the harness has made itself, though they replace a program's: (file, call).
+# Calls on tensors that the harness or a GradScaler has made: (file, call).
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
     ("products.py", "each.to(torch.bfloat16)"),
+    ("optimizers.py", "found.to(device)"),
+    ("optimizers.py", "self._sum.to(device)"),
+    ("gradients.py", "self._scale().to(norm.device)"),
+    ("gradient_state.py", "scale.to(parameter.grad.device)"),
 }
 OF_MODULES = {name for name in dir(nn.Module) if not name.startswith("__")} - {"apply"}
 OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startswith("__")} - {"step"}
