@@ -283,6 +283,7 @@ class Search(Settled):
 
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far: with each costly value, then without ineffective changes, then restricted to lower tiers."""
+        self._session.schedule.drain()  # a trial that still runs may become the best
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._is_measured(key, value):

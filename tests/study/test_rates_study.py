@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
-from autotune.records import Kind
+from autotune.records import Kind, Tier
 from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.initial import Proposal
@@ -145,3 +145,14 @@ def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
     sampler.is_provisional, search._num_small = False, ANSWER_AFTER
     assert Search._new(search) is None
     assert search._reason == ANSWER_FIRST
+
+
+def test_late_proposals_restrict_the_best_of_all_trials_that_have_begun():
+    """The best when the late proposals begin may be one that still runs."""
+    first, second = (SimpleNamespace(number=number, knobs={key: 1}, changed={key: 1}) for number, key in ((3, "a"), (4, "b")))
+    search = SimpleNamespace(_incumbent=first, _costly=[], _sampler_name="tpe", _trimmed=lambda: None)
+    search._session = SimpleNamespace(schedule=SimpleNamespace(drain=lambda: setattr(search, "_incumbent", second)))
+    search._space = SimpleNamespace(reference={"a": 0, "b": 0}, active=lambda knobs: knobs, tier=lambda _: Tier.exact)
+    proposals = list(Search._late(search))
+    assert [proposal.knobs for proposal in proposals] == [{"a": 0, "b": 1}] * 2
+    assert all("trial 4" in proposal.why for proposal in proposals)
