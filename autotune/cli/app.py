@@ -24,6 +24,7 @@ from autotune.cli.options import (
     address_of,
     folders,
     only_runs_dir,
+    optional,
     runs_folder,
 )
 from autotune.errors import BadInput
@@ -167,9 +168,7 @@ def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
 @app.command(rich_help_panel=_PANEL_SEE)
 def show(
     study: AnyStudy = None,
-    trial: Annotated[
-        int | None, typer.Option("--trial", metavar="N", min=0, help="Show everything about this trial.", show_default=False)
-    ] = None,
+    trial: Annotated[int | None, optional("--trial", metavar="N", min=0, help="Show everything about this trial.")] = None,
     why: Annotated[bool, typer.Option("--why", help="Show where the time goes, as far as is known.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -192,8 +191,7 @@ def explain(
     context: typer.Context,
     study: AnyStudy = None,
     trial: Annotated[
-        int | None,
-        typer.Option("--trial", metavar="N", min=0, help="Explain this trial instead of the best.", show_default=False),
+        int | None, optional("--trial", metavar="N", min=0, help="Explain this trial instead of the best.")
     ] = None,
     passes: Annotated[
         str, typer.Option("--passes", metavar="PASSES", help="Passes to run, separated by commas: lines, trace, memory.")
@@ -206,24 +204,16 @@ def explain(
     ] = False,
     finding: Annotated[
         int | None,
-        typer.Option(
+        optional(
             "--finding",
             metavar="N",
             min=1,
             help="With --fixed: number of the finding that the fixed program addresses; 1 when not given.",
-            show_default=False,
         ),
     ] = None,
     pairs: Annotated[
         int | None,
-        typer.Option(
-            "--pairs",
-            metavar="N",
-            min=2,
-            max=100,
-            help="With --fixed: number of pairs to measure; 4 when not given.",
-            show_default=False,
-        ),
+        optional("--pairs", metavar="N", min=2, max=100, help="With --fixed: number of pairs to measure; 4 when not given."),
     ] = None,
     is_retrying: Annotated[
         bool, typer.Option("--retry", help="Skip a stage or function again even if the program failed without it before.")
@@ -268,36 +258,16 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write here, not to runs/STUDY/report.html; - for stdout.",
-            show_default=False,
-        ),
+        str | None, optional("--output", "-o", metavar="FILE", help="Write here, not to runs/STUDY/report.html; - for stdout.")
     ] = None,
     is_forced: IsForced = False,
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     picture: Annotated[
         Path | None,
-        typer.Option(
-            "--picture",
-            metavar="FILE.png",
-            help="Also save a picture of the top of the page, with Chromium.",
-            show_default=False,
-        ),
+        optional("--picture", metavar="FILE.png", help="Also save a picture of the top of the page, with Chromium."),
     ] = None,
     width: Annotated[
-        int | None,
-        typer.Option(
-            "--width",
-            metavar="PX",
-            min=320,
-            max=4000,
-            help="Width of the picture; 1440 when not given.",
-            show_default=False,
-        ),
+        int | None, optional("--width", metavar="PX", min=320, max=4000, help="Width of the picture; 1440 when not given.")
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -331,12 +301,9 @@ def export(
         str, typer.Option("--format", "-f", metavar="FORMAT", help="yaml, env, python, hf, lightning, accelerate or deepspeed.")
     ] = "yaml",
     tier: Annotated[
-        str | None,
-        typer.Option("--tier", metavar="TIER", help="Highest tier allowed: exact, numerics or training.", show_default=False),
+        str | None, optional("--tier", metavar="TIER", help="Highest tier allowed: exact, numerics or training.")
     ] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write here, not to the terminal.", show_default=False)
-    ] = None,
+    output: Annotated[str | None, optional("--output", "-o", metavar="FILE", help="Write here, not to the terminal.")] = None,
     is_forced: IsForced = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -410,13 +377,7 @@ def verify(
     ] = False,
     long_minutes: Annotated[
         float | None,
-        typer.Option(
-            "--long-minutes",
-            metavar="M",
-            min=0.1,
-            help="With --long: length of a long run; 3 when not given.",
-            show_default=False,
-        ),
+        optional("--long-minutes", metavar="M", min=0.1, help="With --long: length of a long run; 3 when not given."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -449,8 +410,7 @@ def verify(
 def ui(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port; 5000 or the next free one when not given.", show_default=False),
+        int | None, optional("--port", min=1, max=65535, help="Port; 5000 or the next free one when not given.")
     ] = None,
     runs_dir: RunsDir = None,
     uri: Uri = None,
@@ -467,10 +427,7 @@ def prune(
         list[str] | None, typer.Argument(metavar="STUDY", help="Whole studies to remove.", show_default=False)
     ] = None,
     older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than", metavar="AGE", help="Whole studies not written to for this long: 12h, 30d, 8w.", show_default=False
-        ),
+        str | None, optional("--older-than", metavar="AGE", help="Whole studies not written to for this long: 12h, 30d, 8w.")
     ] = None,
     is_meant: Annotated[bool, typer.Option("--yes", help="Remove; without this, only list what would be removed.")] = False,
     runs_dir: RunsDir = None,
@@ -548,14 +505,9 @@ def doctor(
         list[str] | None,
         typer.Argument(metavar="data.root=DIR", help="Folder of the training data: how fast is it read?", show_default=False),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="The same as data.root=DIR.", show_default=False)
-    ] = None,
+    data: Annotated[str | None, optional("--data", metavar="DIR", help="The same as data.root=DIR.")] = None,
     python: Annotated[
-        str | None,
-        typer.Option(
-            "--python", metavar="PYTHON", help="Interpreter of your program; autotune's when not given.", show_default=False
-        ),
+        str | None, optional("--python", metavar="PYTHON", help="Interpreter of your program; autotune's when not given.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:

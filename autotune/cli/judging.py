@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli.options import AsJson, ConfigDir, Overrides, RunsDir, folders, only_runs_dir
+from autotune.cli.options import AsJson, ConfigDir, Overrides, RunsDir, folders, only_runs_dir, optional
 
 
 def record(
@@ -15,8 +15,7 @@ def record(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Also write the table here: NAME.jsonl.gz.", show_default=False),
+        Path | None, optional("--output", "-o", metavar="FILE", help="Also write the table here: NAME.jsonl.gz.")
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -49,27 +48,22 @@ def replay(
     ] = None,
     sampler: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--sampler",
             metavar="NAME[,NAME]",
             help="Strategies, each NAME or NAME:KEY=VALUE:...; without this option, all but gp. The name ablations stands for "
             "several: `default`, and `default` with each part of its search switched off in turn.",
-            show_default=False,
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies per strategy and table.")] = 50,
     trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials per study.")] = 40,
     minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", metavar="M", min=0.01, help="Budget of a study, in recorded minutes.", show_default=False),
+        float | None, optional("--minutes", metavar="M", min=0.01, help="Budget of a study, in recorded minutes.")
     ] = None,
     jobs: Annotated[
-        int | None,
-        typer.Option("--jobs", metavar="N", min=1, max=1024, help="Processes; one per core by default.", show_default=False),
+        int | None, optional("--jobs", metavar="N", min=1, max=1024, help="Processes; one per core by default.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write curves and figures here.", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, optional("--html", metavar="FILE", help="Write curves and figures here.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Add every study to the output of --json.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table for all TABLEs together.")] = False,
     as_json: AsJson = False,

@@ -14,6 +14,12 @@ from autotune.errors import BadInput
 
 MOST_KEY = 34  # columns; longer keys wrap
 
+
+def optional(*names: str, **more: Any) -> Any:
+    """Returns an option whose help shows no default, because it has none; arguments as those of `typer.Option`."""
+    return typer.Option(*names, show_default=False, **more)
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
@@ -22,13 +28,11 @@ Overrides = Annotated[
 ]
 ConfigDir = Annotated[
     list[str] | None,
-    typer.Option(
-        "--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated.", show_default=False
-    ),
+    optional("--config-dir", metavar="DIR", help="Look for configuration files here first. May be repeated."),
 ]
 RunsDir = Annotated[
     str | None,
-    typer.Option("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given.", show_default=False),
+    optional("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 IsForced = Annotated[bool, typer.Option("--force", help="Replace the file even if autotune did not write it.")]
@@ -46,7 +50,7 @@ AnyStudy = Annotated[
 ]
 Uri = Annotated[
     str | None,
-    typer.Option("--uri", metavar="URI", help="Tracking server or store instead of the study's own.", show_default=False),
+    optional("--uri", metavar="URI", help="Tracking server or store instead of the study's own."),
 ]
 
 

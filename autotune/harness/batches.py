@@ -19,7 +19,7 @@ from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
-LONG = 16  # a longer list that begins and ends with plain values holds no tensors, only many words or ids
+LONG = 16  # the items of a longer list are not looked at one by one: it probably holds words or ids
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype

@@ -15,15 +15,14 @@ from collections import deque
 from typing import Any, Callable, Dict, List, Tuple
 
 from . import members
+from .batches import LONG, PLAIN
 from .patches import patches
 
 SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
 MAX_DEPTH, MAX_FACTS = 3, 1000  # of objects within objects; of facts in all
-LONG = 16  # the items of a longer list are not looked at one by one
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes a millisecond
-PLAIN = (int, float, bool, str, bytes, type(None))
 CHANGED = "the program changes its data set or collate function between epochs, so the workers were started anew"
 NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
 
