@@ -88,8 +88,7 @@ class Finals:
         session = self._session
         candidates = self._left_in()
         if not candidates:
-            self.decision = without_finalist(session.searched)
-            return self.decision
+            return self._none_left()
         # This uses the time left, so it must follow `_left_in`, which takes time to compare losses.
         self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
@@ -108,20 +107,30 @@ class Finals:
                 return self.decision
             self._earlier = []
             candidates = self._left_in()
-        self.decision = Decision(reason="every finalist failed when it was measured again")
+        return self._none_left()
+
+    def _none_left(self) -> Decision:
+        failed = Decision(reason="every finalist failed when it was measured again")
+        self.decision = failed if self._has_failed else without_finalist(self._session.searched)
         return self.decision
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether a configuration has failed too often in the finals."""
+        return max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS
 
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The one
+        that was chosen after that stays, even if a single round of it has failed since.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.
         """
         searched = self._session.searched
-        if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
-            searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
+        if self._has_failed:
+            searched = [one for one in searched if not one.number or not self._lost.get(one.number) or self._is_reported(one)]
         candidates = finalists(searched)
         while candidates and self._fails_parity(candidates[0]):
             candidates = finalists(searched)
@@ -135,11 +144,21 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
         by_part = sorted(
             candidates, key=lambda candidate: self._known_part(candidate) is candidate
         )  # candidates that lost changes in the ablation come first
-        return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
+        return next((c for c in by_part if self._known_part(c).number == self._last_reported), None)
+
+    @property
+    def _last_reported(self) -> int | None:
+        """The configuration of the last reporting round of an earlier run of the study; None if there is none."""
+        rounds = by_round(self._earlier, REPORTED)
+        return next((number for measured in reversed(rounds) for number in measured if number), None)
+
+    def _is_reported(self, candidate: TrialRecord) -> bool:
+        """Whether an earlier run of the study chose this candidate last, and it has not failed too often since."""
+        part = self._known_part(candidate).number
+        return part == self._last_reported and all(self._lost.get(one, 0) < MAX_LOST_ROUNDS for one in (candidate.number, part))
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one without its ineffective changes."""
@@ -226,7 +245,7 @@ class Finals:
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
-        """Runs the reporting pairs up to the last look needed; returns False if `chosen` failed too often."""
+        """Runs the reporting pairs up to the last look needed; returns False if another configuration must be chosen."""
         pairs, num_lost = self._pairs_before(chosen)
         looks = self._looks(chosen, len(pairs))
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
@@ -248,7 +267,10 @@ class Finals:
             if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
                 return False
         # If there is no time for another pair, choosing another configuration is pointless.
-        return bool(pairs) or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen)
+        if pairs or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen):
+            return True
+        self._lost[chosen.number] = MAX_LOST_ROUNDS  # in none of these rounds did both work: it must not be chosen again
+        return False
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
         """Returns how often the verdict will be judged, given the time left. It is fixed before the rounds are seen."""
@@ -272,9 +294,11 @@ class Finals:
 
         A round that was cut off half-way does not count, because both configurations must be measured right after each other.
         """
-        rounds = [measured for measured in by_round(self._earlier, REPORTED) if {chosen.number, 0} <= measured.keys()]
+        rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
-        return pairs, len(rounds) - len(pairs)
+        others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
+        own = rounds[max(others, default=0) :]  # in a lost round, only the baseline may have been measured
+        return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs fit. A configuration that takes a minute to compile may take too long to confirm."""

@@ -1,9 +1,12 @@
+import collections
+
 import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
+from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 
@@ -218,6 +221,55 @@ def test_finalist_that_fails_when_measured_again_is_replaced(bench):
     summary = study.run()
     assert summary["best"]["knobs"]["threads.intra"] != 4
     assert summary["speedup"]["verdict"] == "faster"
+
+
+OPTIMIZER = "optimizer.implementation"
+TWO_FAST = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach','fused')", "study.budget.minutes=null"]
+
+
+def two_fast(bench, *failing):
+    """Returns a study with two finalists; `failing` are (optimizer, n): its n-th trial in the finals fails. -1 means all."""
+    num = collections.Counter()
+
+    def failures(number, knobs):
+        if any(line[0] == "finals_started" for line in study.listener.calls):
+            num[knobs[OPTIMIZER]] += 1
+        told = {(knobs[OPTIMIZER], num[knobs[OPTIMIZER]]), (knobs[OPTIMIZER], -1)}
+        return Failure(signal="SIGSEGV", cause="exit") if num and told & set(failing) else None
+
+    gains = {(OPTIMIZER, "foreach"): 1.3, (OPTIMIZER, "fused"): 1.4}
+    study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *TWO_FAST)
+    return study
+
+
+def again(study):
+    """Resumes a finished study, and returns its summary."""
+    study.launcher.launches.clear()
+    return resume_study(study.inputs, study.folder, study.listener)
+
+
+def test_a_resumed_study_keeps_the_finalist_that_was_chosen_after_another_failed(bench):
+    study = two_fast(bench, ("fused", 3), ("fused", 4), ("foreach", 6))
+    before = study.run()
+    assert (before["best"]["overrides"], before["speedup"]["verdict"]) == ({OPTIMIZER: "foreach"}, "faster")
+    after = again(study)
+    assert not study.launcher.launches
+    for part in ("best", "speedup", "best_by_tier", "failed_finalists"):
+        assert after[part] == before[part]
+
+
+def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
+    study = two_fast(bench, ("fused", -1), ("foreach", -1))
+    before = study.run()
+    assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
+    assert again(study)["speedup"] == before["speedup"]
+
+
+def test_finals_end_if_the_baseline_always_fails_there(bench):
+    """Without a time budget, this used to be an endless loop."""
+    study = two_fast(bench, ("default", -1), ("fused", 1), ("foreach", 1))
+    assert study.run()["status"] == "complete"
+    assert len(finals_of(study)) < 60
 
 
 def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_faster(bench):
