@@ -116,7 +116,7 @@ class Finals:
 
     @property
     def _has_failed(self) -> bool:
-        """Whether a configuration has failed too often in the finals."""
+        """Whether any configuration has failed too often in the finals."""
         return max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS
 
     def _left_in(self) -> list[TrialRecord]:
@@ -147,7 +147,7 @@ class Finals:
         by_part = sorted(
             candidates, key=lambda candidate: self._known_part(candidate) is candidate
         )  # candidates that lost changes in the ablation come first
-        return next((c for c in by_part if self._known_part(c).number == self._last_reported), None)
+        return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
 
     @property
     def _last_reported(self) -> int | None:
@@ -157,15 +157,21 @@ class Finals:
 
     def _is_reported(self, candidate: TrialRecord) -> bool:
         """Whether an earlier run of the study chose this candidate last, and it has not failed too often since."""
-        part = self._known_part(candidate).number
-        return part == self._last_reported and all(self._lost.get(one, 0) < MAX_LOST_ROUNDS for one in (candidate.number, part))
+        part = self._able(self._known_part(candidate), candidate)
+        return part.number == self._last_reported and not self._is_out(candidate) and not self._is_out(part)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one without its ineffective changes."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        part = self._apart(chosen, self._kept(chosen))
-        is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
-        return chosen if is_out else part
+        return self._able(self._apart(chosen, self._kept(chosen)), chosen)
+
+    def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
+        """Returns a part of the chosen configuration; the chosen one itself if the part has failed too often."""
+        return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
+
+    def _is_out(self, record: TrialRecord) -> bool:
+        """Whether a configuration has failed too often in the finals."""
+        return self._lost.get(record.number, 0) >= MAX_LOST_ROUNDS
 
     def _kept(self, chosen: TrialRecord) -> Kept:
         """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
@@ -264,7 +270,7 @@ class Finals:
                 break
             if pairs:  # an interim decision, in case the user ends the study now; the rounds continue
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
-            if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
+            if self._is_out(chosen):
                 return False
         # If there is no time for another pair, choosing another configuration is pointless.
         if pairs or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen):
@@ -278,11 +284,13 @@ class Finals:
         return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
-        records = [record for record in self._session.records if record.kind is Kind.final]
+        # Rounds that follow the verdict are left out, so that a resumed study judges as it did before it measured them.
+        own = [one for one in self._session.records if one.kind is not Kind.final or one.why in (CHOOSING, REPORTED)]
+        records = [record for record in own if record.kind is Kind.final]
         repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds count, too
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
-        noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
+        noise = noise_besides(pairs, rounds_of(own), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
         if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # an infeasible baseline is not kept

@@ -239,7 +239,7 @@ def two_fast(bench, *failing):
 
     gains = {(OPTIMIZER, "foreach"): 1.3, (OPTIMIZER, "fused"): 1.4}
     study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *TWO_FAST)
-    return study
+    return study  # `failures` looks at the study's listener
 
 
 def again(study):
@@ -256,6 +256,15 @@ def test_a_resumed_study_keeps_the_finalist_that_was_chosen_after_another_failed
     assert not study.launcher.launches
     for part in ("best", "speedup", "best_by_tier", "failed_finalists"):
         assert after[part] == before[part]
+
+
+def test_a_resumed_study_judges_without_the_rounds_that_followed_the_verdict(bench):
+    budget = ["study.budget.minutes=null", "study.budget.trials=6"]
+    study = bench(Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02), *EAGER, *budget)
+    before = study.run()
+    assert any(record.why == "finals, best of a tier" for record in finals_of(study))
+    assert again(study)["speedup"] == before["speedup"]
+    assert not study.launcher.launches
 
 
 def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
