@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from autotune import stats
@@ -32,7 +33,7 @@ from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
-from autotune.trials.session import OutOfTime, Session
+from autotune.trials.session import ConfigurationKey, OutOfTime, Session, configuration_key
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
@@ -71,7 +72,7 @@ class Finals:
         self._round = max((record.round or 0 for record in finals), default=0)
         self._random = random.Random(session.inputs.config.study.seed + self._round)
         self._rules = session.inputs.config.measure.finals
-        self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
+        self._lost: Counter[ConfigurationKey] = Counter()  # rounds of the finals in which a configuration failed
         for record in self._earlier:
             self._note_loss(record)
         unfair = [record for record in finals if record not in self._earlier]
@@ -117,7 +118,7 @@ class Finals:
     @property
     def _has_failed(self) -> bool:
         """Whether any configuration has failed too often in the finals."""
-        return max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS
+        return any(key and num >= MAX_LOST_ROUNDS for key, num in self._lost.items())
 
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
@@ -130,7 +131,7 @@ class Finals:
         """
         searched = self._session.searched
         if self._has_failed:
-            searched = [one for one in searched if not one.number or not self._lost.get(one.number) or self._is_reported(one)]
+            searched = [one for one in searched if not one.number or not self._num_lost(one) or self._is_reported(one)]
         candidates = finalists(searched)
         while candidates and self._fails_parity(candidates[0]):
             candidates = finalists(searched)
@@ -171,7 +172,10 @@ class Finals:
 
     def _is_out(self, record: TrialRecord) -> bool:
         """Whether a configuration has failed too often in the finals."""
-        return self._lost.get(record.number, 0) >= MAX_LOST_ROUNDS
+        return self._num_lost(record) >= MAX_LOST_ROUNDS
+
+    def _num_lost(self, record: TrialRecord) -> int:
+        return self._lost[configuration_key(record.changed)]
 
     def _kept(self, chosen: TrialRecord) -> Kept:
         """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
@@ -210,7 +214,7 @@ class Finals:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
-        able = [c for c in candidates if not self._lost.get(c.number)] or candidates
+        able = [c for c in candidates if not self._num_lost(c)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
@@ -273,9 +277,10 @@ class Finals:
             if self._is_out(chosen):
                 return False
         # If there is no time for another pair, choosing another configuration is pointless.
-        if pairs or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen):
+        if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen):
             return True
-        self._lost[chosen.number] = MAX_LOST_ROUNDS  # in none of these rounds did both work: it must not be chosen again
+        # In none of these rounds did both work: it must not be chosen again.
+        self._lost[configuration_key(chosen.changed)] = MAX_LOST_ROUNDS
         return False
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
@@ -321,9 +326,7 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        if is_lost(record):
-            number = record.repeats or 0
-            self._lost[number] = self._lost.get(number, 0) + 1
+        self._lost[configuration_key(record.changed)] += is_lost(record)
 
     def _pair_s(self, entrant: TrialRecord) -> float:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)

@@ -4,6 +4,7 @@ import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
+from autotune.compare.tiers import leader
 from autotune.records import Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
@@ -263,8 +264,9 @@ def test_a_resumed_study_judges_without_the_rounds_that_followed_the_verdict(ben
     study = bench(Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02), *EAGER, *budget)
     before = study.run()
     assert any(record.why == "finals, best of a tier" for record in finals_of(study))
-    assert again(study)["speedup"] == before["speedup"]
+    after = again(study)
     assert not study.launcher.launches
+    assert (after["speedup"], after["best_by_tier"]) == (before["speedup"], before["best_by_tier"])
 
 
 def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
@@ -317,6 +319,14 @@ def test_a_failed_comparison_of_losses_counts_and_what_was_reported_or_was_slowe
     records, ratio = [BASELINE, reported, faster, slower, *again], Ratio(ratio=1.0, ci=(0.99, 1.01), num_rounds=5)
     assert failed_finalists(records, Decision(finalist=reported, ratio=ratio, verdict="same")) == [(faster, again[1])]
     assert failed_finalists(records, Decision()) == [(faster, again[1]), (reported, again[0])]
+
+
+def test_the_best_of_a_tier_is_no_configuration_that_failed_in_the_finals_whichever_of_its_trials_was_repeated():
+    slow, again, other = trial(1, 120.0, A="1"), trial(5, 150.0, A="1"), trial(2, 110.0, B="1")
+    failed = TrialRecord(number=6, kind=Kind.final, knobs={}, changed=again.changed, outcome=Outcome.crash, repeats=5)
+    records = [BASELINE, slow, other, again]
+    assert leader(records, BASELINE, Tier.exact) is again
+    assert leader([*records, failed], BASELINE, Tier.exact) is other
 
 
 def test_failures_alone_say_nothing_about_speed():
