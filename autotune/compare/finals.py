@@ -96,7 +96,9 @@ class Finals:
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
-            if self._fails_parity(chosen):
+            if self._is_out(chosen):  # every candidate failed in each choosing round
+                self._earlier = []
+            if self._is_out(chosen) or self._fails_parity(chosen):
                 candidates = self._left_in()
                 continue
             part = self._minimal(chosen)
@@ -214,7 +216,7 @@ class Finals:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
-        able = [c for c in candidates if not self._num_lost(c)] or candidates
+        able = [c for c in candidates if not self._num_lost(c)] or [c for c in candidates if not self._is_out(c)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
@@ -263,7 +265,7 @@ class Finals:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
         measure = functools.partial(self._measure, why=REPORTED)
         turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
-        for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
+        for _ in range(len(pairs) + num_lost, LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):
                 break

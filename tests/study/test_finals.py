@@ -5,7 +5,7 @@ import pytest
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.compare.tiers import leader
-from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.records import CHOOSING, Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
@@ -273,6 +273,23 @@ def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
     study = two_fast(bench, ("fused", -1), ("foreach", -1))
     before = study.run()
     assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
+    assert again(study)["speedup"] == before["speedup"]
+
+
+def test_a_resumed_study_makes_no_more_rounds_for_those_that_were_lost(bench):
+    study = two_fast(bench, *[("default", number) for number in range(3, 14)])
+    before = study.run()
+    assert before["speedup"]["num_rounds"] < 8
+    assert again(study)["speedup"] == before["speedup"]
+    assert not study.launcher.launches
+
+
+def test_finalists_that_all_fail_in_each_choosing_round_are_not_reported(bench):
+    study = two_fast(bench, ("foreach", 1), ("foreach", 2), ("fused", 1), ("fused", 2))
+    before = study.run()
+    assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
+    assert before["best"]["overrides"] == {}
+    assert {record.why for record in finals_of(study)} == {CHOOSING}
     assert again(study)["speedup"] == before["speedup"]
 
 
