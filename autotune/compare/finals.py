@@ -33,7 +33,7 @@ from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
-from autotune.trials.session import ConfigurationKey, OutOfTime, Session, configuration_key
+from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
@@ -147,9 +147,9 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        by_part = sorted(
-            candidates, key=lambda candidate: self._known_part(candidate) is candidate
-        )  # candidates that lost changes in the ablation come first
+        # Those with the latest ablation come first, then those that lost changes without one.
+        ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
+        by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
         return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
 
     @property

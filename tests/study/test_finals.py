@@ -276,6 +276,19 @@ def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
     assert again(study)["speedup"] == before["speedup"]
 
 
+def test_a_resumed_study_shows_the_effects_of_the_winner_and_not_of_a_larger_finalist(bench):
+    space = [
+        f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
+    ]
+    given = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach')", *space, "search.sampler=grid"]
+    gains = {("precision.amp", "bf16"): 1.4, ("layout.channels_last", True): 1.2}
+    study = bench(Surface(gains=gains, noise_frac=0.002), *given, "study.budget.minutes=null")
+    before = study.run()
+    assert len(before["attribution"]) == 2
+    after = again(study)
+    assert (after["attribution"], after["minimality"]) == (before["attribution"], before["minimality"])
+
+
 def test_a_resumed_study_makes_no_more_rounds_for_those_that_were_lost(bench):
     study = two_fast(bench, *[("default", number) for number in range(3, 14)])
     before = study.run()
