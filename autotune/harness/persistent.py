@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import logging
 import sys
+import types
 import zlib
 from collections import deque
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 from . import members
 from .batches import LONG, PLAIN
@@ -21,8 +24,17 @@ from .patches import patches
 SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-MAX_DEPTH, MAX_FACTS = 3, 1000  # of objects within objects; of facts in all
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes a millisecond
+MAX_DEPTH, MAX_FACTS = 8, 1000  # levels, such as ConcatDataset, list, Subset, data set, Compose, list, transform, size; in all
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes milliseconds
+CONTAINERS = (list, tuple, dict, set, deque)
+SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
+# Kinds of functions -> attributes with the objects that they use.
+FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
+    types.MethodType: ("__self__",),
+    types.FunctionType: ("__closure__",),
+    types.CellType: ("cell_contents",),
+    functools.partial: ("func", "args", "keywords"),
+}
 CHANGED = "the program changes its data set or collate function between epochs, so the workers were started anew"
 NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
 
@@ -102,46 +114,49 @@ ALONE = _num_references({"_iterator": object()})  # when nothing but the loader 
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
-    """Returns facts about objects, which differ once the program has changed these objects or those that they hold."""
+    """Returns facts about objects, which differ once the program has changed these objects or those that they hold.
+
+    Objects that are held directly come first, so that a large one does not use up the number of facts.
+    """
     found: List[Tuple[Any, ...]] = []
-    for thing in things:
-        _add_facts(thing, found, 0)
+    known: Set[int] = set()
+    for _ in range(MAX_DEPTH):
+        held: List[Any] = []
+        for thing in things[: MAX_FACTS - len(found)]:
+            if type(thing) in PLAIN:
+                found.append((thing,))
+            elif id(thing) not in known:
+                known.add(id(thing))
+                found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                held += _held_by(thing)
+        things = held
     return found
 
 
-def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
-    if len(found) >= MAX_FACTS:
-        return
-    if type(value) in PLAIN:
-        found.append((value,))
-        return
-    is_container = type(value) in (list, tuple, dict, set, deque)
-    found.append((id(value), len(value) if is_container else 0, _content(value)))
-    if depth > MAX_DEPTH or issubclass(type(value), type):
-        return
-    for each in _items(value) if is_container else _attributes(value):
-        _add_facts(each, found, depth + 1)
+def _held_by(thing: Any) -> List[Any]:
+    kind = type(thing)
+    if kind in CONTAINERS:
+        return _items(thing, LONG) if len(thing) <= LONG else []
+    if issubclass(kind, SHARED):
+        return []
+    return [*(members.attribute(thing, name) for name in FUNCTIONS.get(kind, ())), *members.held(thing).values()]
 
 
-def _items(container: Any) -> List[Any]:
-    return list(container.values() if type(container) is dict else container) if len(container) <= LONG else []
-
-
-def _attributes(thing: Any) -> List[Any]:
-    return [members.attribute(thing, "__self__"), *members.held(thing).values()]  # the first: the object of a bound method
+def _items(container: Any, number: int) -> List[Any]:
+    return list(itertools.islice(container.values() if type(container) is dict else container, number))
 
 
 def _content(value: Any) -> int:
-    """Returns a number that changes with the content of a tensor, an array, or a long list of plain values; 0 for the rest."""
+    """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
     from torch import Tensor
 
     try:
         if type(value) is Tensor:
             is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
             return 0 if is_shared else int(value._version)
-        if type(value) in (list, tuple):
-            return hash(tuple(value[:MAX_ITEMS])) if len(value) > LONG and type(value[0]) in PLAIN else 0
-        is_array = members.attribute(value, "__array_interface__") is not None
-        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if is_array else 0
+        if type(value) in CONTAINERS:
+            items = _items(value, MAX_ITEMS) if len(value) > LONG else []
+            return hash(tuple(items if items and type(items[0]) in PLAIN else map(id, items)))
+        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES])
     except Exception:  # it cannot be read this way
         return 0
