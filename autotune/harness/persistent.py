@@ -2,7 +2,8 @@
 
 Torch gives a loader with persistent workers a single iterator. So an iteration that begins while another one is under way
 starts that one again from the first batch. Moreover, changes that the program makes between two epochs, to the data set or the
-collate function, do not reach the workers. In both cases new workers are started, as the program expects.
+collate function, do not reach the workers. In both cases new workers are started, as the program expects. And the samples come
+in the order that they would have with new workers in each epoch.
 """
 
 from __future__ import annotations
@@ -82,12 +83,20 @@ def _prepare(kept: Dict[str, Any]) -> None:
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
+            _draw_seed(kept.get("generator"))
             return
         kept["_iterator"] = None
         record = kept.get("_autotune")
         if record is not None:
             record.why_restarted = CHANGED if sent != kept[SENT] else NESTED
     kept[SENT] = sent
+
+
+def _draw_seed(generator: Any) -> None:
+    """Draws a number as torch does for the seeds of new workers, so that later draws, such as the order of samples, stay."""
+    import torch
+
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _is_in_use(kept: Dict[str, Any]) -> bool:

@@ -113,6 +113,7 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
         ("", 1, ""),
         ("variable", 1, ""),
         ("listed", 1, ""),
+        ("shuffled", 1, ""),
         ("nested", 3, persistent.NESTED),
         ("last", 3, persistent.NESTED),
         ("changed", 3, persistent.CHANGED),
