@@ -24,6 +24,7 @@ from .patches import patches
 
 SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
+LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the loader's record
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
 MAX_DEPTH, MAX_FACTS = 8, 1000  # levels, such as ConcatDataset, list, Subset, data set, Compose, list, transform, size; in all
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes milliseconds
@@ -61,6 +62,8 @@ def _install() -> None:
 
     def around_advance(advance: Callable[[Any], Any]) -> Any:
         def __next__(iterator: Any) -> Any:
+            if LEFT in iterator.__dict__:
+                iterator.__dict__[LEFT].why_restarted = NESTED  # the program goes on with both
             try:
                 return advance(iterator)
             except StopIteration:
@@ -85,10 +88,11 @@ def _prepare(kept: Dict[str, Any]) -> None:
             kept["_iterator"].__dict__.pop(OVER, None)
             _draw_seed(kept.get("generator"))
             return
-        kept["_iterator"] = None
-        record = kept.get("_autotune")
-        if record is not None:
-            record.why_restarted = CHANGED if sent != kept[SENT] else NESTED
+        record, before, kept["_iterator"] = kept.get("_autotune"), kept["_iterator"], None
+        if record is not None and sent != kept[SENT]:
+            record.why_restarted = CHANGED
+        elif record is not None:
+            before.__dict__[LEFT] = record
     kept[SENT] = sent
 
 

@@ -114,6 +114,7 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
         ("variable", 1, ""),
         ("listed", 1, ""),
         ("shuffled", 1, ""),
+        ("first", 1, ""),
         ("nested", 3, persistent.NESTED),
         ("last", 3, persistent.NESTED),
         ("changed", 3, persistent.CHANGED),

@@ -2,7 +2,8 @@
 
 Words: `nested` looks at a batch in the middle of an epoch, `last` before its loop has ended. `changed` sets an attribute of the
 data set between epochs, `array` writes to one of its arrays. `variable` keeps the iterator in a variable, `listed` keeps it
-in a list and counts the batches. `shuffled` draws the samples at random.
+in a list and counts the batches. `first` looks at a batch before the first epoch and keeps that iterator. `shuffled` draws the
+samples at random.
 """
 
 import json
@@ -46,6 +47,9 @@ def counted():
 
 
 kept = []
+if "first" in sys.argv:
+    first = iter(loader)
+    next(first)
 for epoch in range(3):
     if "changed" in sys.argv:
         data.epoch = epoch
