@@ -300,7 +300,7 @@ class LoaderWatch:
         try:
             if info.is_target:
                 self._bits.mark(loader)
-            if info.is_made_persistent:
+            if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)

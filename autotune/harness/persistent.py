@@ -14,6 +14,7 @@ import itertools
 import logging
 import sys
 import types
+import weakref
 import zlib
 from collections import deque
 from typing import Any, Callable, Dict, List, Set, Tuple
@@ -41,10 +42,23 @@ CHANGED = "the program changes its data set or collate function between epochs, 
 NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
 
 
+_watched: List[Any] = []  # weak references to loaders
+
+
 def watch(loader: Any) -> None:
     """Watches a loader whose workers are persistent because of the knob."""
+    _watched[:] = [ref for ref in _watched if ref() is not None]
+    _watched.append(weakref.ref(loader))
     loader.__dict__[SENT] = None
     _install()
+
+
+def is_remade(loader: Any) -> bool:
+    """Whether a library has made a loader from a watched one: it copies the arguments, also those that the knob has set."""
+    kept = loader.__dict__
+    data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
+    others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
+    return bool(kept.get("persistent_workers")) and any(each is other for each in data for other in others)
 
 
 @functools.lru_cache(maxsize=None)

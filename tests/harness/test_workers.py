@@ -118,6 +118,7 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
         ("nested", 3, persistent.NESTED),
         ("last", 3, persistent.NESTED),
         ("changed", 3, persistent.CHANGED),
+        ("changed remade", 3, persistent.CHANGED),
         ("array", 3, persistent.CHANGED),
     ],
 )

@@ -3,7 +3,7 @@
 Words: `nested` looks at a batch in the middle of an epoch, `last` before its loop has ended. `changed` sets an attribute of the
 data set between epochs, `array` writes to one of its arrays. `variable` keeps the iterator in a variable, `listed` keeps it
 in a list and counts the batches. `first` looks at a batch before the first epoch and keeps that iterator. `shuffled` draws the
-samples at random.
+samples at random. `remade` makes a loader from another one, as libraries do.
 """
 
 import json
@@ -28,6 +28,9 @@ class Data(Dataset):
 torch.manual_seed(0)
 data = Data()
 loader = DataLoader(data, batch_size=2, num_workers=1, shuffle="shuffled" in sys.argv)
+if "remade" in sys.argv:
+    own = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "persistent_workers")}
+    loader = DataLoader(data, batch_sampler=loader.batch_sampler, **own)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 seen = {"batches": [], "epochs": [], "labels": [], "order": [], "workers": set()}
