@@ -176,7 +176,7 @@ def test_what_a_collate_function_uses_is_part_of_the_facts() -> None:
 def test_a_data_set_within_others_is_part_of_the_facts() -> None:
     resize = SimpleNamespace(size=4)
     images = SimpleNamespace(transform=SimpleNamespace(transforms=[resize]))
-    joined = ConcatDataset([Subset(images, [0])])  # type: ignore[arg-type,type-var]
+    joined: Any = ConcatDataset([Subset[Any](images, [0])])  # type: ignore[arg-type]
     before = persistent.facts([joined])
     resize.size = 8
     assert persistent.facts([joined]) != before
