@@ -151,7 +151,7 @@ class Gradients:
                 self._after_backward = self._when_held = None  # these describe another optimizer's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
-            if self.scaler is not None:
+            if self.scaler is not None and self._begin is not None:
                 state.divide(state.parameters_of(optimizer), self._scale())
             self.stand_down(step_knobs.SEVERAL)
             return False

@@ -42,7 +42,7 @@ class Loader:
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
         self.is_target = self.is_made_persistent = False
         self.why_restarted = ""  # why its persistent workers were started anew; "" if they were not
-        self._told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
+        self.told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
         self._num_told = self._num_changed = 0
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
@@ -91,17 +91,20 @@ class Loader:
         loader = self._made()
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
+    @property
+    def is_to_be_told(self) -> bool:
+        """Whether to note facts about the data set: after the first batches, if this process fetches them itself."""
+        return self._num_told < NUM_TOLD and not self.num_workers
+
     def tell(self) -> None:
-        """Notes facts about the data set after one of the first batches, if this process fetches the batches itself."""
-        if self._num_told < NUM_TOLD and not self.num_workers:
-            self._num_told += 1
-            self._told = persistent.facts([self.dataset])
+        """Notes facts about the data set after a batch."""
+        self._num_told += 1
+        self.told = persistent.facts([self.dataset])
 
     def compare(self) -> None:
         """Compares the data set with what it was after the last batch; called before the next batch is fetched."""
-        if self._told is not None:
-            self._num_changed += persistent.facts([self.dataset]) != self._told
-            self._told = None
+        self._num_changed += persistent.facts([self.dataset]) != self.told
+        self.told = None
 
     @property
     def is_changed_between_batches(self) -> bool:

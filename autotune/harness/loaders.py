@@ -123,7 +123,7 @@ class LoaderWatch:
                 if info is None:
                     return advance(self)
                 watch._current = info
-                if not info.sizes.is_known:  # one of the first batches
+                if info.told is not None:
                     watch._compare(info)
                 began_s = monotonic()
                 batch = advance(self)
@@ -300,7 +300,7 @@ class LoaderWatch:
         try:
             if info.is_target:
                 self._bits.mark(loader)
-            if info.is_made_persistent:
+            if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
@@ -369,8 +369,9 @@ class LoaderWatch:
                 info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
-            if self._is_measuring and self._spec.target is None:
+            if self._is_measuring and self._spec.target is None and info.is_to_be_told:
                 info.tell()
+                info.usual_batch = None  # the next batches must come here as well
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
         except Exception:

@@ -2,17 +2,22 @@
 
 Torch gives a loader with persistent workers a single iterator. So an iteration that begins while another one is under way
 starts that one again from the first batch. Moreover, changes that the program makes between two epochs, to the data set or the
-collate function, do not reach the workers. In both cases new workers are started, as the program expects.
+collate function, do not reach the workers. In both cases new workers are started, as the program expects. And the samples come
+in the order that they would have with new workers in each epoch.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
+import logging
 import sys
+import types
+import weakref
 import zlib
 from collections import deque
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Set, Tuple
 
 from . import members
 from .batches import LONG, PLAIN
@@ -20,17 +25,40 @@ from .patches import patches
 
 SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers were sent
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
+LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the loader's record
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-MAX_DEPTH, MAX_FACTS = 3, 1000  # of objects within objects; of facts in all
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes a millisecond
+MAX_DEPTH, MAX_FACTS = 8, 1000  # levels, such as ConcatDataset, list, Subset, data set, Compose, list, transform, size; in all
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes milliseconds
+CONTAINERS = (list, tuple, dict, set, deque)
+SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
+# Kinds of functions -> attributes with the objects that they use.
+FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
+    types.MethodType: ("__self__",),
+    types.FunctionType: ("__closure__",),
+    types.CellType: ("cell_contents",),
+    functools.partial: ("func", "args", "keywords"),
+}
 CHANGED = "the program changes its data set or collate function between epochs, so the workers were started anew"
 NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
 
 
+_watched: List[Any] = []  # weak references to loaders
+
+
 def watch(loader: Any) -> None:
     """Watches a loader whose workers are persistent because of the knob."""
+    _watched[:] = [ref for ref in _watched if ref() is not None]
+    _watched.append(weakref.ref(loader))
     loader.__dict__[SENT] = None
     _install()
+
+
+def is_remade(loader: Any) -> bool:
+    """Whether a library has made a loader from a watched one: it copies the arguments, also those that the knob has set."""
+    kept = loader.__dict__
+    data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
+    others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
+    return bool(kept.get("persistent_workers")) and any(each is other for each in data for other in others)
 
 
 @functools.lru_cache(maxsize=None)
@@ -48,6 +76,8 @@ def _install() -> None:
 
     def around_advance(advance: Callable[[Any], Any]) -> Any:
         def __next__(iterator: Any) -> Any:
+            if LEFT in iterator.__dict__:
+                iterator.__dict__[LEFT].why_restarted = NESTED  # the program goes on with both
             try:
                 return advance(iterator)
             except StopIteration:
@@ -70,12 +100,21 @@ def _prepare(kept: Dict[str, Any]) -> None:
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
+            _draw_seed(kept.get("generator"))
             return
-        kept["_iterator"] = None
-        record = kept.get("_autotune")
-        if record is not None:
-            record.why_restarted = CHANGED if sent != kept[SENT] else NESTED
+        record, before, kept["_iterator"] = kept.get("_autotune"), kept["_iterator"], None
+        if record is not None and sent != kept[SENT]:
+            record.why_restarted = CHANGED
+        elif record is not None:
+            before.__dict__[LEFT] = record
     kept[SENT] = sent
+
+
+def _draw_seed(generator: Any) -> None:
+    """Draws a number as torch does for the seeds of new workers, so that later draws, such as the order of samples, stay."""
+    import torch
+
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _is_in_use(kept: Dict[str, Any]) -> bool:
@@ -102,46 +141,49 @@ ALONE = _num_references({"_iterator": object()})  # when nothing but the loader 
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
-    """Returns facts about objects, which differ once the program has changed these objects or those that they hold."""
+    """Returns facts about objects, which differ once the program has changed these objects or those that they hold.
+
+    Objects that are held directly come first, so that a large one does not use up the number of facts.
+    """
     found: List[Tuple[Any, ...]] = []
-    for thing in things:
-        _add_facts(thing, found, 0)
+    known: Set[int] = set()
+    for _ in range(MAX_DEPTH):
+        held: List[Any] = []
+        for thing in things[: MAX_FACTS - len(found)]:
+            if type(thing) in PLAIN:
+                found.append((thing,))
+            elif id(thing) not in known:
+                known.add(id(thing))
+                found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                held += _held_by(thing)
+        things = held
     return found
 
 
-def _add_facts(value: Any, found: List[Tuple[Any, ...]], depth: int) -> None:
-    if len(found) >= MAX_FACTS:
-        return
-    if type(value) in PLAIN:
-        found.append((value,))
-        return
-    is_container = type(value) in (list, tuple, dict, set, deque)
-    found.append((id(value), len(value) if is_container else 0, _content(value)))
-    if depth > MAX_DEPTH or issubclass(type(value), type):
-        return
-    for each in _items(value) if is_container else _attributes(value):
-        _add_facts(each, found, depth + 1)
+def _held_by(thing: Any) -> List[Any]:
+    kind = type(thing)
+    if kind in CONTAINERS:
+        return _items(thing, LONG) if len(thing) <= LONG else []
+    if issubclass(kind, SHARED):
+        return []
+    return [*(members.attribute(thing, name) for name in FUNCTIONS.get(kind, ())), *members.held(thing).values()]
 
 
-def _items(container: Any) -> List[Any]:
-    return list(container.values() if type(container) is dict else container) if len(container) <= LONG else []
-
-
-def _attributes(thing: Any) -> List[Any]:
-    return [members.attribute(thing, "__self__"), *members.held(thing).values()]  # the first: the object of a bound method
+def _items(container: Any, number: int) -> List[Any]:
+    return list(itertools.islice(container.values() if type(container) is dict else container, number))
 
 
 def _content(value: Any) -> int:
-    """Returns a number that changes with the content of a tensor, an array, or a long list of plain values; 0 for the rest."""
+    """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
     from torch import Tensor
 
     try:
         if type(value) is Tensor:
             is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
             return 0 if is_shared else int(value._version)
-        if type(value) in (list, tuple):
-            return hash(tuple(value[:MAX_ITEMS])) if len(value) > LONG and type(value[0]) in PLAIN else 0
-        is_array = members.attribute(value, "__array_interface__") is not None
-        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES]) if is_array else 0
+        if type(value) in CONTAINERS:
+            items = _items(value, MAX_ITEMS) if len(value) > LONG else []
+            return hash(tuple(items if items and type(items[0]) in PLAIN else map(id, items)))
+        return zlib.crc32(memoryview(value).cast("B")[:MAX_BYTES])
     except Exception:  # it cannot be read this way
         return 0

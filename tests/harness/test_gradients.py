@@ -166,11 +166,18 @@ def test_gradients_on_several_gpus_are_divided_by_the_scale_of_a_loss_on_one_of_
     assert [str(parameter.grad.device) for parameter in parameters if parameter.grad is not None] == ["cuda:0", "cuda:1"]
 
 
-def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any) -> None:
-    found = trained("assigned clip", knobs={AMP: "fp16"}).result
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("assigned clip", "computes its gradients by other means than backward()"),
+        ("assigned two half", "several optimizers step"),  # the first one has no gradients
+    ],
+)
+def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any, words: str, reason: str) -> None:
+    found = trained(words, knobs={AMP: "fp16"}).result
     assert (found.status, found.error) == ("measured", None)
     assert (found.knobs[AMP].status, found.loss) == (NOT_APPLICABLE, None)
-    assert "computes its gradients by other means than backward()" in found.knobs[AMP].reason
+    assert reason in found.knobs[AMP].reason
 
 
 @pytest.mark.parametrize("knobs", [{AMP: "fp16"}, {KEY: 2}])

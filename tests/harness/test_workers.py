@@ -1,6 +1,9 @@
 """How loader workers are started and how they share tensors, as the workers themselves report it."""
 
+import functools
 import json
+import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 from autotune.harness import persistent
 from autotune.harness.knobs.loader import has_in_order
@@ -109,9 +113,12 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
         ("", 1, ""),
         ("variable", 1, ""),
         ("listed", 1, ""),
+        ("shuffled", 1, ""),
+        ("first", 1, ""),
         ("nested", 3, persistent.NESTED),
         ("last", 3, persistent.NESTED),
         ("changed", 3, persistent.CHANGED),
+        ("changed remade", 3, persistent.CHANGED),
         ("array", 3, persistent.CHANGED),
     ],
 )
@@ -130,7 +137,10 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
         def __init__(self) -> None:
             self.ids, self.shared = list(range(100)), torch.zeros(2).share_memory_()
             self.inner, self.transforms = SimpleNamespace(scale=1.0), [SimpleNamespace(size=4)]
-            self.options = {"size": 4}
+            self.options, self.pairs = {"size": 4}, [(str(number), number) for number in range(100)]
+            self.words, self.square, self.logger = {number: "word" for number in range(100)}, math.sqrt, logging.getLogger("x")
+            self.large = SimpleNamespace(**{f"{n}": SimpleNamespace(**{f"{m}": m for m in range(60)}) for n in range(60)})
+            self.epoch = 0
 
     def told(change: Callable[[Any], Any]) -> bool:
         data = Data()
@@ -143,5 +153,30 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
     assert told(lambda data: data.options.update(size=8))
     assert told(lambda data: data.ids.__setitem__(5, 0))
     assert told(lambda data: data.ids.append(0))
+    assert told(lambda data: data.pairs.reverse())
+    assert told(lambda data: data.words.update({5: "other"}))
+    assert told(lambda data: setattr(data, "epoch", 1))
+    assert not told(lambda data: data.logger.isEnabledFor(17))  # which the logger remembers
     assert not told(lambda data: data.shared.fill_(1))
     assert not told(lambda data: setattr(data.inner, "scale", 1.0))
+
+
+def test_what_a_collate_function_uses_is_part_of_the_facts() -> None:
+    options = SimpleNamespace(size=4)
+
+    def collate(batch: Any) -> Any:
+        return options, batch
+
+    for function in (collate, functools.partial(print, end=options), functools.partial(print, options)):
+        before = persistent.facts([function])
+        options.size += 1
+        assert persistent.facts([function]) != before
+
+
+def test_a_data_set_within_others_is_part_of_the_facts() -> None:
+    resize = SimpleNamespace(size=4)
+    images = SimpleNamespace(transform=SimpleNamespace(transforms=[resize]))
+    joined: Any = ConcatDataset([Subset[Any](images, [0])])  # type: ignore[arg-type]
+    before = persistent.facts([joined])
+    resize.size = 8
+    assert persistent.facts([joined]) != before

@@ -80,7 +80,8 @@ def forward_and_backward(x, y):
     if scaler is not None:
         scaler.scale(loss).backward()
     elif has("assigned"):
-        for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        chosen = parameters[2:] if has("half") else parameters
+        for parameter, gradient in zip(chosen, torch.autograd.grad(loss, chosen), strict=True):
             parameter.grad = gradient
     elif has("functional"):
         torch.autograd.backward([loss], [torch.ones(())])

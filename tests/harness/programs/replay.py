@@ -1,4 +1,7 @@
-"""Trains on a data set to which the program adds what it has just seen. The word `fixed` leaves the data set as it is."""
+"""Trains on a data set to which the program adds what it has just seen. The word `fixed` leaves the data set as it is.
+
+With the word `full`, each addition drops the oldest sample. With the word `whole`, the data set makes whole batches.
+"""
 
 import sys
 from collections import deque
@@ -9,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Replay(Dataset):
     def __init__(self):
-        self.seen, self.num_fetched = deque([torch.randn(4)], maxlen=1000), 0
+        self.seen, self.num_fetched = deque(torch.randn(32, 4), maxlen=32 if "full" in sys.argv else 1000), 0
 
     def __len__(self):
         return 64
@@ -19,11 +22,16 @@ class Replay(Dataset):
         return self.seen[index % len(self.seen)]
 
 
-replay = Replay()
+class Whole(Replay):
+    def __getitem__(self, index):
+        return torch.stack([super(Whole, self).__getitem__(index + number) for number in range(8)])
+
+
+replay, batch_size = (Whole(), None) if "whole" in sys.argv else (Replay(), 8)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 while True:
-    for x in DataLoader(replay, batch_size=8):
+    for x in DataLoader(replay, batch_size=batch_size):
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
