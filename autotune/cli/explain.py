@@ -104,7 +104,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     if not document.get("explained"):
         skipped = f": {document['skipped']}" if document.get("skipped") else ""
         raise BadInput(
-            f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run autotune explain {call(folder)}."
+            f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run `autotune explain {call(folder)}`."
         )
     return _print(summary, folder, trial, as_json=as_json, is_all=trial is None)
 
@@ -173,7 +173,7 @@ def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json:
         number = (summary.get("best") or {}).get("trial") or 0 if trial is None else trial
         entries = [entry for entry in entries if entry["trial"] == number]
     if trial is not None and not entries:
-        raise BadInput(f"--trial: not explained yet, got {trial}. Run autotune explain {call(folder)} --trial {trial}.")
+        raise BadInput(f"--trial: not explained yet, got {trial}. Run `autotune explain {call(folder)} --trial {trial}`.")
     if as_json:
         print_json({**document, "explained": entries})
         return 0

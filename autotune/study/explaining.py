@@ -421,7 +421,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
     """
     if entry is None:
         raise BadInput(
-            f"--fixed: this trial of study {folder.name!r} was not explained yet. Run autotune explain {call(folder)} first."
+            f"--fixed: this trial of study {folder.name!r} was not explained yet. Run `autotune explain {call(folder)}` first."
         )
     if not 1 <= wanted.finding <= len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
