@@ -463,7 +463,7 @@ def test_a_fixed_program_is_refused_if_nothing_was_found_that_it_could_fix(bench
     document = explain(made_bench, passes=("lines",))["explanation"]
     document["explained"][0]["findings"] = []
     made_bench.folder.write_explanation(document)
-    with pytest.raises(BadInput, match="^--fixed: explaining trial [0-9]+ found nothing"):
+    with pytest.raises(BadInput, match=r"^--fixed: explaining trial [0-9]+ found nothing"):
         explain(made_bench, fixed=CommandTemplate(parts=["python", "fixed.py"]))
 
 
