@@ -12,6 +12,7 @@ import contextlib
 import functools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 
 from autotune import stats
@@ -32,7 +33,7 @@ from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
-from autotune.trials.session import OutOfTime, Session
+from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
 
 MIN_PAIRS = 3
 LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
@@ -71,7 +72,7 @@ class Finals:
         self._round = max((record.round or 0 for record in finals), default=0)
         self._random = random.Random(session.inputs.config.study.seed + self._round)
         self._rules = session.inputs.config.measure.finals
-        self._lost: dict[int, int] = {}  # trial number -> rounds of the finals in which it failed
+        self._lost: Counter[ConfigurationKey] = Counter()  # rounds of the finals in which a configuration failed
         for record in self._earlier:
             self._note_loss(record)
         unfair = [record for record in finals if record not in self._earlier]
@@ -88,15 +89,16 @@ class Finals:
         session = self._session
         candidates = self._left_in()
         if not candidates:
-            self.decision = without_finalist(session.searched)
-            return self.decision
+            return self._none_left()
         # This uses the time left, so it must follow `_left_in`, which takes time to compare losses.
         self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
         while candidates:
             chosen = self._chosen_before(candidates) or self._chosen(candidates)
-            if self._fails_parity(chosen):
+            if self._is_out(chosen):  # every candidate failed in each choosing round
+                self._earlier = []
+            if self._is_out(chosen) or self._fails_parity(chosen):
                 candidates = self._left_in()
                 continue
             part = self._minimal(chosen)
@@ -108,20 +110,30 @@ class Finals:
                 return self.decision
             self._earlier = []
             candidates = self._left_in()
-        self.decision = Decision(reason="every finalist failed when it was measured again")
+        return self._none_left()
+
+    def _none_left(self) -> Decision:
+        failed = Decision(reason="every finalist failed when it was measured again")
+        self.decision = failed if self._has_failed else without_finalist(self._session.searched)
         return self.decision
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether any configuration has failed too often in the finals."""
+        return any(key and num >= MAX_LOST_ROUNDS for key, num in self._lost.items())
 
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The one
+        that was chosen after that stays, even if a single round of it has failed since.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.
         """
         searched = self._session.searched
-        if max((count for number, count in self._lost.items() if number), default=0) >= MAX_LOST_ROUNDS:
-            searched = [record for record in searched if record.number == 0 or not self._lost.get(record.number)]
+        if self._has_failed:
+            searched = [one for one in searched if not one.number or not self._num_lost(one) or self._is_reported(one)]
         candidates = finalists(searched)
         while candidates and self._fails_parity(candidates[0]):
             candidates = finalists(searched)
@@ -135,18 +147,37 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        reported = [number for paired in by_round(self._earlier, REPORTED) for number in paired if number]
-        by_part = sorted(
-            candidates, key=lambda candidate: self._known_part(candidate) is candidate
-        )  # candidates that lost changes in the ablation come first
-        return next((c for c in by_part if reported and self._known_part(c).number == reported[-1]), None)
+        # Those with the latest ablation come first, then those that lost changes without one.
+        ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
+        by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
+        return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
+
+    @property
+    def _last_reported(self) -> int | None:
+        """The configuration of the last reporting round of an earlier run of the study; None if there is none."""
+        rounds = by_round(self._earlier, REPORTED)
+        return next((number for measured in reversed(rounds) for number in measured if number), None)
+
+    def _is_reported(self, candidate: TrialRecord) -> bool:
+        """Whether an earlier run of the study chose this candidate last, and it has not failed too often since."""
+        part = self._able(self._known_part(candidate), candidate)
+        return part.number == self._last_reported and not self._is_out(candidate) and not self._is_out(part)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one without its ineffective changes."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        part = self._apart(chosen, self._kept(chosen))
-        is_out = self._lost.get(part.number, 0) >= MAX_LOST_ROUNDS or part.outcome is Outcome.infeasible
-        return chosen if is_out else part
+        return self._able(self._apart(chosen, self._kept(chosen)), chosen)
+
+    def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
+        """Returns a part of the chosen configuration; the chosen one itself if the part has failed too often."""
+        return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
+
+    def _is_out(self, record: TrialRecord) -> bool:
+        """Whether a configuration has failed too often in the finals."""
+        return self._num_lost(record) >= MAX_LOST_ROUNDS
+
+    def _num_lost(self, record: TrialRecord) -> int:
+        return self._lost[configuration_key(record.changed)]
 
     def _kept(self, chosen: TrialRecord) -> Kept:
         """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
@@ -185,7 +216,7 @@ class Finals:
                     rounds[index][entrant.number] = self._measure(entrant, CHOOSING)
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
-        able = [c for c in candidates if not self._lost.get(c.number)] or candidates
+        able = [c for c in candidates if not self._num_lost(c)] or [c for c in candidates if not self._is_out(c)] or candidates
         noise = self._noise() or UNKNOWN_NOISE
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
@@ -226,7 +257,7 @@ class Finals:
         return [*entrants, baseline] if needed_s <= self._session.budget.left_s else entrants
 
     def _report(self, chosen: TrialRecord) -> bool:
-        """Runs the reporting pairs up to the last look needed; returns False if `chosen` failed too often."""
+        """Runs the reporting pairs up to the last look needed; returns False if another configuration must be chosen."""
         pairs, num_lost = self._pairs_before(chosen)
         looks = self._looks(chosen, len(pairs))
         self.decision = Decision(finalist=chosen, reason="no time was left to measure it again against the baseline")
@@ -234,7 +265,7 @@ class Finals:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
         measure = functools.partial(self._measure, why=REPORTED)
         turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
-        for _ in range(len(pairs), LOOKS[looks - 1] + MAX_LOST_ROUNDS):
+        for _ in range(len(pairs) + num_lost, LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):
                 break
@@ -245,10 +276,14 @@ class Finals:
                 break
             if pairs:  # an interim decision, in case the user ends the study now; the rounds continue
                 self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
-            if self._lost.get(chosen.number, 0) >= MAX_LOST_ROUNDS:
+            if self._is_out(chosen):
                 return False
         # If there is no time for another pair, choosing another configuration is pointless.
-        return bool(pairs) or not self._lost.get(chosen.number) or not self._has_time_for_pair(chosen)
+        if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen):
+            return True
+        # In none of these rounds did both work: it must not be chosen again.
+        self._lost[configuration_key(chosen.changed)] = MAX_LOST_ROUNDS
+        return False
 
     def _looks(self, chosen: TrialRecord, num_pairs: int) -> int:
         """Returns how often the verdict will be judged, given the time left. It is fixed before the rounds are seen."""
@@ -256,11 +291,13 @@ class Finals:
         return 2 if num_pairs > LOOKS[0] or affordable >= LOOKS[0] + MIN_PAIRS else 1
 
     def _judged(self, chosen: TrialRecord, pairs: list[Pair], *, looks: int, num_lost: int) -> Decision:
-        records = [record for record in self._session.records if record.kind is Kind.final]
+        # Rounds that follow the verdict are left out, so that a resumed study judges as it did before it measured them.
+        own = [one for one in self._session.records if one.kind is not Kind.final or one.why in (CHOOSING, REPORTED)]
+        records = [record for record in own if record.kind is Kind.final]
         repeats = [record.score for record in records if record.repeats == 0 and record.score]  # choosing rounds count, too
         fair = [record for record in records if record.number not in self._unfair]
         choosing = [_rates_of(measured) for measured in by_round(fair, CHOOSING)]
-        noise = noise_besides(pairs, rounds_of(self._session.records), self._session.earlier_noise)
+        noise = noise_besides(pairs, rounds_of(own), self._session.earlier_noise)
         decision = judge(chosen, pairs, looks=looks, num_lost=num_lost, repeats=repeats, choosing=choosing, noise=noise)
         is_kept = decision.verdict == "ambiguous" and not decision.is_better
         if is_kept and self._session.baseline.outcome is not Outcome.infeasible:  # an infeasible baseline is not kept
@@ -272,9 +309,11 @@ class Finals:
 
         A round that was cut off half-way does not count, because both configurations must be measured right after each other.
         """
-        rounds = [measured for measured in by_round(self._earlier, REPORTED) if {chosen.number, 0} <= measured.keys()]
+        rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
-        return pairs, len(rounds) - len(pairs)
+        others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
+        own = rounds[max(others, default=0) :]  # in a lost round, only the baseline may have been measured
+        return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
         """Whether enough pairs fit. A configuration that takes a minute to compile may take too long to confirm."""
@@ -289,9 +328,7 @@ class Finals:
         return record
 
     def _note_loss(self, record: TrialRecord) -> None:
-        if is_lost(record):
-            number = record.repeats or 0
-            self._lost[number] = self._lost.get(number, 0) + 1
+        self._lost[configuration_key(record.changed)] += is_lost(record)
 
     def _pair_s(self, entrant: TrialRecord) -> float:
         return self._expected_s(entrant) + self._expected_s(self._session.baseline)

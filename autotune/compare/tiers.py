@@ -12,7 +12,7 @@ from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
 from autotune.records import Kind, Outcome, Tier, TrialRecord
-from autotune.trials.session import Session
+from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
 
@@ -31,17 +31,17 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
     out = _failed_again(records)
-    able = [record for record in able if record.number not in out]
+    able = [record for record in able if configuration_key(record.changed) not in out] if out else able
     top = max(able, key=lambda record: record.score or 0.0, default=baseline)
     return top if is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
 
 
-def _failed_again(records: list[TrialRecord]) -> set[int]:
-    """Returns the trials whose configuration failed in the finals: each time, or MAX_LOST_ROUNDS times."""
-    finals = [record for record in records if record.kind is Kind.final]
-    lost = Counter(record.repeats for record in finals if is_lost(record))
-    measured = {record.repeats for record in finals if record.score and not is_lost(record)}
-    return {number for number, num in lost.items() if number and (num >= MAX_LOST_ROUNDS or number not in measured)}
+def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
+    """Returns the configurations that failed in the finals: each time, or MAX_LOST_ROUNDS times."""
+    finals = [(configuration_key(record.changed), record) for record in records if record.kind is Kind.final]
+    lost = Counter(key for key, record in finals if is_lost(record))
+    measured = {key for key, record in finals if record.score and not is_lost(record)}
+    return {key for key, num in lost.items() if num >= MAX_LOST_ROUNDS or key not in measured}
 
 
 class TierFinals:
@@ -88,8 +88,11 @@ class TierFinals:
                 self.decisions[found.number] = self._judged(found, pairs)
 
     def _judged(self, found: TrialRecord, pairs: list[Pair]) -> Decision:
-        session = self._session
-        return judge(found, pairs, noise=noise_besides(pairs, rounds_of(session.records), session.earlier_noise))
+        # Rounds of other tiers are left out, so that a resumed study judges as it did before it measured them.
+        session, records = self._session, self._session.records
+        own = {record.round for record in records if record.why == TIERS and record.repeats == found.number}
+        rounds = rounds_of([record for record in records if record.why != TIERS or record.round in own])
+        return judge(found, pairs, noise=noise_besides(pairs, rounds, session.earlier_noise))
 
     def _pair_s(self, found: TrialRecord) -> float:
         """Returns the expected seconds of a round, which has two trials."""

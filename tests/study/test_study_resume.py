@@ -100,6 +100,16 @@ def test_wherever_it_was_killed_nothing_is_lost_or_repeated_and_there_is_a_verdi
     assert all(trial.state.is_finished() for trial in told(folder))
 
 
+@pytest.mark.parametrize("number", [4, *more(2, 8, 12)])
+def test_a_resumed_search_proposes_what_it_would_have_proposed_without_the_kill(bench, tmp_path, number):
+    surface = Surface(gains=FAST, noise_frac=0.0)
+    study = bench(surface, "search.sampler=rates", "compile.mode=off", "study.budget.trials=14", minutes=30)
+    folder = killed(study, tmp_path, "trial_ended", number)
+    whole = [trial.changed for trial in searched(study.trials)]
+    resume(study, folder)
+    assert [trial.changed for trial in searched(folder.read_trials())] == whole
+
+
 def test_what_was_cut_off_is_recorded_as_such_and_tried_again_first(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 5)
