@@ -340,7 +340,8 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
     if not num:
         return ""
     steps, seconds = metrics["window_steps"] / num, metrics["window_s"] / num
-    return f"Steps come in cycles of {steps:.0f} steps in {seconds:.3g} s; the window contains {num:.0f} cycles"
+    cycles = "1 cycle" if num == 1 else f"{num:.0f} cycles"
+    return f"Steps come in cycles of {steps:.0f} steps in {seconds:.3g} s; the window contains {cycles}"
 
 
 def log_lines(evidence: dict[str, Any]) -> list[str]:

@@ -104,7 +104,7 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     if not document.get("explained"):
         skipped = f": {document['skipped']}" if document.get("skipped") else ""
         raise BadInput(
-            f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run autotune explain {call(folder)}."
+            f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run `autotune explain {call(folder)}`."
         )
     return _print(summary, folder, trial, as_json=as_json, is_all=trial is None)
 
@@ -173,15 +173,16 @@ def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json:
         number = (summary.get("best") or {}).get("trial") or 0 if trial is None else trial
         entries = [entry for entry in entries if entry["trial"] == number]
     if trial is not None and not entries:
-        raise BadInput(f"--trial: not explained yet, got {trial}. Run autotune explain {call(folder)} --trial {trial}.")
+        raise BadInput(f"--trial: not explained yet, got {trial}. Run `autotune explain {call(folder)} --trial {trial}`.")
     if as_json:
         print_json({**document, "explained": entries})
         return 0
     out = console()
     width = min(out.width, MAX_WIDTH) if table_width(out) else None
-    for entry in sorted(entries, key=lambda one: one["role"] == "baseline"):
+    entries.sort(key=lambda one: one["role"] == "baseline")
+    for entry in entries:
         _say(out, [*_lines(entry, folder), Row("")], width)
-    _say(out, _last(document, folder), width)
+    _say(out, [*_last(document), *_next(entries, folder)], width)
     return 0
 
 
@@ -260,12 +261,19 @@ def _finding(number: int, finding: Mapping[str, Any]) -> list[Row]:
     ]
 
 
-def _last(document: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
+def _last(document: Mapping[str, Any]) -> list[Row]:
     """Returns the rows at the end: checks that are not shown with a finding above, and how often predictions held."""
     rows = [Row(f"tried: {line}") for line in other_checks(document, document["explained"])]
     if words := accuracy_text(document):
         rows.append(Row(f"explanations: {words}"))
-    return [
-        *rows,
-        Row(f"to check a change of the code: autotune explain {call(folder)} --fixed -- python train_fixed.py", "quiet"),
-    ]
+    return rows
+
+
+def _next(entries: Sequence[Mapping[str, Any]], folder: StudyFolder) -> list[Row]:
+    """Returns the command that checks a change of the code, for the first trial with a finding; [] without findings."""
+    entry = next((entry for entry in entries if entry["findings"]), None)
+    if entry is None:
+        return []
+    trial = "" if entry["role"] == "best" else f" --trial {entry['trial']}"
+    command = f"autotune explain {call(folder)}{trial} --fixed -- python train_fixed.py"
+    return [Row(f"to check a change of the code: {command}", "quiet")]

@@ -13,7 +13,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -107,11 +107,14 @@ def prune(asked: Asked, *, as_json: bool) -> int:
     """
     kept: dict[str, str] = {}  # name of a study that is left alone -> why
     places = [place for place in (_whole(asked, kept) if asked.is_whole else _parts(asked.runs, kept)) if place.items]
-    failed = [failure for place in places for failure in _remove(place, kept)] if asked.is_meant else []
+    failed: dict[Path, str] = {}
+    for place in places if asked.is_meant else ():
+        failed |= _remove(place, kept)
     places = sorted((place for place in places if place.name not in kept), key=Place.bytes_of, reverse=True)
     if as_json:
-        found, total = [place.as_json() for place in places], sum(map(Place.bytes_of, places))
-        print_json({"is_removed": asked.is_meant, "bytes": total, "found": found, "kept": kept, "failed": failed})
+        found, said = [place.as_json() for place in places], [f"{path}: {reason}" for path, reason in failed.items()]
+        total = _num_bytes(places, failed)
+        print_json({"is_removed": asked.is_meant, "bytes": total, "found": found, "kept": kept, "failed": said})
     else:
         _print(places, kept, failed, asked)
     return BadInput.exit_code if failed else 0
@@ -242,19 +245,19 @@ def _is_stale(path: Path) -> bool:
     return False
 
 
-def _remove(place: Place, kept: dict[str, str]) -> list[str]:
-    """Removes a place's items; if its study is in use by now, only adds it to `kept`. Returns the failures: "FILE: reason"."""
-    failed = []
+def _remove(place: Place, kept: dict[str, str]) -> dict[Path, str]:
+    """Removes a place's items; if its study is in use by now, only adds it to `kept`. Returns the failures, path -> reason."""
+    failed = {}
     with contextlib.ExitStack() as locks:
         files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []
         if not all([locks.enter_context(held(file)) for file in files]):
             kept[place.name] = "another process is working on it"
-            return []
+            return {}
         for item in place.items:
             try:
                 _remove_one(item.path, is_study=item.kind == WHOLE)
             except OSError as error:
-                failed.append(f"{item.path}: {error.strerror or error}")
+                failed[item.path] = str(error.strerror or error)
     return failed
 
 
@@ -286,18 +289,23 @@ def _table(places: Sequence[Place], width: int | None) -> Table:
     return table
 
 
-def _print(places: Sequence[Place], kept: dict[str, str], failed: Sequence[str], asked: Asked) -> None:
+def _num_bytes(places: Sequence[Place], failed: Container[Path]) -> int:
+    """Returns the bytes of all items but those that could not be removed."""
+    return sum(item.num_bytes for place in places for item in place.items if item.path not in failed)
+
+
+def _print(places: Sequence[Place], kept: dict[str, str], failed: dict[Path, str], asked: Asked) -> None:
     out = console()
     if places:
         out.print(_table(places, table_width(out)))
     for name, why in kept.items():
         out.print(Text.assemble((f"left alone  {name}: ", "quiet"), why), overflow="fold")
-    for failure in failed:
-        out.print(Text(f"not removed  {failure}", style="bad"), overflow="fold")
-    size = bytes_text(sum(map(Place.bytes_of, places)))
+    for path, reason in failed.items():
+        out.print(Text(f"not removed  {path}: {reason}", style="bad"), overflow="fold")
+    size = bytes_text(_num_bytes(places, failed))
     if not places:
         out.print(Text(f"Nothing to remove in {asked.runs}."))
     elif asked.is_meant:
-        out.print(f"Removed {size}{', except what is listed above' if failed else ''}.")
+        out.print(f"Removed {size}{'; the rest is listed above' if failed else ''}.")
     else:
         out.print(f"{size} can be removed. Nothing was removed yet; [command]--yes[/] removes it.")

@@ -21,7 +21,8 @@ from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
-LEAST_PROGRAM = 12  # columns for the program; if there is less room, the start time is left out, then also the number of trials
+# Columns of the list, and the width that each should have.
+COLUMNS = {"study": 24, "started": 16, "program": 24, "trials": 6, "verdict": 40}
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
 
@@ -74,20 +75,10 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
         out.print(Text.assemble(f"No study in {runs}. Make one: ", ("autotune run model=resnet18", "command")))
         return 0
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    widths: dict[str, int | None] = {}
-    if table_width(out):
-        most = {"study": 24, "started": 16, "trials": 6, "verdict": 40}
-        longest = {name: min(most[name], max(len(name), *(len(str(row.get(name, ""))) for row in there))) for name in most}
-        longest |= {"started": 16}
-        for left_out in ((), ("started",), ("started", "trials")):
-            widths = {name: longest[name] for name in most if name not in left_out}
-            room = out.width - sum(filter(None, widths.values())) - 2 * len(widths) - 2
-            if room >= LEAST_PROGRAM:
-                break
-        widths["program"] = max(LEAST_PROGRAM, room)
-    names = [name for name in ("study", "started", "program", "trials", "verdict") if not widths or name in widths]
+    width = table_width(out)
+    names = list(COLUMNS) if width is None else _fitting(there, width)
     for name in names:
-        table.add_column(name, width=widths.get(name), no_wrap=not widths, overflow="fold")
+        table.add_column(name, no_wrap=width is None or name in ("started", "trials"), overflow="fold")
     for row in there:
         cells = {name: Text(str(row[name]), style="name" if name == "study" else "") for name in names if name != "started"}
         table.add_row(*(_when(row) if name == "started" else cells[name] for name in names))
@@ -99,6 +90,18 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     return 0
 
 
+def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
+    """Returns the columns for a terminal of `width` columns. If they need more, the longest cells wrap."""
+    needed = {
+        name: min(most, max(len(name), *(len(str(row[name])) for row in rows))) if name != "started" else most
+        for name, most in COLUMNS.items()
+    }
+    for left_out in ("started", "trials"):
+        if sum(needed.values()) + 2 * (len(needed) - 1) > width:
+            del needed[left_out]
+    return list(needed)
+
+
 def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     """Prints a study's trials and verdict, or with `as_json` its summary."""
     summary = read_summary(folder)
@@ -106,23 +109,22 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
         print_json(summary)
         return 0
     out = console()
+    width = table_width(out)
     out.print(Text.assemble((str(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="fold")
     out.print(Text(machine_text(summary.get("machine") or {}), style="quiet"))
     out.print()
-    out.print(trials.rows(summary.get("trials") or [], width=table_width(out), summary=summary))
+    out.print(trials.rows(summary.get("trials") or [], width=width, summary=summary))
     out.print()
-    out.print(trials.legend(summary))
-    if absent := trials.left_out(table_width(out)):
-        out.print(absent)
-    if warm := trials.starts(summary.get("trials") or []):
-        out.print(warm)
+    for line in (trials.legend(width, summary), trials.left_out(width), trials.starts(summary.get("trials") or [])):
+        if line:
+            out.print(line)
     if cycles := summary.get("cycles"):
         out.print(Text(str(cycles), style="quiet"))
     out.print()
     if several := trials.ranks(summary):
         out.print(several)
         out.print()
-    if table_width(out):
+    if width:
         out.print(verdict.panel(summary, folder.path), width=min(out.width, MAX_WIDTH))
     else:
         out.print(Text("\n".join(verdict.lines(summary, folder.path))))

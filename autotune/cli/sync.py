@@ -127,6 +127,8 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
             problems.append(_pending(folder, state))
     if as_json:
         print_json(done)
+    elif not any(studies(runs)):
+        print(f"No study in {runs}.")
     if problems:
         raise BadInput(problems)
     return 0

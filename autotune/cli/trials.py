@@ -33,7 +33,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     """
     unit = str(about.get("unit") or "samples")
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
-    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
+    is_wide, is_narrow = width is None or width >= WIDE, _is_narrow(width)
     made.add_column("trial", width=5, no_wrap=True)
     if _has_slots(about):
         made.add_column("slot", width=4, no_wrap=True, style="quiet")
@@ -52,13 +52,17 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     return made
 
 
-def legend(about: Summary) -> Text:
-    """Returns the line that explains the column heads."""
+def legend(width: int | None, about: Summary) -> Text | None:
+    """Returns the line that explains the column heads; None if none of those shown needs it."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
-    words = f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"
+    words = [f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"] if not _is_narrow(width) else []
     if TIME in _others(about) and samples:
-        words += f", {head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)"
-    return Text(words, style="quiet")
+        words.append(f"{head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)")
+    return Text(", ".join(words), style="quiet") if words else None
+
+
+def _is_narrow(width: int | None) -> bool:
+    return width is not None and width < NARROW
 
 
 def left_out(width: int | None) -> Text | None:
@@ -110,7 +114,7 @@ def row(
         before: the best trial until then; the changes are described relative to it.
     """
     made = table(width, about=about, header=False)
-    is_wide, is_narrow = width is None or width >= WIDE, width is not None and width < NARROW
+    is_wide, is_narrow = width is None or width >= WIDE, _is_narrow(width)
     value, score, is_best = trial.get("value"), score_of(about, trial), trial["number"] == best
     ratio = score / baseline if score and baseline else None
     values = trial.get("objectives") or {}

@@ -135,6 +135,8 @@ class _Tiers:
 
 def _tiers(summary: Summary) -> RenderableType | None:
     tiers = summary.get("best_by_tier") or {}
+    if not any(side.get("overrides") for side in tiers.values()):
+        return None  # the baseline is the best of every tier
     rows: list[tuple[str | Text, ...]] = []
     seen: set[Any] = set()
     for tier in Tier:
@@ -142,11 +144,11 @@ def _tiers(summary: Summary) -> RenderableType | None:
         if side and side.get("trial") in seen:
             rows.append((tier.value, Text("same as above", style="quiet")))
         elif side and side.get("value") is not None:
-            seen.add(side.get("trial"))
             ratio, words = tier_ratio(summary, side, tier)
             if ratio is None and not side.get("overrides"):
                 rows.append((tier.value, Text("nothing tried", style="quiet")))
                 continue
+            seen.add(side.get("trial"))
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
             if side.get("overrides") and side.get("measured_in") == "search":
                 what.append("  (measured once: likely overstated)")

@@ -21,7 +21,7 @@ from autotune.wording import effect_doubt, effect_text, knob_phrase
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
 TABLE_FROM = 54  # columns; narrower terminals show a line for each change instead of a table
-KNOBS_FROM = 70  # columns; on narrower terminals, one phrase replaces a knob's name and values
+EFFECT_WIDTH = 35  # columns for a change's effect; if too few are left for it, one phrase replaces a knob's name and values
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the product of the factors so far
 # If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
 TOLD_APART = 0.02
@@ -39,7 +39,7 @@ class Waterfall:
         """Yields the lines."""
         entries = entries_of(self.summary)
         is_attributed = any(entry.get("verdict") not in (None, "not measured") or entry.get("ratio") for entry in entries)
-        is_narrow, is_table = options.max_width < KNOBS_FROM, options.max_width >= TABLE_FROM
+        is_narrow, is_table = not _fit(entries, options.max_width), options.max_width >= TABLE_FROM
         shown = [
             True,
             not is_narrow,
@@ -117,6 +117,13 @@ class Waterfall:
         interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
         total = (Text("  together"), Text(rate), Text(ratio_text(whole), style=style), interval, Text())
         return [*rows, (*total, _bar(1.0, whole, top, style))]
+
+
+def _fit(entries: list[dict[str, Any]], width: int) -> bool:
+    """Whether each change's knob, values and effect fit on a line of `width` columns."""
+    knobs = max((len(str(entry["knob"])) for entry in entries), default=0)
+    values = max((len(f"{value_text(entry.get('from'))} → {value_text(entry.get('to'))}") for entry in entries), default=0)
+    return knobs + values + EFFECT_WIDTH + 2 <= width
 
 
 def _style(entry: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,9 +99,10 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     """
     entry = summary["best"] if tier is None else summary["best_by_tier"].get(str(tier))
     if not entry:
+        winner_of = f"winner up to tier {tier}" if tier and summary["best"] else "winner"
         raise BadInput(
-            f"STUDY: has no winner to export, got {summary['study']!r} ({summary['status']}). "
-            "`autotune show` lists its trials and their outcomes."
+            f"STUDY: has no {winner_of} to export, got {summary['study']!r} ({summary['status']}). "
+            f"`autotune show {shlex.quote(summary['study'])}` lists its trials and their outcomes."
         )
     claimed = Claimed.of(summary, entry, tier)
     pinned = summary.get("pinned") or {}

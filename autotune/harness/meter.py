@@ -343,9 +343,10 @@ class Meter:
             return ""
         if len(gaps) < 2:
             return "ended before a whole cycle of the baseline's length"
-        (before, last), rules = gaps[-2:], self.rules
-        found = in_words(last.steps - before.steps, last.end_s - before.end_s)
-        return f"{found}, and the window holds no whole cycle: allow more time, or raise cycles_max_s={rules.cycles_max_s:g}"
+        before, last = gaps[-2:]
+        found, most = in_words(last.steps - before.steps, last.end_s - before.end_s), self._cycles_max_s
+        more = "allow more time (study.budget.minutes, measure.*.cycles_max_s)"
+        return f"{found}, and the window of at most {most:g} s holds no whole cycle: {more}"
 
     def _end(self, reason: str) -> None:
         if not self.is_draining and self._still_moves():  # a draining queue also changes the step time

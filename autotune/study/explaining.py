@@ -421,10 +421,12 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
     """
     if entry is None:
         raise BadInput(
-            f"--fixed: this trial of study {folder.name!r} was not explained yet. Run autotune explain {call(folder)} first."
+            f"--fixed: this trial of study {folder.name!r} was not explained yet. Run `autotune explain {call(folder)}` first."
         )
-    if not 1 <= wanted.finding <= len(entry["findings"]):
-        there = f"1 to {len(entry['findings'])}" if entry["findings"] else "none"
+    if not entry["findings"]:
+        raise BadInput(f"--fixed: explaining trial {entry['trial']} found nothing that a changed program could fix.")
+    if wanted.finding > len(entry["findings"]):
+        there = f"1 to {len(entry['findings'])}"
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     check = finding.check or {}

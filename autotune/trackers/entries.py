@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import value_text
 from autotune.masking import without_credentials
@@ -168,7 +170,9 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines = [f"### {headline(summary)}", "", "| | trial | measured | 95 % interval |", "|---|---|---|---|"]
     for name in ("baseline", "best"):
         side = summary.get(name) or {}
-        if side:
+        if name == "best" and side.get("trial") == 0:
+            lines.append("| best | 0 | the baseline | |")
+        elif side:
             cells = (name, side.get("trial"), *side_texts(summary, side))
             lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
     overrides = (summary.get("best") or {}).get("overrides") or {}
@@ -193,7 +197,10 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     if cost := search_cost_text(summary):
         lines += [f"Cost: {cost}.", ""]
     lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
-    lines += [f"`autotune show {study.name}` · `autotune export {study.name} -o best.yaml`"]
+    commands = [f"`autotune show {shlex.quote(study.name)}`"]
+    if overrides and not (summary.get("verification") or summary.get("recording")):
+        commands.append(f"`autotune export {shlex.quote(study.name)} -o best.yaml`")
+    lines.append(" · ".join(commands))
     return "\n".join(lines)
 
 

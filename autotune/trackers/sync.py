@@ -138,7 +138,7 @@ def incomplete(folder: StudyFolder, why: str) -> str:
     if state and state.problem:
         why = f"{state.problem} from {state.uri}" if state.problem.startswith("no answer") else state.problem
     command = f"autotune sync {call(folder)}"
-    return f"Tracking is incomplete: {said} not in MLflow ({why}). Nothing is lost: `{command}` completes it."
+    return f"Tracking is incomplete: MLflow lacks {said} ({why}). Nothing is lost: `{command}` completes it."
 
 
 def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, timeout_s: float) -> tuple[Tracker, str]:

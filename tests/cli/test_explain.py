@@ -131,6 +131,20 @@ def test_why_as_json_is_the_document(here):
     assert document["accuracy"] == {"checked": 4, "held": 3}
 
 
+def test_the_command_that_checks_a_fix_is_named_only_if_there_is_something_to_fix_and_with_its_trial(here):
+    folder = explained()
+    summary = folder.read_summary()
+    entry = summary["explanation"]["explained"][0]
+    assert "autotune explain resnet18 --fixed --" in " ".join(said_by(["show", "resnet18", "--why"]).split())
+    summary["explanation"]["explained"] = [{**entry, "findings": []}]
+    folder.write_summary(summary)
+    assert "--fixed" not in said_by(["show", "resnet18", "--why"])
+    summary["explanation"]["explained"] += [{**entry, "trial": 1, "role": "asked"}]
+    folder.write_summary(summary)
+    said = said_by(["show", "resnet18", "--why"])
+    assert "autotune explain resnet18 --trial 1 --fixed --" in " ".join(said.split())
+
+
 def refused(words, capsys):
     assert main(words) == 2
     return capsys.readouterr().err

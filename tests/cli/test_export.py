@@ -119,6 +119,19 @@ def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
     assert "exact nothing tried" in " ".join(cli("show").stdout.split())
 
 
+def test_tiers_are_shown_only_if_one_changes_something(cli):
+    folder = make_study(cli.cwd / "runs")
+    summary = folder.read_summary()
+    baseline = {**summary["baseline"], "overrides": {}}
+    summary |= {"best_by_tier": {"exact": baseline, "numerics": baseline, "training": summary["best"]}}
+    folder.write_summary(summary)
+    shown = " ".join(cli("show").stdout.replace("\u2502", "").split())
+    assert "exact nothing tried numerics 16.8 samples/s 1.00x unchanged training 40.6 samples/s" in shown
+    summary |= {"best": baseline, "best_by_tier": dict.fromkeys(("exact", "numerics", "training"), baseline)}
+    folder.write_summary(summary)
+    assert "best by tier" not in cli("show").stdout
+
+
 def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that_holds_everything(cli):
     make_study(cli.cwd / "runs")
     ended = cli("export", "--format", "env", "-o", "best.env")

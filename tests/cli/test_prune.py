@@ -1,5 +1,6 @@
 """`autotune prune`: what it finds, what it removes, and what it never touches."""
 
+import errno
 import json
 import os
 import tempfile
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli import prune
 from autotune.cli.main import main
+from autotune.quantities import bytes_text
 from autotune.run_dir import StudyFolder
 from tests.cli.conftest import Cli
 from tests.faults.quick_study import QuickStudy, kill, measured
@@ -130,6 +133,25 @@ def test_named_studies_are_removed_whole_and_others_stay(cli, tmp_path, private)
     assert "Removed" in cli("prune", "one", "--yes").stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
     assert content(other.path) == before
+
+
+def test_what_could_not_be_removed_does_not_count_as_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "other"):
+        filled(Path("runs"), name)
+    remove = prune._remove_one
+
+    def removed(path, **how):
+        if path.name == "one":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        remove(path, **how)
+
+    monkeypatch.setattr(prune, "_remove_one", removed)
+    size = bytes_text(prune.sizes(Path("runs/other"))[1])
+    assert main(["prune", "one", "other", "--yes"]) == 2
+    said = capsys.readouterr().out
+    assert "not removed  runs/one: Permission denied" in said
+    assert f"Removed {size}; the rest is listed above." in said
 
 
 def test_studies_are_removed_by_age(cli, tmp_path, private):

@@ -143,8 +143,17 @@ def test_columns_that_do_not_fit_are_named_below_the_table(cli, study, width, ab
     head = next(line for line in shown.splitlines() if line.startswith("trial "))
     missing = [name for name in ("ratio", "D", "L", "memory") if name not in head.split()]
     assert ", ".join(missing) == absent
+    assert ("D: rate of the training step alone" in " ".join(shown.split())) == ("D" not in missing)
     said = f"width {width}: without {absent}; a terminal of 96 columns or --json shows them"
     assert (said in " ".join(shown.split())) == bool(absent)
+
+
+def test_a_narrow_list_leaves_room_for_the_program(cli, study):
+    make_study(cli.cwd / "runs", "transformer-with-a-long-name")
+    cli.environment["COLUMNS"] = "50"
+    head, *rows = cli("list").stdout.splitlines()
+    assert head.split() == ["study", "program", "verdict"]
+    assert "resnet18 on" in rows[0]
 
 
 def test_export_goes_to_standard_output_or_a_file(cli, study):

@@ -8,6 +8,7 @@ from rich.console import Console
 from autotune.cli import trials
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
+from autotune.cli.waterfall import Waterfall
 from autotune.explained import limit_lines
 from autotune.quantities import number_text
 from autotune.report.first_lines import first_lines
@@ -335,3 +336,14 @@ def test_without_a_large_finding_the_phases_of_a_step_say_what_limits_it():
     assert second.startswith("too few workers")
     finding["gain"] = {"low": 0.1, "mid": 0.2, "high": 0.3, "kind": "predicted"}
     assert len(limit_lines(summary)) == 1
+
+
+def test_values_too_long_for_a_table_become_phrases(tmp_path):
+    summary = make_study(tmp_path).read_summary()
+    entry = {**summary["attribution"][0], "knob": "loader.sharing_strategy", "from": "file_descriptor", "to": "file_system"}
+    console = Console(file=io.StringIO(), width=80, theme=THEME)
+    best = {**summary["best"], "overrides": {**summary["best"]["overrides"], entry["knob"]: entry["to"]}}
+    console.print(Waterfall({**summary, "best": best, "attribution": [*summary["attribution"], entry]}))
+    said = console.file.getvalue()
+    assert "shared by file_system  1.62x" in said
+    assert "file_descriptor" not in said

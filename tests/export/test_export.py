@@ -158,8 +158,14 @@ def test_unknown_format_names_the_nearest(summary):
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_study_without_winner_cannot_be_exported(summary, format):
     summary["best"] = None
-    with pytest.raises(BadInput, match="has no winner to export, got 's' \\(complete\\)"):
+    with pytest.raises(BadInput, match=r"has no winner to export, got 's' \(complete\)\. `autotune show s` lists"):
         render(summary, format, None)
+
+
+def test_a_study_without_winner_of_a_tier_says_which_tier(summary):
+    summary["best_by_tier"].pop("exact", None)
+    with pytest.raises(BadInput, match="has no winner up to tier exact to export"):
+        render(summary, "yaml", Tier.exact)
 
 
 @pytest.mark.parametrize("format", FORMATS)

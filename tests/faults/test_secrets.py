@@ -161,7 +161,7 @@ def test_the_exported_winner_leaves_a_secret_to_the_environment(user):
 
 def test_the_end_of_the_study_says_that_tracking_is_incomplete(user, hanging):
     (line,) = [text for text in user.shown[0].splitlines() if "Tracking is incomplete" in text]
-    assert f"3 of 3 trials not in MLflow (no answer within 2 s from http://***@127.0.0.1:{hanging.port})" in line
+    assert f"MLflow lacks 3 of 3 trials (no answer within 2 s from http://***@127.0.0.1:{hanging.port})" in line
     assert line.endswith("Nothing is lost: `autotune sync s` completes it.")
 
 

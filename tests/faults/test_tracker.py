@@ -336,7 +336,7 @@ def test_a_study_waits_five_seconds_for_a_server_that_never_answers_and_says_wha
     ended_s, said = time.monotonic(), study.communicate(timeout=30)[1]
     assert study.returncode == 3, said
     told = next(number for number, (_, line) in enumerate(shown) if "Tracking is incomplete" in line)
-    assert "1 of 1 trials not in MLflow (" in shown[told][1]
+    assert "MLflow lacks 1 of 1 trials (" in shown[told][1]
     assert "`autotune sync s" in shown[told][1]
     assert ended_s - shown[told - 1][0] < 30, "it used to wait for a minute"
     assert sync(StudyFolder(runs / "s"), store.embedded_uri(runs)).is_complete

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autotune.wording import cycles_text
 from tests.support.fake_launcher import Surface
 
 CYCLES = "Steps come in cycles of 10 steps in 2 s; the window contains 4 cycles"
@@ -17,6 +18,11 @@ def test_the_baseline_tells_the_other_trials_of_its_cycles_and_the_study_says_th
     assert summary["cycles"] == CYCLES
     assert ("notice", f"{CYCLES}.") in study.listener.calls
     assert study.trials[0].metrics["window_cycles"] == 4
+
+
+def test_one_cycle_is_singular():
+    metrics = {"window_cycles": 1.0, "window_steps": 21.0, "window_s": 2.88}
+    assert cycles_text(metrics) == "Steps come in cycles of 21 steps in 2.88 s; the window contains 1 cycle"
 
 
 def test_later_trials_know_that_there_were_none(bench):

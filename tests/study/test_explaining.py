@@ -457,6 +457,16 @@ def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
     assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
 
 
+def test_a_fixed_program_is_refused_if_nothing_was_found_that_it_could_fix(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    document = explain(made_bench, passes=("lines",))["explanation"]
+    document["explained"][0]["findings"] = []
+    made_bench.folder.write_explanation(document)
+    with pytest.raises(BadInput, match=r"^--fixed: explaining trial [0-9]+ found nothing"):
+        explain(made_bench, fixed=CommandTemplate(parts=["python", "fixed.py"]))
+
+
 def test_trials_of_a_fixed_program_are_marked_and_its_gain_stands_apart(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()

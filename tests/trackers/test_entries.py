@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
@@ -78,6 +80,16 @@ def test_the_verdict_is_worded_as_on_the_terminal(folder, about, said):
     assert headline(summary) == said
     assert entries.study_tags(folder.read_study(), summary)["outcome"] == said
     assert entries.study_note(folder.read_study(), summary).startswith(f"### {said}\n")
+
+
+def test_note_names_only_commands_that_work(folder):
+    study, summary = folder.read_study(), folder.read_summary()
+    baseline = {**summary["baseline"], "trial": 0, "overrides": {}}
+    note = entries.study_note(dataclasses.replace(study, name="a b"), {**summary, "best": baseline})
+    assert "| best | 0 | the baseline | |" in note
+    assert note.endswith("\n`autotune show 'a b'`")
+    verified = entries.study_note(study, {**summary, "verification": {"verdict": "holds", "claimed": {"ratio": 2.4}}})
+    assert "autotune export" not in verified
 
 
 def test_note_of_a_running_study_has_no_verdict(tmp_path):
