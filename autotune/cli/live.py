@@ -117,7 +117,7 @@ class LiveView(View):
         if is_better(self._about, vars(trial), before):
             self._best = trial
         width = self._console.width
-        if sum(self._counts.values()) == 1:  # only now is it known what the rates count
+        if sum(self._counts.values()) == 1:  # the unit of the rates is not known before
             self._console.print(trials.table(width, about=self._about))
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None

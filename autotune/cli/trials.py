@@ -53,7 +53,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
 
 
 def legend(width: int | None, about: Summary) -> Text | None:
-    """Returns the line that explains the column heads; None if none of those shown needs it."""
+    """Returns the line that explains the column heads; None if no column shown needs an explanation."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = [f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"] if not _is_narrow(width) else []
     if TIME in _others(about) and samples:

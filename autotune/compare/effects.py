@@ -54,9 +54,9 @@ def estimated(
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
-        is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
-        before: values to which reverted knobs go back, as changes to the baseline; None for the baseline's values. If given,
-            only the knobs in `lost` are considered.
+        is_any: whether to return every effect that the trials can distinguish from other effects, however wide its interval.
+        before: configuration whose values reverted knobs get, as its changes to the baseline; None for the baseline itself. If
+            given, only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}

@@ -59,7 +59,7 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures as many tiers as there is time for, the lowest first. `best` is the best of its own and all higher tiers."""
+        """Measures as many tiers as there is time for, the lowest first. `best` is the study's winner."""
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
