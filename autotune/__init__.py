@@ -27,7 +27,7 @@ def apply(file: str | os.PathLike[str]) -> None:
 
     Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
     made. Even at the top, it is too late for some settings, mostly environment variables. Others cannot be applied at all.
-    Standard error names both kinds after the first step. Inside a trial, and under `autotune apply`, this function does nothing.
+    Standard error names both kinds after the first step. In a trial, and under `autotune apply`, this function does nothing.
 
     Args:
         file: a file written by `autotune export`.

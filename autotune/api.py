@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
-NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)  # only for the columns of an empty table
+# Its row has the columns that an empty table gets.
+NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-# A start counts as slower if it takes longer by at least both of these: starts of one program vary by two seconds, and long
-# starts by more.
+# A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer: starts of one program vary by
+# two seconds, and long starts by more.
 MIN_DEARER_S = 2.0
 MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 

@@ -125,8 +125,8 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The one
-        that was chosen after that stays, even if a single round of it has failed since.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. A
+        configuration that was chosen after these failures stays, even if a single round of it has failed since.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.
@@ -242,7 +242,7 @@ class Finals:
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
         """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
 
-        The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
+        After the first round, there must be time to revert each change once; after the second, SCREENING_ROUNDS times.
         """
         each_s = max(map(self._expected_s, entrants))
         round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)

@@ -137,7 +137,7 @@ class Parity:
             return
         first = min(arithmetic_changes, key=_cause_rank)
         if len(arithmetic_changes) > 1:  # finds the cause, so that configurations without it may still win
-            with contextlib.suppress(OutOfTime):  # then all of the changes are ruled out together
+            with contextlib.suppress(OutOfTime):  # if time runs out, all of the changes are ruled out together
                 alone = self._compared({first: arithmetic_changes[first]}, candidate)
                 record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)

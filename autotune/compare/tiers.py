@@ -45,7 +45,7 @@ def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
 
 
 class TierFinals:
-    """Measures the best of each tier below the winner's against the baseline, with the time that is left.
+    """Measures the best configuration of each tier below the winner's tier against the baseline, as far as time allows.
 
     These configurations were selected by their rates in the search. The rounds measured here did not take part in the
     selection, so the reported speed-ups are not overstated.
