@@ -79,7 +79,7 @@ class Finals:
         self._unfair = {record.number for record in unfair}
         if unfair:
             session.listener.notice(
-                f"The finals measured before (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
+                f"The earlier finals (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
                 "found other finalists since."
             )
         self.decision = Decision()
