@@ -62,7 +62,7 @@ class LiveView(View):
         self._best: TrialRecord | None = None
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
-        self._slots: dict[str, Any] = {}  # as known when the columns were chosen
+        self._slots: dict[str, Any] = {}  # from the study's start, because the columns must not change later
         self._outlook: tuple[Outlook, float] | None = None  # the latest outlook, and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(

@@ -60,7 +60,7 @@ def search_cost(
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
     A training that takes T unchanged takes T / ratio with the best configuration. The study pays off if the difference is at
-    least its cost, so if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is that of the finals' pairs.
+    least its cost, that is, if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is from the finals' pairs.
 
     Args:
         records: all trials.

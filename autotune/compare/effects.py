@@ -47,7 +47,9 @@ def estimated(
     is_any: bool = False,
     before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
-    """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}, if the trials determine the ratio.
+    """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}.
+
+    Knobs whose ratio the trials do not determine are left out.
 
     Args:
         changed: the configuration's changes to the baseline.
@@ -83,7 +85,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a sum of differences between trials, so that only noise and interactions make it uncertain."""
+    """Whether a contrast is a weighted sum of differences between trials: then only noise and interactions make it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
@@ -101,7 +103,7 @@ def _averaged(
     contrasts: np.ndarray[Any, Any],
     noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
+    """Returns mean, variance and prior variance of each contrast (a weighted sum of coefficients), over the grid of scales."""
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     # Changes that are reverted together, such as workers and what depends on them, are reverted with their interactions.
