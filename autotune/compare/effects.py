@@ -85,7 +85,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a weighted sum of differences between trials: then only noise and interactions make it uncertain."""
+    """Whether a contrast is a weighted sum of differences between trials, so only noise and interactions make it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
