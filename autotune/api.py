@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
-NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)  # has a table's columns
+# Its row has the columns that an empty table gets.
+NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,7 @@ class Study:
 
         Args:
             format: one of `autotune.export.FORMATS`.
-            tier: how much may be changed at most: "exact", "numerics" or "training"; None for the study's best.
+            tier: highest tier allowed: "exact", "numerics" or "training"; None for the study's winner, whatever its tier.
 
         Raises:
             autotune.errors.BadInput: no such format or tier, or the study has no winner yet.

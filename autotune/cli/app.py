@@ -216,7 +216,7 @@ def explain(
         optional("--pairs", metavar="N", min=2, max=100, help="With --fixed: number of pairs to measure; 4 when not given."),
     ] = None,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Skip a stage or function again even if the program failed without it before.")
+        bool, typer.Option("--retry", help="Also skip stages and functions without which the program failed before.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -326,9 +326,7 @@ def apply(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of a recipe: train.epochs=3.", show_default=False),
     ] = None,
-    is_quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print nothing but settings that did not take effect.")
-    ] = False,
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the settings that did not take effect.")] = False,
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command, environment and settings; start nothing.")
     ] = False,
@@ -503,7 +501,7 @@ def doctor(
     ctx: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="data.root=DIR", help="Folder of the training data: how fast is it read?", show_default=False),
+        typer.Argument(metavar="data.root=DIR", help="Folder of the training data, to time its reading.", show_default=False),
     ] = None,
     data: Annotated[str | None, optional("--data", metavar="DIR", help="The same as data.root=DIR.")] = None,
     python: Annotated[

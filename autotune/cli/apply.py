@@ -164,7 +164,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     facts = host_facts()
     claim = read_claim(Path(best.file), ANYWHERE)
     claim.check_parts(asked.overrides)
-    anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # for the bounds of the file's values
+    anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # so that this machine's cores set no limit for the file's values
     composed = compose(asked.overrides, command=None, facts=anywhere, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end

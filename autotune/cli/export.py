@@ -30,7 +30,7 @@ def export(
     Args:
         folder: the study.
         format_: member of `export.FORMATS`.
-        tier: the highest tier that may be used; None for the study's best.
+        tier: the highest tier allowed; None for the study's winner, whatever its tier.
         output: file to write, or the folder for it; None or "-" for standard output.
         is_forced: replace the file even if autotune did not write it.
         as_json: print the file's text and the settings that it lacks as one JSON document, and write no file.

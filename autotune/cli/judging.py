@@ -51,7 +51,7 @@ def replay(
         optional(
             "--sampler",
             metavar="NAME[,NAME]",
-            help="Strategies, each NAME or NAME:KEY=VALUE:...; without this option, all but gp. The name ablations stands for "
+            help="Strategies, each NAME or NAME:KEY=VALUE:...; without this option, all but gp. `ablations` stands for "
             "several: `default`, and `default` with each part of its search switched off in turn.",
         ),
     ] = None,

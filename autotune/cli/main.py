@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _run([a for a in arguments if a != "--debug"], command)
         if sys.stdout:
-            sys.stdout.flush()  # not when Python ends, which handles no error
+            sys.stdout.flush()  # here, because errors of a flush at exit cannot be handled
         return code
     except BadInput as error:
         _say(error.problems, escaped)

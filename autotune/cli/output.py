@@ -53,7 +53,8 @@ def write(text: str, file: Path) -> str:
 def check_ours(text: str, file: Path) -> None:
     """Checks that a file may be replaced.
 
-    It may be if it is empty, already has this text, or begins like a report or an export with comments that autotune wrote.
+    It may be if it is empty, already has this text, or has one of OURS near its beginning. Exports without comments, such as
+    `ds_config.json`, have none of OURS.
 
     Raises:
         BadInput: it has other content, or is a record of a study.

@@ -272,7 +272,7 @@ def _remove_one(path: Path, *, is_study: bool) -> None:
 
 
 def _table(places: Sequence[Place], width: int | None) -> Table:
-    """Returns a row per place. If the columns for each kind leave no room for names, they are left out."""
+    """Returns a row per place. If the columns for the kinds would leave no room for names, these columns are left out."""
     kinds = [kind for kind in KINDS if any(place.bytes_of(kind) for place in places)]
     columns = {"files": [str(sum(item.num_files for item in place.items)) for place in places]}
     columns |= {kind: [bytes_text(size) if (size := place.bytes_of(kind)) else "" for place in places] for kind in kinds}

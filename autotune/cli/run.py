@@ -204,7 +204,7 @@ def versions() -> dict[str, str]:
 
 
 def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns a function that starts the process that mirrors the running study; None if tracking is off.
+    """Returns a function that starts the process that mirrors the running study into MLflow; None if tracking is off.
 
     Args:
         uri: `tracker.uri`.

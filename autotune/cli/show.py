@@ -21,7 +21,7 @@ from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
-# Columns of the list, and the width that each should have.
+# Columns of the list, and the width up to which their cells should not wrap.
 COLUMNS = {"study": 24, "started": 16, "program": 24, "trials": 6, "verdict": 40}
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
@@ -91,7 +91,10 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
 
 
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
-    """Returns the columns for a terminal of `width` columns. If they need more, the longest cells wrap."""
+    """Returns the names of the columns that the table has on a terminal with this width.
+
+    If the table is too wide, leaves out `started` and then `trials`. If it is still too wide, its longest cells wrap.
+    """
     needed = {
         name: min(most, max(len(name), *(len(str(row[name])) for row in rows))) if name != "started" else most
         for name, most in COLUMNS.items()

@@ -37,7 +37,8 @@ class TrackingProcess:
 
     Args:
         folder: the study.
-        uri: the study's `tracker.uri` including its credentials, which the study's folder lacks; None for the default store.
+        uri: the study's `tracker.uri` with its credentials, which the study's folder does not contain; None for the default
+            store.
         secrets: values that must never be written.
     """
 

@@ -1,4 +1,4 @@
-"""Renders the table of trials, with the same columns in `show` and in the live view, and the ranks of the best trial."""
+"""Renders the table of trials, with the same columns in `show` and in the live view, and the best trial's ranks (processes)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
 
 
 def legend(width: int | None, about: Summary) -> Text | None:
-    """Returns the line that explains the column heads; None if none of those shown needs it."""
+    """Returns the line that explains the column heads; None if no column shown needs an explanation."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = [f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"] if not _is_narrow(width) else []
     if TIME in _others(about) and samples:
@@ -140,7 +140,7 @@ def row(
 
 
 def ranks(summary: Summary) -> Group | None:
-    """Returns the ranks of the best trial, or of the baseline if there is no best; None for single-process training."""
+    """Returns a table of the best trial's ranks, or of the baseline's if there is no best; None for single-process training."""
     number = (summary.get("best") or summary.get("baseline") or {}).get("trial")
     trial: dict[str, Any] = next((each for each in summary.get("trials") or [] if each["number"] == number), {})
     found: dict[str, Any] = trial.get("ranks") or {}

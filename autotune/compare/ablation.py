@@ -259,7 +259,7 @@ class AblationResults:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
-        change with a proven effect, and is not shown to be slower by the estimates. Of these parts, the one with the fewest
+        change with a proven effect, and is not slower according to the estimates. Of these parts, the one with the fewest
         changes is returned. It is replaced by a measured part with even fewer changes if that part lacks only changes that
         `idle()` leaves out. One measurement of such a part is enough, since there may have been no time for more rounds.
         """
@@ -305,10 +305,10 @@ class AblationResults:
     def idle(self) -> Part | None:
         """Returns the winner without its ineffective changes; None if every change has an effect.
 
-        A change is ineffective if its effect is estimated to be within MARGIN_FRAC, or if the estimate is small and the lower
-        end of the estimate's LIKELY_CONFIDENCE interval is below 1. The least effective changes are dropped first, up
-        to an expected cost of ESTIMATED_FRAC. A change of tier `training`, such as another batch size, is also dropped
-        if its effect is known well enough and is unlikely to exceed the machine's spread.
+        A change is ineffective if its estimated gain is at most MARGIN_FRAC, or at most ESTIMATED_FRAC with a LIKELY_CONFIDENCE
+        interval that includes a loss. Estimates that are vague or contradict a measurement do not count. The least effective
+        changes are dropped first, up to an expected cost of ESTIMATED_FRAC. A change of tier `training`, such as another batch
+        size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]

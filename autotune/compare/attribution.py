@@ -275,10 +275,7 @@ class Attributor:
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 
     def _is_promising(self, winner: TrialRecord) -> bool:
-        """Whether ablation is worthwhile. A winner that is no faster than the baseline will not be exported anyway.
-
-        It will be if the baseline violates a constraint.
-        """
+        """Whether ablation is worthwhile: the winner seems faster than the baseline, or the baseline violates a constraint."""
         baseline = self._session.baseline
         return is_barred(baseline) or (winner.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
 

@@ -10,8 +10,8 @@ import numpy as np
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
 
-# A start counts as slower if it takes longer by at least both of these: starts of one program vary by two seconds, and long
-# starts by more.
+# A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer: starts of one program vary by
+# two seconds, and long starts by more.
 MIN_DEARER_S = 2.0
 MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 
@@ -60,7 +60,7 @@ def search_cost(
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
     A training that takes T unchanged takes T / ratio with the best configuration. The study pays off if the difference is at
-    least its cost, so if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is that of the finals' pairs.
+    least its cost, that is, if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is from the finals' pairs.
 
     Args:
         records: all trials.

@@ -239,7 +239,7 @@ def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tup
         decision: the result of the finals.
 
     Returns:
-        The first trial of each configuration, and the last one that failed.
+        For each configuration, its first trial and its last failed trial.
     """
     reported = decision.finalist.number if decision.finalist and decision.ratio else None
     first = {record.number: record for record in records}

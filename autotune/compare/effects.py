@@ -47,16 +47,18 @@ def estimated(
     is_any: bool = False,
     before: Knobs | None = None,
 ) -> dict[str, stats.Ratio]:
-    """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}, if the trials determine the ratio.
+    """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}.
+
+    Knobs whose ratio the trials do not determine are left out.
 
     Args:
         changed: the configuration's changes to the baseline.
         lost: knob -> changes that depend on it and are reverted with it.
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
-        is_any: whether to return every effect that the trials can distinguish from others, however wide its interval.
-        before: values to which reverted knobs go back, as changes to the baseline; None for the baseline's values. If given,
-            only the knobs in `lost` are considered.
+        is_any: whether to return every effect that the trials can distinguish from other effects, however wide its interval.
+        before: configuration whose values reverted knobs get, as its changes to the baseline; None for the baseline itself. If
+            given, only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}
@@ -83,7 +85,7 @@ def estimated(
 
 
 def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a sum of differences between trials, so that only noise and interactions make it uncertain."""
+    """Whether a contrast is a weighted sum of differences between trials, so only noise and interactions make it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
@@ -101,7 +103,7 @@ def _averaged(
     contrasts: np.ndarray[Any, Any],
     noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns mean, variance and prior variance of some contrasts of the coefficients, over the grid of scales."""
+    """Returns mean, variance and prior variance of each contrast (a weighted sum of coefficients), over the grid of scales."""
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     # Changes that are reverted together, such as workers and what depends on them, are reverted with their interactions.

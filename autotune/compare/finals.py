@@ -50,7 +50,7 @@ MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the 
 
 
 class Finals:
-    """Runs the finals of one study. Rounds that an earlier run of the study measured count if nothing has changed since.
+    """Runs the finals of one study. Rounds of earlier runs of the study count if the finalists are the same as then.
 
     Args:
         session: the study.
@@ -79,7 +79,7 @@ class Finals:
         self._unfair = {record.number for record in unfair}
         if unfair:
             session.listener.notice(
-                f"The finals measured before (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
+                f"The earlier finals (trials {unfair[0].number} to {unfair[-1].number}) do not count: the search has "
                 "found other finalists since."
             )
         self.decision = Decision()
@@ -125,8 +125,8 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The one
-        that was chosen after that stays, even if a single round of it has failed since.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. A
+        configuration that was chosen after these failures stays, even if a single round of it has failed since.
 
         Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
         take as long as a pair of the finals.
@@ -147,14 +147,14 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        # Those with the latest ablation come first, then those that lost changes without one.
+        # Those of the latest ablation come first, then those whose known part lacks some of their changes.
         ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
         by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
         return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
 
     @property
     def _last_reported(self) -> int | None:
-        """The configuration of the last reporting round of an earlier run of the study; None if there is none."""
+        """The number of the finalist in the last reporting round of earlier runs of the study; None if there is none."""
         rounds = by_round(self._earlier, REPORTED)
         return next((number for measured in reversed(rounds) for number in measured if number), None)
 
@@ -242,7 +242,7 @@ class Finals:
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
         """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
 
-        The first round must leave time to revert each change once, the second to do so in SCREENING_ROUNDS rounds.
+        After the first round, there must be time to revert each change once; after the second, SCREENING_ROUNDS times.
         """
         each_s = max(map(self._expected_s, entrants))
         round_s = sum(map(self._expected_s, entrants)) + self._expected_s(self._session.baseline)
@@ -281,7 +281,7 @@ class Finals:
         # If there is no time for another pair, choosing another configuration is pointless.
         if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen):
             return True
-        # In none of these rounds did both work: it must not be chosen again.
+        # No round measured both the chosen configuration and the baseline, so that configuration must not be chosen again.
         self._lost[configuration_key(chosen.changed)] = MAX_LOST_ROUNDS
         return False
 
@@ -312,7 +312,7 @@ class Finals:
         rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
         others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
-        own = rounds[max(others, default=0) :]  # in a lost round, only the baseline may have been measured
+        own = rounds[max(others, default=0) :]  # not selected by number: a lost round may have only the baseline
         return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:

@@ -9,8 +9,8 @@ the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-Comparing takes time that the finals need. So it is left out unless enough pairs of the finals fit after it to give an interval:
-a gain is not known until it has been measured again, whatever the losses are.
+Comparing takes time that the finals need. So losses are compared only if the finals still have time for enough pairs to give an
+interval: a gain is not known until it has been measured again, whatever the losses are.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.
@@ -57,7 +57,7 @@ def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
 
 
 class Parity:
-    """Compares losses for one study. Comparisons of earlier runs of the study count."""
+    """Compares losses for one study. Comparisons from earlier runs of the study are reused."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._config = session, session.inputs.config
@@ -137,7 +137,7 @@ class Parity:
             return
         first = min(arithmetic_changes, key=_cause_rank)
         if len(arithmetic_changes) > 1:  # finds the cause, so that configurations without it may still win
-            with contextlib.suppress(OutOfTime):  # then all of the changes are ruled out together
+            with contextlib.suppress(OutOfTime):  # if time runs out, all of the changes are ruled out together
                 alone = self._compared({first: arithmetic_changes[first]}, candidate)
                 record = alone if self._of(alone).verdict is Verdict.failed else record
         numbers = self._bar(record)

@@ -45,7 +45,7 @@ def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
 
 
 class TierFinals:
-    """Measures the best of each tier below the winner's against the baseline, with the time that is left.
+    """Measures the best configuration of each tier below the winner's tier against the baseline, as far as time allows.
 
     These configurations were selected by their rates in the search. The rounds measured here did not take part in the
     selection, so the reported speed-ups are not overstated.
@@ -59,7 +59,7 @@ class TierFinals:
         self.decisions: dict[int, Decision] = {}
 
     def run(self, best: TrialRecord) -> None:
-        """Measures as many tiers as there is time for, the lowest first. `best` is the best of its own and all higher tiers."""
+        """Measures as many tiers as there is time for, the lowest first. `best` is the study's winner."""
         session = self._session
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}

@@ -81,7 +81,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
 
 
 class Verification:
-    """Measures both configurations of a verification. Rounds of an earlier run of the same verification count.
+    """Measures both configurations of a verification. Rounds from earlier runs of the same verification are reused.
 
     The first measurement of each configuration does not count towards the result. It fills caches and shows whether the knobs
     take effect and how long a round takes.

@@ -37,7 +37,7 @@ class Best:
     Attributes:
         file: path as the user gave it.
         knobs: knob key -> value, including the pins.
-        target: loaders whose knobs the study set, as in `Spec.target`; None if unknown.
+        target: loaders whose knobs were set in the study, as in `Spec.target`; None if unknown.
         identity: facts about the study's machine and program, name -> value; {} if unknown.
         command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
         is_recipe: whether the file names a built-in recipe to train.

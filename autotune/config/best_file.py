@@ -17,7 +17,7 @@ PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
 MAX_NAME = 60
 RECIPE_KEYS = {"model.name", "model.factory"}
-# Keys that identify a loader whose knobs the study set; only the first two are in every file.
+# Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
 TARGET_KINDS = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}
 
 
@@ -50,7 +50,7 @@ class Provenance:
         cwd: working directory of the program.
         pinned: keys of the knobs that the user pinned.
         secret: keys of the knobs whose values are secret.
-        target: loaders whose knobs the study set, as in `Spec.target`.
+        target: loaders whose knobs were set in the study, as in `Spec.target`.
     """
 
     study: str = ""
