@@ -259,7 +259,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, f"memory ran out in the capture of a CUDA graph: {line}"
     if _lacks_pinned_memory(result, facts):
         return Outcome.host_oom, f"page-locked memory ran out: {line}"
-    if worker := error.get("worker"):  # put it in the words in which torch reports it
+    if worker := error.get("worker"):  # report its end in torch's words, which `verdict_of` knows
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return verdict_of(line, line, facts) or (Outcome.error, line)

@@ -20,7 +20,7 @@ class Gain:
         low, high: interval; it should contain the true gain in 19 of 20 cases.
         mid: best estimate.
         kind: "bound" if no change can gain more than `high`; "floor" if removing the cost gains at least `low`; "predicted"
-            from a model or from other trials; "measured" side by side.
+            from a model or from other trials; "measured" by running both programs.
     """
 
     low: float
