@@ -58,7 +58,7 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
             f"(--mpirun_hostfile). torchrun --nproc_per_node={program.num_processes} starts them"
         )
     found_text = "only one process trains" if found == 1 else f"only {found} train together"
-    return f"{words}, {found_text}: the others did not join the process group of torch.distributed"
+    return f"{words}, but {found_text}: the others did not join the process group of torch.distributed"
 
 
 def _torch(result: RankResult) -> str:

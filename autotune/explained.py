@@ -36,7 +36,7 @@ def check_text(check: Mapping[str, Any]) -> str:
 
 
 def check_name(check: Mapping[str, Any]) -> str:
-    """Returns "" if the check measured the change whose gain the finding predicts; otherwise what it measured: "without it"."""
+    """Returns "without it" or "with the fixed program" if a check tried this instead of the finding's remedy, else ""."""
     return {WITHOUT: "without it", FIXED: "with the fixed program"}.get(str(check.get("how")), "")
 
 

@@ -35,8 +35,8 @@ from autotune.records import Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
 MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
-# A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000, because it then
-# tries a larger scale.
+# A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000: the step in which
+# it tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
 BUILDING = ("spawn", "import", "init")  # phases before the model is called
@@ -55,7 +55,8 @@ WITHOUT_TORCH = (
 )
 UNLOADED = (
     "harness not loaded: the program ended without a sign of the harness. Python was started with -I or -E, the environment "
-    "was cleared on the way, or the command runs no Python. Give the command that trains, without these"
+    "was cleared on the way, or the command runs no Python. Give the command that trains; leave out -I and -E, "
+    "and keep the environment"
 )
 HARNESS_FAULT = re.compile(r"^autotune: the harness (?:could not start|failed to start).*", re.MULTILINE)
 KILLED = " (ended from outside; the kernel reports no kill for memory)"
@@ -125,7 +126,7 @@ def _of_results(facts: Facts) -> Verdict:
 
 
 def not_finite(facts: Facts) -> dict[str, str]:
-    """Returns {LOSS or SCALING: since when or how often this number was not finite, in words}; {} if both were finite."""
+    """Returns which numbers were not finite, and since when or how often: {LOSS: "from step 12 on"}; {} if all were finite."""
     skips = [(SCALING, _skipped(result, facts)) for result in facts.results if _skips(result) and _is_lasting(result)]
     found = dict(reversed([*_overflows(facts), *skips]))
     return found | ({LOSS: _since(facts.results)} if LOSS in found else {})
@@ -258,7 +259,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         return Outcome.device_oom, f"memory ran out in the capture of a CUDA graph: {line}"
     if _lacks_pinned_memory(result, facts):
         return Outcome.host_oom, f"page-locked memory ran out: {line}"
-    if worker := error.get("worker"):  # put it in the words in which torch reports it
+    if worker := error.get("worker"):  # report its end in torch's words, which `verdict_of` knows
         pid, _, name = worker.partition(", ")
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return verdict_of(line, line, facts) or (Outcome.error, line)
@@ -362,7 +363,7 @@ def _of_status(facts: Facts) -> Verdict:
 
 
 def _last_printed(facts: Facts) -> str:
-    """For a program silent on standard error, returns its last line on standard output, where some programs write errors."""
+    """Returns "nothing on standard error; last on standard output: Killed": some programs write their errors there."""
     lines = [line.strip() for line in plain(facts.stdout_tail).splitlines() if line.strip()]
     return "nothing on standard error" + (f"; last on standard output: {lines[-1]}" if lines else "")
 

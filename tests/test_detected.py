@@ -78,9 +78,13 @@ def test_settings_that_did_not_take_effect_are_doubts():
         (
             "torchrun --nproc_per_node=4 train.py",
             "cpu",
-            "asked for 4 processes, only 2 train together: the others did not join",
+            "asked for 4 processes, but only 2 train together: the others did not join",
         ),
-        ("accelerate launch --num_processes 3 train.py", "cuda", "accelerate was asked for 3 processes, only 2 train together"),
+        (
+            "accelerate launch --num_processes 3 train.py",
+            "cuda",
+            "accelerate was asked for 3 processes, but only 2 train together",
+        ),
         ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "On a CPU, `accelerate launch` starts one process"),
     ],
 )

@@ -49,7 +49,10 @@ ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
 
 
 def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> list[str]:
-    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`. `environment` tells if this is a job."""
+    """Returns what is wrong with `launch.slurm`, `launch.ray` and `device.index`.
+
+    `environment` shows whether autotune runs inside a Slurm job, where some options have no effect.
+    """
     launch, launcher = config.launch, config.launcher
     given = {SLURM: _given(launch.slurm), RAY: _given(launch.ray)}
     problems = [
@@ -62,7 +65,7 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
     if launcher == LOCAL:
         return problems
     problems += [
-        f"launch.{launcher}.{name}: empty or not printable, got {shown(value)}. Give one, or leave it out."
+        f"launch.{launcher}.{name}: empty or not printable, got {shown(value)}. Give printable text, or leave it out."
         for name, value in given.get(launcher, {}).items()
         if isinstance(value, str) and not (value.strip() and value.isprintable())
     ]

@@ -108,7 +108,7 @@ def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collec
 
 
 def starter(nproc: int) -> list[str]:
-    """Returns the words between the interpreter and a recipe's script: torchrun if several processes train.
+    """Returns the words between the interpreter and a recipe's script: those for torchrun, or [] for a single process.
 
     torchrun must not restart failed ranks, so that a failed rank ends the trial. A trial with fewer or restarted ranks would
     not measure the same program.

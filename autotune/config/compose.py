@@ -110,7 +110,7 @@ def compose(
         runs_dir: folder of the studies from `--runs-dir`, taken literally; None leaves it to the configuration.
         facts: result of `machine.host_facts()`; None to call it here.
         document: further keys and values, already checked; overrides and files take precedence over them.
-        node: the same facts about the node on which trials run; None if they run here or the node is unknown.
+        node: like `facts`, but of the node on which trials run; None if they run here or the node is unknown.
 
     Raises:
         BadInput: something cannot be used; lists all problems of the input at once.
@@ -175,7 +175,7 @@ def compose(
 
 
 def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, Any] | None:
-    """Returns the recipe that a chosen best.yaml was made for; None if there is none or the command line names a recipe.
+    """Returns the recipe that a chosen best.yaml was made for; None if no file has a recipe or the command line names one.
 
     Only plain values are taken from the file. The user's own code must be named on the command line.
     """
@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, since shells do not after `=`."""
+    """Returns the configuration as dataclasses. Resolves interpolations and expands `~`, which shells leave alone after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:

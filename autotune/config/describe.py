@@ -24,7 +24,7 @@ class Row:
 
 
 def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
-    """Returns one row per key with its default, in the schema's order, and one row per group of knobs or rules."""
+    """Returns a row for each key, "launch.nproc=1", and for each group of knobs or of measuring rules, "loader.*"."""
     hints, meanings, rows = typing.get_type_hints(schema), documented(schema), []
     for field in dataclasses.fields(schema):
         key, hint, meaning = f"{prefix}{field.name}", hints[field.name], meanings[field.name]

@@ -109,7 +109,7 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
     """Returns the values behind a recorded study's stand-ins, from its configuration and the environment.
 
     Args:
-        config: the study's configuration with resolved references. Its masked variables are replaced with their stand-ins here.
+        config: the study's configuration with resolved references. Pinned secrets in its `env` become stand-ins, in place.
         space: the study's recorded search space.
         command: the study's recorded command.
 

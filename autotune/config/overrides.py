@@ -202,7 +202,7 @@ def _domain(override: Override, host_context: HostContext) -> Domain:
 
 
 def _environment(text: str, override: Override, host_context: HostContext) -> str:
-    """Returns the override of an environment variable with its value exactly as typed: 0.10 is not 0.1, true is not True."""
+    """Returns the override of an environment variable with its value exactly as typed: 0.10 and true stay "0.10" and "true"."""
     key, written = override.key_or_group, override.value()
     plain = written if isinstance(override._value, QuotedString) else text.partition("=")[2]
     if owner := KNOBS.get(key.removeprefix(PREFIX)):

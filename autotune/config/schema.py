@@ -78,9 +78,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: with objective=time_for_samples, the length of the real training in samples. With
-            objective=cost_per_epoch and without time_for_samples, the length of an epoch in samples, needed if the program's
-            loader has no length.
+        samples: if time_for_samples is an objective, the length of the real training in samples. If cost_per_epoch is one
+            and time_for_samples is not, the length of an epoch in samples, needed if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -241,7 +240,7 @@ class SlurmOptions:
         gres: generic resources of each node, such as gpu:1.
         cpus: number of CPUs of each node.
         mem: memory of each node, such as 64G.
-        minutes: time limit of the job, which lasts as long as the study. A job that ends earlier is replaced by another one.
+        minutes: time limit of the job. The job serves the whole study; if it ends earlier, another one replaces it.
         args: further arguments of srun, such as "--constraint=a100 --exclude=n7".
     """
 
@@ -414,7 +413,7 @@ class StudyConfig:
         parallel: pinned knobs of DistributedDataParallel and FSDP.
         nccl: pinned knobs of NCCL.
         env: pinned environment variables.
-        search_space: name of a file in search_spaces/, or a path; none for only the domains on the command line.
+        search_space: name of a file in search_spaces/, or a path; "none" leaves only the domains on the command line.
         tiers: highest tier that may be searched: exact, numerics or training.
         search: how configurations are proposed.
         objective: throughput, time_for_samples, energy_per_sample or cost_per_epoch. Give several as [A,B]; the first decides.

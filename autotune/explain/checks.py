@@ -28,7 +28,8 @@ class Check:
         cause, where: cause and place of the finding.
         remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
         how: how the gain was measured: TRIALS, PAIRS, WITHOUT or FIXED.
-        predicted, measured: the predicted and the measured gain. For WITHOUT, both are gains if the cause took no time.
+        predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, of a program in which the cause
+            takes no time.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
@@ -54,7 +55,7 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials that is more certain.
+    A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials whose interval is narrower.
     A finding is left out if the trials show that its gain is below LEAST_GAIN.
     """
     kept, checks = [], []
@@ -87,7 +88,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the earlier check that tried a finding's remedy in pairs, with today's prediction; None if no check tried it."""
+    """Returns the earlier check that tried a finding's remedy in pairs, with this finding's place and prediction, or None."""
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
     made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
@@ -126,7 +127,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
 
 def without_setting(finding: Finding) -> Finding:
     """Returns a finding without its setting, which gained nothing or failed. The gain is then a bound for changing the code."""
-    basis = f"{finding.basis}; {_setting(finding)} was tried and does not gain this"
+    basis = f"{finding.basis}; {_setting(finding)} was tried and did not help"
     return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 
 

@@ -127,12 +127,12 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, where no pass runs; if the trial has no rate, of a step under the pass "lines"."""
+        """Seconds of a step in the trial, where no pass runs, or under the pass "lines" if the trial has no rate."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input. If the device rate D is known, at most the seconds of a step at D."""
+        """Seconds of a step without its wait for input, but not more than a step takes at the device rate D, if D is known."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 

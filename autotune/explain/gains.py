@@ -20,7 +20,7 @@ class Gain:
         low, high: interval; it should contain the true gain in 19 of 20 cases.
         mid: best estimate.
         kind: "bound" if no change can gain more than `high`; "floor" if removing the cost gains at least `low`; "predicted"
-            from a model or from other trials; "measured" side by side.
+            from a model or from other trials; "measured" by running both programs.
     """
 
     low: float
@@ -46,9 +46,9 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
         whole: the gain if the whole cost is removed.
         remaining: share of the cost that remains: at most, usually, at least.
         kind: kind of the result.
-        limiting: if one resource alone limits the rate, such as the workers, the share of the cost in its work. Removing half
-            of the cost then saves half of this share, but not more than removing the whole cost saves. None if the cost is
-            simply a part of the step.
+        limiting: 0.6 if one resource alone limits the rate, such as the workers, and the cost is 60 % of its work. Removing
+            half of the cost then saves 30 % of the step, but not more than removing the whole cost saves. None if the cost
+            is simply a part of the step.
     """
     saved = [max(0.0, gain / (1 + gain)) for gain in (whole.low, whole.mid, whole.high)]  # as a share of the step
     parts = [(1 - left) * (each if limiting is None else limiting) for left, each in zip(remaining, saved, strict=True)]

@@ -12,7 +12,7 @@ from autotune.plain_text import one_line
 from autotune.quantities import percent_text
 from autotune.stats import sum_known
 
-# The number of workers that the mean service time needs is multiplied by this, because service times vary.
+# The number of workers computed from the mean service time is multiplied by this, because service times vary.
 WORKER_MARGIN = 1.1
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
@@ -96,7 +96,7 @@ def lines_tables(found: Mapping[int, Lines]) -> list[Table]:
 
 
 def memory_tables(found: Mapping[int, Memory]) -> list[Table]:
-    """Returns the memory at the peak by category, by module and by place, and the memory over a step."""
+    """Returns the memory at the peak by category, by module and by place, and the memory during two steps."""
     made = [
         _table(found, "memory", "Memory at the peak", MEMORY_COLUMNS, _memory_rows),
         _table(found, "memory_modules", "Memory and FLOPs by module", MODULE_COLUMNS, _module_rows),

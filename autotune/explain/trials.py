@@ -59,8 +59,8 @@ class Tried:
         """Returns whether trials with this value failed or were no faster than the most similar trials without it.
 
         False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial differs from the most
-        similar one in other knobs as well, these knobs may cause the loss. Such a trial counts only if it ran, at less than
-        HALVED times the rate of the most similar one.
+        similar one in other knobs as well, these knobs may cause the loss. Such a trial counts only if it did not fail and its
+        rate is less than HALVED times that of the most similar one.
         """
         ran = [one for one in self.records if not one.outcome.is_no_answer and one.is_of_program]
         having = [one for one in ran if one.kind in (*MEASURING, Kind.check) and one.knobs.get(key) == value]
@@ -76,7 +76,7 @@ class Tried:
     def _results(
         self, one: TrialRecord, ran: Sequence[TrialRecord], rivals: Sequence[TrialRecord], key: str
     ) -> list[tuple[float, int]]:
-        """Returns [the result of `_compared`] for a trial with the value; [] for a check without a rate to compare with.
+        """Returns [(relative rate, number of other knobs)], as `_compared` does; [] for a check without a rate to compare with.
 
         A check is compared with the checks of the same round that have the knob's old value, not with search trials: during the
         search, the machine may have been faster or slower.

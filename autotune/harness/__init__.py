@@ -8,7 +8,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     boot.py, imports.py       wait for `import torch`
     state.py                  this process's session, how it imported torch, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
-    patches.py                the only place that replaces functions (subclassing.py: the class of a single module)
+    patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and forks the trials that may be started by a fork
     applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
@@ -16,7 +16,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
     last_step.py, ending.py   after which step all ranks exit; how a process ends and writes its result
-    announcement.py           how rank 0 tells the other ranks a step before they reach it
+    announcement.py           how rank 0 tells the other ranks the number of a step before any rank reaches it
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     persistent.py             starts persistent workers anew where a program expects it; notices changes of a data set
@@ -34,7 +34,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     process.py                facts and memory of the process
     away.py                   writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
-    ranks.py                  what communication costs several ranks
+    ranks.py                  how long ranks wait for communication, and its bandwidth
     explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
     adapters.py               everything about particular libraries; no other module names one

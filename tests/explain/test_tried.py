@@ -186,6 +186,6 @@ def test_a_setting_that_gains_nothing_leaves_the_cause_if_a_change_of_the_code_m
     kept = checks.with_check(finding, tried_in_vain)
     assert kept.as_json()["remedy"]["code"].startswith("call fewer and larger operators")
     assert (kept.gain.low, kept.gain.high, kept.gain.kind) == (0.0, finding.gain.high, "bound")
-    assert kept.basis.endswith("loader.batch_size=32 was tried and does not gain this")
+    assert kept.basis.endswith("loader.batch_size=32 was tried and did not help")
     only_a_setting = checks.with_check(replace(finding, code=""), tried_in_vain)
     assert only_a_setting.gain == measured

@@ -226,7 +226,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         each = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us"
-        basis = f"{each} for each call of an operator, which has more samples in a larger batch"
+        basis = f"{each} for each call of an operator, and a call processes more samples in a larger batch"
     else:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")
@@ -299,7 +299,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     yield Finding(
         cause="memory-bound operators",
         where=names[0],
-        evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} move memory",
+        evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} are spent on moving memory",
         gain=_gain_on_device(evidence, (low, mid, high), "bound"),
         basis="operators that use at least half of the memory's bandwidth, by the roofline",
         code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",

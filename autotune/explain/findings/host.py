@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If at least this share of the time of a function's slow lines is spent in lines that log, or serve another known purpose, then
-# that purpose is the cause; otherwise PYTHON is.
+# If a function's logging lines take at least this share of the time of its slow lines, all of these count as LOGGING; likewise
+# for other known purposes. Otherwise they count as PYTHON.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # function of the lines outside of functions

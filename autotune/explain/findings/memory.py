@@ -16,7 +16,7 @@ OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
-LEAST_UNUSED_FRAC = 0.2  # share of the reserved memory that is unused when the most is allocated
+LEAST_UNUSED_FRAC = 0.2  # minimum share of the reserved memory that is unused at the peak of allocations
 FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
 
 
@@ -40,7 +40,7 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
 
 
 def fragmentation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if a larger batch would fit without the memory that the CUDA allocator reserves but cannot use."""
+    """Yields a finding if the memory that the CUDA allocator reserves but cannot use keeps a larger batch from fitting."""
     worst = max((one for one in evidence.memory if one.fragmentation_frac), key=_unused_frac, default=None)
     idle = idle_frac(evidence)
     if worst is None or idle is None or worst.alloc_retries:

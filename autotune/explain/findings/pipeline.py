@@ -286,8 +286,8 @@ def _input_text(evidence: Evidence) -> str:
 def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: float) -> Gain:
     """Returns the gain of removing some input work.
 
-    Without workers, the step itself gets shorter. The lower bound leaves out the time that workers, if there were any, would
-    hide. With workers, the slower of loader and training thread limits the rate. If the two share cores, removing work from one
+    Without workers, the step itself gets shorter. The lower bound subtracts the time that adding workers would save anyway.
+    With workers, the slower of loader and training thread limits the rate. If the two share cores, removing work from one
     also frees cores for the other.
 
     Args:
