@@ -19,7 +19,7 @@ from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
-LONG = 16  # the items of a longer list are not looked at one by one: it probably holds words or ids
+LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
@@ -42,7 +42,7 @@ class BatchSizeProbe:
             self.asked.append(_num_indices(indices))
 
     def last(self) -> int:
-        """Returns (and removes) the number of indices that the sampler gave for the batch just returned; 0 if not recorded."""
+        """Removes and returns the sampler's number of indices for the batch that the loader just gave; 0 if not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
@@ -111,7 +111,7 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds by its shape: its leading dimension, if that is at most the batch size.
+    """Returns how many samples a batch holds: its leading dimension, if that is at most the batch size.
 
     Otherwise it returns the batch size. A list of single images counts by its length, because the first image's leading
     dimension is its channels.
@@ -247,7 +247,7 @@ def _items(batch: Any) -> List[Any]:
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # torch only iterates over the program's batches of indices, so these may have no length
+        return len(indices)  # may fail: torch only iterates over a program's batch of indices, so it needs no length
     except Exception:
         return 0
 

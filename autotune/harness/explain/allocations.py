@@ -39,7 +39,7 @@ class Allocations:
         """Called as the second step begins."""
 
     def end(self) -> None:
-        """Called as the second step has ended; may be called again."""
+        """Called when the second step has ended; may be called again."""
 
 
 class HostAllocations(Allocations):
@@ -60,7 +60,7 @@ class HostAllocations(Allocations):
                 activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
-            earlier.clear()  # torch warns once when it frees an earlier allocation; here `quiet` drops this warning
+            earlier.clear()  # torch warns once about a free of memory allocated before the profiler began; `quiet` drops it
 
     def begin_second(self) -> None:
         """See the base class."""

@@ -111,8 +111,8 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    To a worker that is not forked, they are sent as plain bytes. As tensors, torch would move each of them to shared memory, of
-    which a container has little, and send it as an open file, of which a fork server passes on fewer than 256.
+    To a worker that is not forked, they are sent as plain bytes. If they were sent as tensors, torch would move each to shared
+    memory, which is small in a container, and send an open file for each, while a fork server passes on fewer than 256 files.
     """
 
     def __reduce__(self) -> Any:
