@@ -217,7 +217,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
             index = whole_number(word)
             same = gpus[index : index + 1] if index is not None else [path for path in gpus if word and word in read(path)]
             if not same:
-                break  # CUDA ignores everything from the first entry that is not a GPU
+                break  # CUDA ignores the first entry that is not a GPU, and all entries after it
             found += same
         gpus = found
     if rank >= len(gpus):
