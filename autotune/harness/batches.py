@@ -111,10 +111,10 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds: its leading dimension, if that is at most the batch size.
+    """Returns how many samples a batch holds, if no sampler tells.
 
-    Otherwise it returns the batch size. A list of single images counts by its length, because the first image's leading
-    dimension is its channels.
+    For batch size 32, that is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened
+    tokens). It is also 32 for a list of 32 images, although the leading dimension of the first image is its channels.
     """
     if leading == batch_size:
         return leading
@@ -126,7 +126,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
     """Whether a batch whose first tensor has this shape is a row of sequences, one after the other without padding.
 
-    Such a batch contains an array of offsets: integers in one dimension, from 0 to the row's length.
+    Such a batch contains an array of offsets from 0 to the row's length: [0, 5, 9] for sequences of 5 and 4 tokens.
     """
     for tensor in _tensors(batch):
         if not isinstance(tensor, Tensor) or not _is_of_integers(tensor):
@@ -152,7 +152,7 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
-    number of samples is read from that dimension in every call. Otherwise:
+    number of samples is read from that dimension in every call. If the command line gives none:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.

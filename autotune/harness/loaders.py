@@ -27,7 +27,7 @@ from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
-LEAST_STEPS = 3  # after this many steps, a loader does not train if it fed only the first step and its iterator is gone
+LEAST_STEPS = 3  # from this step on, a loader that fed only the first step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 

@@ -188,7 +188,7 @@ class Meter:
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
-                    self._warmup_steps += len(steps_s) - number  # the rest is left out; the caller feeds later steps next
+                    self._warmup_steps += len(steps_s) - number  # of the remaining steps, only the number is used
                 if self.phase != STEADY:
                     return
 
@@ -396,7 +396,7 @@ class Meter:
         return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
-        """Returns the window measured so far, cut to whole blocks if it holds any; None if no window was reached.
+        """Returns the window measured so far, cut to whole cycles or blocks if it holds any; None if no window was reached.
 
         If the window was restarted and has no steps yet, returns the previous one: a rank or a program may end just then.
         """

@@ -21,7 +21,8 @@ class Allocations:
     Attributes:
         peak_bytes: the highest sum of live allocations. On the CPU it is from the second step and counts only what was
             allocated since the first step began, so parameters and optimizer state are not included.
-        timeline, at_peak, fragmentation_frac, num_retries, notes: as in `documents.Memory`.
+        timeline, at_peak, fragmentation_frac, notes: as in `documents.Memory`.
+        num_retries: the value of `documents.Memory.alloc_retries`.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ class Line:
 
 @dataclasses.dataclass
 class Stage:
-    """One stage of the input pipeline, summed over all workers; in the training process if the loader has no workers.
+    """One stage of the input pipeline, summed over all workers or, if the loader has none, in the training process.
 
     Attributes:
         name: see READ and its neighbours.

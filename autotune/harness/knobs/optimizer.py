@@ -111,7 +111,7 @@ def _is_refused_on_cuda(kind: Any) -> bool:
 
 
 def _has_own_step(optimizer: Any) -> bool:
-    """Whether the program overrides the step of torch's optimizer, so that GradScaler must unscale gradients before the step."""
+    """Whether the program overrides `step` of torch's optimizer, so that GradScaler must unscale gradients before that step."""
     return not type(optimizer).step.__module__.startswith("torch.optim")
 
 
