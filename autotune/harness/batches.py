@@ -111,7 +111,7 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds, if no sampler tells.
+    """Returns how many samples a batch holds, for a loader whose sampler does not tell.
 
     For batch size 32, that is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened
     tokens). It is also 32 for a list of 32 images, although the leading dimension of the first image is its channels.

@@ -1,4 +1,4 @@
-"""Ends a trial's process: it is measured, or cannot be; the program ends by itself or raises; or the harness fails."""
+"""Ends a trial's process when the trial is measured or cannot be, the program ends or raises, or the harness fails."""
 
 from __future__ import annotations
 

@@ -148,9 +148,9 @@ class LoaderWatch:
         ]
 
     def _begins_epoch(self, info: Loader) -> None:
-        """Leaves out what came since the last step, if that was an evaluation and epochs are short.
+        """Leaves out the time of an evaluation since the last step, if epochs are short.
 
-        In long epochs, the first step is left out as a whole instead, together with the evaluation before it.
+        In long epochs, the first step does not count at all, so that the evaluation before it is left out with it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps

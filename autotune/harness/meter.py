@@ -35,7 +35,7 @@ class Meter:
         rules: thresholds.
         width: max(1, loader workers); a block's steps are a whole multiple of this.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
-        promote_above_per_s: if the rate may reach this, the window continues until its interval is narrower; None for never.
+        promote_above_per_s: if the rate may reach this, the window goes on until its interval is extra narrow; None for never.
         cycle: `Spec.cycle`, see cycles.py.
     """
 

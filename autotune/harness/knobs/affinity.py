@@ -42,6 +42,8 @@ class Core(NamedTuple):
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
     """Returns the cores of one rank and its workers, how many ranks share them, and why `value` is not applied ("" if it is).
 
+    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, "").
+
     Args:
         value: value of threads.affinity.
         cores: the available cores.

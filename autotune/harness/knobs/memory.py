@@ -54,7 +54,7 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
 
     Args:
         fraction: the limit as a share of a GPU's memory.
-        limit_bytes: the limit in bytes; None for no such limit. If it is lower than the other one, it applies.
+        limit_bytes: another limit, in bytes; None for no such limit. The lower of the two applies.
         index: see `TrialContext.device_index`.
     """
     from torch import cuda

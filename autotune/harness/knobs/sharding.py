@@ -33,7 +33,7 @@ ARGUMENT = (
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
 WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
-FIRST = "FullyShardedDataParallel (FSDP 1) fixes this when it is constructed (sharding_strategy)"
+FIRST = "FullyShardedDataParallel (FSDP 1) sets this once, when it is constructed (sharding_strategy)"
 OLD = "this version of torch cannot change resharding after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
 
