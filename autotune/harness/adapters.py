@@ -45,7 +45,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
-# The function is called once the module is imported.
+# The function is called when the module has been imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,

@@ -94,7 +94,7 @@ class Loader:
 
     @property
     def is_to_be_told(self) -> bool:
-        """Whether to note facts about the data set: after the first batches, if this process fetches them itself."""
+        """Whether to note facts about the data set: true for the first NUM_TOLD batches of a loader without workers."""
         return self._num_told < NUM_TOLD and not self.num_workers
 
     def tell(self) -> None:

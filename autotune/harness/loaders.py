@@ -212,7 +212,7 @@ class LoaderWatch:
         if info is None:
             return
         self._workers = iterator._workers
-        method = getattr(iterator._workers[0], "_start_method", None)  # set by its class; None: the process's default
+        method = getattr(iterator._workers[0], "_start_method", None)  # set by the worker's class; None for the default
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
@@ -427,7 +427,7 @@ class LoaderWatch:
             return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
         if self.unit_source == "loader":
             self.unit, self.unit_source = STEPS
-        is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
+        is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
     def _unit(self, seen: str) -> str:

@@ -25,7 +25,7 @@ WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # 4.60 / 2.78); for more blocks, the ratio is smaller.
 RACE_WIDTH = 1.66
 CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> factor like RACE_WIDTH: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
-CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
+CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit into `max_s`
 
 
 class Meter:
@@ -33,7 +33,7 @@ class Meter:
 
     Args:
         rules: thresholds.
-        width: max(1, loader workers); a block's steps are a whole multiple of this.
+        width: max(1, loader workers); the number of steps in a block is a multiple of this.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
         promote_above_per_s: if the rate may reach this, the window goes on until its interval is extra narrow; None for never.
         cycle: `Spec.cycle`, see cycles.py.
