@@ -40,12 +40,12 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # otherwise the user has chosen this store for trials as well
+    if own.startswith("file:"):  # any other address is one that the user has chosen for trials as well
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
-# The function is called once the module is imported.
+# The function is called when the module has been imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
@@ -103,7 +103,7 @@ class MetricReader(NamedTuple):
         kind: name of the class.
         method: name of the method that starts training.
         interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
-            reads.
+            reads or its readings are not at a fixed number of steps.
         seldom: makes an instance read at most once in a given number of steps; a longer interval stays as it is.
         why_not: returns why an instance's interval cannot be set; "" if it can.
     """
@@ -120,7 +120,7 @@ def _interval_of_transformers(trainer: Any) -> Optional[int]:
     if arguments.logging_nan_inf_filter:
         return 1
     if getattr(arguments.logging_strategy, "value", arguments.logging_strategy) != "steps" or arguments.logging_steps < 1:
-        return None  # at the end of an epoch, never, or given as a share of all steps
+        return None  # it logs at the end of an epoch, never, or after a share of all steps (logging_steps=0.1)
     return int(arguments.logging_steps)
 
 

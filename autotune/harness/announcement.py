@@ -51,7 +51,7 @@ class Announcement:
         try:
             store = _store()
             return int(store.get(self._key)) if store.check([self._key]) else None
-        except Exception:  # as above, or rank 0 has ended
+        except Exception:  # a process group without a store, or rank 0 has ended
             return None
 
     @property

@@ -19,7 +19,7 @@ from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
-LONG = 16  # the items of a longer list are not looked at one by one: it probably holds words or ids
+LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
@@ -42,7 +42,7 @@ class BatchSizeProbe:
             self.asked.append(_num_indices(indices))
 
     def last(self) -> int:
-        """Returns (and removes) the number of indices that the sampler gave for the batch just returned; 0 if not recorded."""
+        """Removes and returns the sampler's number of indices for the batch that the loader just gave; 0 if not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
@@ -111,10 +111,10 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds by its shape: its leading dimension, if that is at most the batch size.
+    """Returns how many samples a batch holds, for a loader whose sampler does not tell.
 
-    Otherwise it returns the batch size. A list of single images counts by its length, because the first image's leading
-    dimension is its channels.
+    For batch size 32, that is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened
+    tokens). It is also 32 for a list of 32 images, although the leading dimension of the first image is its channels.
     """
     if leading == batch_size:
         return leading
@@ -126,7 +126,7 @@ def num_samples(batch: Any, leading: float, batch_size: int) -> float:
 def is_packed(batch: Any, shape: Tuple[int, ...]) -> bool:
     """Whether a batch whose first tensor has this shape is a row of sequences, one after the other without padding.
 
-    Such a batch contains an array of offsets: integers in one dimension, from 0 to the row's length.
+    Such a batch contains an array of offsets from 0 to the row's length: [0, 5, 9] for sequences of 5 and 4 tokens.
     """
     for tensor in _tensors(batch):
         if not isinstance(tensor, Tensor) or not _is_of_integers(tensor):
@@ -152,7 +152,7 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
-    number of samples is read from that dimension in every call. Otherwise:
+    number of samples is read from that dimension in every call. If the command line gives none:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -247,7 +247,7 @@ def _items(batch: Any) -> List[Any]:
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # torch only iterates over the program's batches of indices, so these may have no length
+        return len(indices)  # may fail: torch only iterates over a program's batch of indices, so it needs no length
     except Exception:
         return 0
 

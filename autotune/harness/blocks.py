@@ -40,7 +40,7 @@ class Blocks:
 
 
 def agree(blocks: Blocks, rules: MeasureRules) -> bool:
-    """Whether the last two blocks agree in their means and in the quartiles of their steps."""
+    """Whether the last two blocks agree in their rates and in the quartiles of their step times."""
     earlier, later = blocks.rates_per_s[-2:]
     if not _close(earlier, later, rules.warmup_mean_frac):
         return False

@@ -59,7 +59,7 @@ def answer_stack_requests() -> None:
 
 
 def wait_for_torch(spec_path: str) -> None:
-    """Installs the import hook, or starts at once when torch is already imported."""
+    """Begins the session when torch is imported: by an import hook, or at once if torch is already there."""
     if "torch" in sys.modules:
         state.startup.clear()
         _guarded(keeping.torch_is_there)

@@ -19,7 +19,7 @@ class Finished(NamedTuple):
     is_quiet: bool  # nothing was compiled and no memory segment was allocated
 
 
-RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; ranks agree on the last step before queuing it
+RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU
 
 
 class HostClock:
@@ -106,7 +106,7 @@ class CudaClock:
         self._opened_s: Optional[float] = None
         self._gaps_s = 0.0
         self._num_marked = self._num_finished = self._noisy_until = 0
-        self._is_idle = False  # whether the device had nothing to do when the next step began
+        self._is_idle = False  # whether the next step finds the device idle, so that its time is dropped
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
 

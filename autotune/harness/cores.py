@@ -1,6 +1,6 @@
 """Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says about them.
 
-The tuner counts the cores of its own process, too, but the program may have bound itself to fewer cores.
+The tuner also counts the cores of its own process, but the program may have bound itself to fewer cores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
     Args:
         cgroup: where cgroups are mounted.
         own: file with this process's cgroups.
-        controller: "cpu" or "memory"; in v1, its tree may be mounted under several names at once: "cpu,cpuacct".
+        controller: "cpu" or "memory". In v1, one tree may serve several controllers and be named after all: "cpu,cpuacct".
     """
     yield from (cgroup, os.path.join(cgroup, controller))
     for line in read(own).splitlines():

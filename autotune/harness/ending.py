@@ -1,4 +1,4 @@
-"""Ends a process of a trial, whether it is measured, cannot be measured, ends by itself, raises, or the harness fails."""
+"""Ends a trial's process when the trial is measured or cannot be, the program ends or raises, or the harness fails."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _end_daemons() -> None:
 
 
 def _fork_server() -> List[int]:
-    # The fork server ends by itself, but its socket is in this process's folder.
+    # The fork server ends by itself, but leaves its socket in the temporary folder of this process.
     module = sys.modules.get("multiprocessing.forkserver")
     pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
     return [] if pid is None else [pid]

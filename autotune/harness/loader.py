@@ -9,7 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import batches, members, persistent, sites, startable, worker
 
-NUM_TOLD, MIN_CHANGED = 4, 2  # batches after which a data set is examined; number of changes from which it counts as changing
+# The data set is examined after each of the first NUM_TOLD batches. It counts as changing after MIN_CHANGED changes.
+NUM_TOLD, MIN_CHANGED = 4, 2
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -24,7 +25,7 @@ class Loader:
         self.main_line = startable.main_line()
         self.began_lines: Set[int] = set()  # lines of the main module where iterations began
         self.site = self.stack[0]
-        self.code, self.nth = sites.marked(code, arguments), 0  # survive edits and moves of the program, see sites.py
+        self.code, self.nth = sites.marked(code, arguments), 0  # both survive edits and moves of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
@@ -93,7 +94,7 @@ class Loader:
 
     @property
     def is_to_be_told(self) -> bool:
-        """Whether to note facts about the data set: after the first batches, if this process fetches them itself."""
+        """Whether to note facts about the data set: true for the first NUM_TOLD batches of a loader without workers."""
         return self._num_told < NUM_TOLD and not self.num_workers
 
     def tell(self) -> None:

@@ -27,7 +27,7 @@ from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
-LEAST_STEPS = 3  # after this many steps, a loader does not train if it fed only the first step and its iterator is gone
+LEAST_STEPS = 3  # from this step on, a loader that fed only the first step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 
@@ -148,9 +148,9 @@ class LoaderWatch:
         ]
 
     def _begins_epoch(self, info: Loader) -> None:
-        """Leaves out what came since the last step, if that was an evaluation and epochs are short.
+        """Leaves out the time of an evaluation since the last step, if epochs are short.
 
-        In long epochs, the first step is left out as a whole instead, together with the evaluation before it.
+        In long epochs, the first step does not count at all, so that the evaluation before it is left out with it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps
@@ -212,7 +212,7 @@ class LoaderWatch:
         if info is None:
             return
         self._workers = iterator._workers
-        method = getattr(iterator._workers[0], "_start_method", None)  # set by its class; None: the process's default
+        method = getattr(iterator._workers[0], "_start_method", None)  # set by the worker's class; None for the default
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
@@ -427,7 +427,7 @@ class LoaderWatch:
             return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
         if self.unit_source == "loader":
             self.unit, self.unit_source = STEPS
-        is_counted = self.unit_source == "forward calls"  # then a step without forward has no samples
+        is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
     def _unit(self, seen: str) -> str:

@@ -120,7 +120,7 @@ class LossWatch:
     def _keep(self) -> None:
         step = self._context.num_steps
         if self._context.optimizers.is_stepping:
-            # LBFGS calls its closure as often as its line search needs. Only the first loss belongs to the step's weights.
+            # LBFGS calls its closure as often as its line search needs. Only the first call is made before the weights change.
             if self._closed_step == step:
                 return
             self._closed_step = step

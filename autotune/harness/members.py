@@ -93,7 +93,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Returns a detached tensor: a plain torch.Tensor, or the same class if that wraps other tensors, such as DTensor."""
+    """Returns a detached tensor: a plain torch.Tensor or, if its class wraps other tensors (DTensor), one of that class."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return Tensor.detach(value)
     with torch._C.DisableTorchFunctionSubclass():

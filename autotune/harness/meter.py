@@ -25,7 +25,7 @@ WARMUP, STEADY, DONE = "warmup", "steady", "done"
 # 4.60 / 2.78); for more blocks, the ratio is smaller.
 RACE_WIDTH = 1.66
 CYCLES_RACE_WIDTH = {2: 5.0, 3: 2.31, 4: 1.84}  # cycles -> factor like RACE_WIDTH: 63.7 / 12.7, 9.92 / 4.30, 5.84 / 3.18
-CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit
+CYCLES = 3  # number of cycles that a window needs; two are enough if a third would not fit into `max_s`
 
 
 class Meter:
@@ -33,9 +33,9 @@ class Meter:
 
     Args:
         rules: thresholds.
-        width: max(1, loader workers); a block's steps are a whole multiple of this.
+        width: max(1, loader workers); the number of steps in a block is a multiple of this.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
-        promote_above_per_s: if the rate may reach this, the window continues until its interval is narrower; None for never.
+        promote_above_per_s: if the rate may reach this, the window goes on until its interval is extra narrow; None for never.
         cycle: `Spec.cycle`, see cycles.py.
     """
 
@@ -188,7 +188,7 @@ class Meter:
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
-                    self._warmup_steps += len(steps_s) - number  # the rest is left out; the caller feeds later steps next
+                    self._warmup_steps += len(steps_s) - number  # of the remaining steps, only the number is used
                 if self.phase != STEADY:
                     return
 
@@ -396,7 +396,7 @@ class Meter:
         return self._left_after_steps if self._left is not None and not self._window_steps else self._warmup_steps
 
     def window(self) -> Optional[Window]:
-        """Returns the window measured so far, cut to whole blocks if it holds any; None if no window was reached.
+        """Returns the window measured so far, cut to whole cycles or blocks if it holds any; None if no window was reached.
 
         If the window was restarted and has no steps yet, returns the previous one: a rank or a program may end just then.
         """

@@ -21,7 +21,8 @@ class Allocations:
     Attributes:
         peak_bytes: the highest sum of live allocations. On the CPU it is from the second step and counts only what was
             allocated since the first step began, so parameters and optimizer state are not included.
-        timeline, at_peak, fragmentation_frac, num_retries, notes: as in `documents.Memory`.
+        timeline, at_peak, fragmentation_frac, notes: as in `documents.Memory`.
+        num_retries: the value of `documents.Memory.alloc_retries`.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Allocations:
         """Called as the second step begins."""
 
     def end(self) -> None:
-        """Called as the second step has ended; may be called again."""
+        """Called when the second step has ended; may be called again."""
 
 
 class HostAllocations(Allocations):
@@ -60,7 +61,7 @@ class HostAllocations(Allocations):
                 activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
-            earlier.clear()  # torch warns once when it frees an earlier allocation; here `quiet` drops this warning
+            earlier.clear()  # torch warns once about a free of memory allocated before the profiler began; `quiet` drops it
 
     def begin_second(self) -> None:
         """See the base class."""

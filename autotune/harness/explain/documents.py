@@ -75,7 +75,7 @@ class Line:
 
 @dataclasses.dataclass
 class Stage:
-    """One stage of the input pipeline, summed over all workers; in the training process if the loader has no workers.
+    """One stage of the input pipeline, summed over all workers or, if the loader has none, in the training process.
 
     Attributes:
         name: see READ and its neighbours.
@@ -229,9 +229,9 @@ class Memory:
             first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention) are run
-            again, each alone, in both types: "float32" and "bfloat16" -> seconds of all of them in this type; "casts" ->
-            seconds to convert their inputs; "timed_frac" -> the share that was run again, by FLOPs. {} if there are none.
+        products: seconds of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
+            each run again alone: "float32" and "bfloat16" -> their sum in this type; "casts" -> seconds to convert all inputs;
+            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are none.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -18,8 +18,8 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 KEPT = 16  # results of a stage that are kept in each process
 KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
-LEFT_BYTES = 64 << 20  # a worker leaves no more than this
-SENT_BYTES = KEPT_BYTES  # no more than this is sent to a worker that is not forked
+LEFT_BYTES = 64 << 20  # a worker leaves at most this much for later workers
+SENT_BYTES = KEPT_BYTES  # at most this much is sent to a worker that is not forked
 
 # Identifies the same stage in all workers of a loader. ("collate", 32, 0) is the first stage of its worker that collates 32
 # samples: the name, what else the results depend on, and how many such stages began before it in that worker.
@@ -111,8 +111,8 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    To a worker that is not forked, they are sent as plain bytes. As tensors, torch would move each of them to shared memory, of
-    which a container has little, and send it as an open file, of which a fork server passes on fewer than 256.
+    To a worker that is not forked, they are sent as plain bytes. If they were sent as tensors, torch would move each to shared
+    memory, which is small in a container, and send an open file for each, while a fork server passes on fewer than 256 files.
     """
 
     def __reduce__(self) -> Any:

@@ -19,7 +19,7 @@ NO_KERNELS = "GPU kernels are not known: {}"
 def quiet(notes: List[str]) -> Iterator[None]:
     """Holds back standard error, then passes on all lines that are not kineto's. Notes errors of CUPTI, which records kernels.
 
-    Drops Python's warnings, too: torch 2.11 warns that its profiler forgets the events of earlier cycles.
+    Also drops Python's warnings: torch 2.11 warns that its profiler forgets the events of earlier cycles.
     """
     with contextlib.suppress(Exception):  # the program may have closed it
         sys.stderr.flush()

@@ -13,7 +13,7 @@ ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
 # On a GPU, calls are queued until they make up QUEUED_S of work, but at most MOST_QUEUED, before waiting for the device.
 QUEUED_S, MOST_QUEUED = 0.001, 50
-MEASURED_S, MOST_CALLS = 0.03, 10  # how long, and how many times at most, a call is repeated
+MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for this long, but at most this many times
 
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:

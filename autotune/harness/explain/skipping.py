@@ -77,7 +77,7 @@ class SkippedStages(Stages):
         self._again: Dict[Hashable, Again] = {}
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
-        self._begun_of: Dict[Place, int] = {}  # place without a number -> number of such stages begun here
+        self._begun_of: Dict[Place, int] = {}  # place without its last item -> how many such stages have begun here
         self._before: Dict[Place, Again] = {}  # what earlier workers have left
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""First on a trial's PYTHONPATH: wakes the harness, then runs the sitecustomize it shadows (Debian ships one)."""
+"""First on a trial's PYTHONPATH: wakes the harness, then runs the next sitecustomize on the path (Debian ships one)."""
 
 import importlib.machinery
 import importlib.util

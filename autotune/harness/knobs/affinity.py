@@ -1,7 +1,7 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
-The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may
-be bound, too. So an environment variable contains the original set of cores, and each rank chooses its cores from this set.
+The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may be bound as
+well, and ranks inherit that. So an environment variable contains the original set of cores, from which each rank chooses.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Core(NamedTuple):
 
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
     """Returns the cores of one rank and its workers, how many ranks share them, and why `value` is not applied ("" if it is).
+
+    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, "").
 
     Args:
         value: value of threads.affinity.
@@ -217,7 +219,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
             index = whole_number(word)
             same = gpus[index : index + 1] if index is not None else [path for path in gpus if word and word in read(path)]
             if not same:
-                break  # CUDA ignores everything from the first entry that is not a GPU
+                break  # CUDA ignores the first entry that is not a GPU, and all entries after it
             found += same
         gpus = found
     if rank >= len(gpus):

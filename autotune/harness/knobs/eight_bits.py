@@ -21,8 +21,8 @@ MAX_CHANNELS = 16  # a tensor with more is not an image
 MAX_TENSORS, MAX_VALUES = 8, 2**18
 MIN_SHARE = 0.5  # the knob counts as applied if more than this share of the batches is uint8
 NO_IMAGES = (
-    "the training batches hold no images converted from 8 bits: no float32 tensor of at least three dimensions has at most "
-    f"{NUM_LEVELS} different values in a channel"
+    "the training batches hold no images converted from 8 bits, which would be float32 tensors of at least three dimensions "
+    f"with at most {NUM_LEVELS} different values in a channel"
 )
 NOT_DELAYED = (
     "{} of {} batches left the loader as uint8: its data set does not convert images to float32 with torch, or the loader "

@@ -137,7 +137,7 @@ class LoaderKnobs(KnobHandler):
         return {key: report for key, report in reports.items() if report is not None}
 
     def _report_forked(self) -> Optional[KnobReport]:
-        # Forking was not asked for. But a script that sets the study's loader knobs in its own code needs forked workers, too.
+        # Forking was not asked for. But a script that sets the study's loader knobs in its own code also needs forked workers.
         training = self._context.loaders.training
         is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
         return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None

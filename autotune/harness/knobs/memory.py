@@ -14,7 +14,7 @@ ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.mal
 COLLECTING = "collect_80"  # torch collects garbage only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
-FRACTION_TOLERANCE = 1e-3  # between a requested and a read-back fraction, because torch stores bytes
+FRACTION_TOLERANCE = 1e-3  # allowed difference between a requested fraction and the one read back: torch stores bytes
 
 
 class MemoryKnobs(KnobHandler):
@@ -54,7 +54,7 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
 
     Args:
         fraction: the limit as a share of a GPU's memory.
-        limit_bytes: the limit in bytes; None for no such limit. If it is lower than the other one, it applies.
+        limit_bytes: another limit, in bytes; None for no such limit. The lower of the two applies.
         index: see `TrialContext.device_index`.
     """
     from torch import cuda

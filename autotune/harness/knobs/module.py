@@ -136,7 +136,7 @@ class ModuleKnobs(KnobHandler):
         return [module]
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
-        """Returns a wrapper for a root's calls, which enters autocast or sets the inputs' layout; None if neither is needed."""
+        """Returns a wrapper for a root's calls that enters autocast or sets the inputs' layout; None if neither is needed."""
         import torch
 
         device, mode = device_of(module), self._knobs.get(AMP)
@@ -368,7 +368,7 @@ def recompile_limit_reason() -> str:
     dynamo = sys.modules.get("torch._dynamo.utils")
     reasons = list(dynamo.counters["unimplemented"]) if dynamo is not None else []
     if any("recompile_limit" in str(reason) or "recompile limit" in str(reason) for reason in reasons):
-        return "torch.compile passed its recompile limit and runs some of the model eagerly"
+        return "torch.compile exceeded its recompile limit and runs some of the model eagerly"
     return ""
 
 

@@ -102,16 +102,16 @@ def _problem(optimizer: Any, value: str) -> str:
 
 
 def _is_refused_on_cuda(kind: Any) -> bool:
-    """Whether an optimizer's fused implementation raises for parameters on CUDA: that of Adagrad did so at first.
+    """Whether an optimizer's fused implementation raises for parameters on CUDA, as that of Adagrad did at first.
 
-    Nothing but the call of torch's check shows it: `_device_dtype_check_for_fused(p, cuda_unsupported=True)`.
+    Such an optimizer is recognised by its code, which calls `_device_dtype_check_for_fused(p, cuda_unsupported=True)`.
     """
     code = getattr(getattr(kind, "_init_group", None), "__code__", None)
     return any("cuda_unsupported" in each for each in getattr(code, "co_consts", ()) if isinstance(each, tuple))
 
 
 def _has_own_step(optimizer: Any) -> bool:
-    """Whether the program overrides the step of torch's optimizer: GradScaler must unscale its gradients before."""
+    """Whether the program overrides `step` of torch's optimizer, so that GradScaler must unscale gradients before that step."""
     return not type(optimizer).step.__module__.startswith("torch.optim")
 
 

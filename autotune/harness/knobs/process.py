@@ -95,7 +95,7 @@ def matmul_precision(device: str) -> str:
         known = "highest"
     backend: Any = torch.backends.cuda if device == "cuda" else torch.backends.mkldnn
     now = getattr(getattr(backend, "matmul", None), "fp32_precision", "none")  # torch before 2.9 has no such setting
-    if now == "none" or (now, known) == ("tf32", "medium"):  # cuBLAS computes in tf32 for "medium", too
+    if now == "none" or (now, known) == ("tf32", "medium"):  # cuBLAS computes in tf32 also for "medium"
         return known
     return {"tf32": "high", "bf16": "medium"}.get(now, "highest")
 

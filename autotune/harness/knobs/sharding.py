@@ -33,7 +33,7 @@ ARGUMENT = (
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
 WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
-FIRST = "FullyShardedDataParallel (FSDP 1) fixes this when it is constructed (sharding_strategy)"
+FIRST = "FullyShardedDataParallel (FSDP 1) sets this once, when it is constructed (sharding_strategy)"
 OLD = "this version of torch cannot change resharding after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
 
@@ -90,7 +90,10 @@ class ShardingKnobs(KnobHandler):
                 self._seen[id(module)] = bool(size) if size in (0, self._sizes[id(module)]) else PARTLY
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> the program's own value; {} if neither DDP nor FSDP is used and the knob was not requested."""
+        """Returns knob key -> the program's own value.
+
+        Without DDP and FSDP, that is {STRATEGY: NEITHER} if the command line sets the strategy, otherwise {}.
+        """
         if not self.is_found:
             neither = {STRATEGY: NEITHER} if STRATEGY in self._passed else {}
             return {STRATEGY: DDP} if self._context.handlers.parallel.observe() else neither
