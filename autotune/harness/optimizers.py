@@ -21,7 +21,7 @@ from .gradient_state import parameters_of
 from .patches import patches
 
 SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
-ADDED_TOGETHER = 32  # a scaler's results that are kept until they are added up on the device
+ADDED_TOGETHER = 32  # number of a scaler's results that are kept before they are added up on the device
 
 
 class Overflows:
@@ -33,7 +33,7 @@ class Overflows:
 
     def __init__(self) -> None:
         self._new: List[Any] = []
-        self._sum: Any = None  # of the steps that are not in `_new`
+        self._sum: Any = None  # number of skipped steps among those that have left `_new`
 
     def note(self, optimizer: Any) -> None:
         """Notes a step of an optimizer; called while a scaler makes it."""

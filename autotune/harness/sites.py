@@ -124,7 +124,7 @@ class TargetSites:
     # --- once training is under way ---
 
     def begin_training(self, loaders: List[Any]) -> None:
-        """Takes over the loaders made so far; called when the first few steps are over."""
+        """Remembers the loaders made so far; called when the first few steps are over."""
         self._period = {code: count + 1 for code, count in self._made.items()}
         self._is_training = True
         for info in loaders:

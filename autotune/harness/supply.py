@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
     @property
     def made(self) -> float:
-        """Batches made so far, including unfinished parts, which matter in a window of few slow batches."""
+        """Batches made so far, including parts of unfinished ones. These matter in a window of few slow batches."""
         return sum(each.batches + _part_done(each, self.now_s) for each in self.workers)
 
     @property
