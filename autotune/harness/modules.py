@@ -428,7 +428,7 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
     nesting = watch.nesting
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # comes first: the compiler must not see facts that change
+        if is_compiling():  # must come first: the compiler must not trace reads of state that changes
             return own()(self, *args, **kwargs)
         root = root_of(self)
         if root is None or (root.is_passive and self.training) or nesting.depth:

@@ -86,7 +86,7 @@ class Session(TrialContext):
             self._eager_steps = sys.maxsize
 
     def _forked(self) -> None:
-        # A fork may go on to train (a launcher may fork its ranks), but not if its parent already trains.
+        # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
         self.pid = os.getpid()
         self.is_child, self.phases.is_speaking = True, False
         self.is_over = self.is_over or self.is_active

@@ -73,7 +73,7 @@ class _Sink:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles as for a new process, except for tensors, which can always be sent but would be moved into shared memory."""
+    """Pickles as for a new process, but leaves tensors out: they can always be sent, and would be moved into shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         """Replaces tensors and storages; called by pickle for each object."""

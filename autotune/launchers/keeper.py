@@ -306,7 +306,7 @@ class Keeper:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Returns what changes when a file is written or replaced."""
+    """Returns a file's inode, size and time of change, which show whether it was written or replaced."""
     try:
         status = path.stat()
     except OSError:
