@@ -33,8 +33,8 @@ from .subclassing import subclass
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
-# Types of the trained parameters' device with which steps can be timed; "" if none is known. A library that moves weights
-# around leaves them on "meta" in between.
+# Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
+# them on "meta" in between.
 TIMED = ("", "cpu", "cuda", "meta")
 
 
@@ -77,7 +77,7 @@ class ModuleWatch:
         # Modules whose layout and compilation were set when their wrapper was constructed.
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
-        self._intercepted: List[Any] = []  # those of KNOWN_BY_TYPE whose `__call__` is patched
+        self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
         self.unit = "samples"

@@ -25,7 +25,7 @@ ADDED_TOGETHER = 32  # number of a scaler's results that are kept before they ar
 
 
 class Overflows:
-    """Counts the steps that fused optimizers skip, on the device and without waiting for it.
+    """Counts, on the device and without waiting for it, the steps that fused optimizers skip.
 
     A GradScaler does not read whether the gradients of a fused optimizer overflowed. It passes a tensor, `optimizer.found_inf`,
     and the kernel that updates the weights does nothing if this is not 0.

@@ -83,7 +83,7 @@ class _Site:
         if patch in self._layers:
             return  # it is still there, because it could not be removed
         if not self._layers:
-            self._before = vars(self.owner).get(self._name, MISSING)  # others may have patched and restored it
+            self._before = vars(self.owner).get(self._name, MISSING)  # a library may have replaced and restored it
         self._put(patch)
         self._layers.append(patch)
 

@@ -116,7 +116,7 @@ class Session(TrialContext):
             skipping.skip_functions(self.spec.skipped, is_needed=self.rank == 0)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook for usual steps: one loader feeds them, and they need nothing else.
+        """Returns a short hook for usual steps: only the training loader feeds them, and they contain no evaluation.
 
         After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in one call
         instead of seventeen: each call of cold code costs a microsecond (measured).
@@ -160,7 +160,7 @@ class Session(TrialContext):
         """Counts a step that the program reports itself; from the first such step on, optimizer steps no longer count.
 
         Args:
-            samples: samples of this step in this process; None takes them from the loader or counts steps.
+            samples: samples of this step in this process; if None, they are counted as for an optimizer step.
         """
         if self.is_over:
             return

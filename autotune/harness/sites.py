@@ -62,7 +62,7 @@ def shuffles(arguments: Dict[str, Any]) -> bool:
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):
-        return False  # it has its own order
+        return False  # a stream has its own order
     sampler = _sampler(arguments)
     is_random = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
     return bool(arguments.get("shuffle")) or is_random or members.attribute(sampler, "shuffle") is True

@@ -116,7 +116,7 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]
     source = "".join(linecache.getlines(path))
     if name.rpartition(".")[2] == NEVER_IMPORTED or not source:
-        return ""  # without a file (`python -c`), workers import nothing either
+        return ""  # workers do not import this main module, or it has no file (`python -c`)
     try:
         tree = ast.parse(source)
     except SyntaxError:  # the file has changed since the start

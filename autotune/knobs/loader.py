@@ -11,7 +11,7 @@ WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more than 32 rarely help on
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch size, the batch size itself and its doublings.
+    """Returns half the program's batch size, the batch size itself and its doublings: for 64 with a GPU, [32, 64, 128, 256, 512].
 
     The doublings end at 8 times the program's batch size, or at the device's cap if that is smaller. In a recipe, they end at
     the cap.

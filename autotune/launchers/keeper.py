@@ -77,7 +77,7 @@ def is_log(name: str) -> bool:
 
 
 class Trial:
-    """The user's files during one trial, from the tuner's "begin" message until its processes are gone."""
+    """The user's files during one trial, from the tuner's "begin" message until the trial's processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
