@@ -40,7 +40,7 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 
 
 def main_line() -> Optional[int]:
-    """Returns the line of the main module (which a worker would import) that led here; None if the call began elsewhere.
+    """Returns the line of the main module that led here; None if the call began elsewhere.
 
     Elsewhere means in a thread, or in a process that was itself started by spawn. Tools that run a program in their own process
     (coverage, `runpy.run_path`) install the program's module as the main module.
