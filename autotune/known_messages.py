@@ -47,8 +47,8 @@ class Facts:
         mode: the spec's mode; only "measure" must yield a rate.
         device_used_frac: largest share of device memory seen in use; None when unknown.
         memory_limit_bytes: the user's memory cap for one process; None for none.
-        excused: "loss", "scaling" (failures.LOSS, .SCALING) or both, if not finite in the unchanged program. No trial fails
-            because these are not finite.
+        excused: which of "loss" and "scaling" (failures.LOSS, .SCALING) are not finite even in the unchanged program. No trial
+            fails because of these.
     """
 
     exit_code: int | None = None

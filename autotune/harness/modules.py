@@ -31,9 +31,10 @@ from .subclassing import subclass
 # Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
-UNCOUNTED_CALLS = 64  # training calls after which a search ends where steps are no longer counted (mode "apply")
+UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
-# Devices of trained parameters; "" if none is known. A library that moves weights around leaves them on "meta" in between.
+# Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
+# them on "meta" in between.
 TIMED = ("", "cpu", "cuda", "meta")
 
 
@@ -49,7 +50,7 @@ class Root:
         self.observed = observed
         self.sizes = CallSizes(asked, _width(module))
         self.samples = 0.0  # samples of its calls since the last step
-        self.closed_step = -1  # the step whose closure's samples are counted
+        self.closed_step = -1  # the step in which a closure's samples were last counted
         self.trains_in_evaluation = not module.training
         self.around: Any = None
         self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
@@ -76,7 +77,7 @@ class ModuleWatch:
         # Modules whose layout and compilation were set when their wrapper was constructed.
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
-        self._intercepted: List[Any] = []  # those of KNOWN_BY_TYPE whose `__call__` is patched
+        self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
         self.unit = "samples"
@@ -100,7 +101,7 @@ class ModuleWatch:
         self.settle()
         if self._calls is None:
             self._calls = patches.install(Module, "__call__", self._around_call)
-            self._calls.uninstall_during_import("torch._dynamo.utils")  # it takes modules with another `__call__` for special
+            self._calls.uninstall_during_import("torch._dynamo.utils")  # to it, modules with a patched `__call__` are special
         else:
             self._calls.install()
 
@@ -119,7 +120,7 @@ class ModuleWatch:
             finally:
                 nesting.depth -= 1
 
-        # The compiler traces the original: a graph that contains our function would be compiled again once that is removed.
+        # The compiler traces `call`: a graph that contains our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
 
@@ -269,8 +270,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast in which the program called the checkpoint. So if autocast is enabled, the root was inside
-        another root, whose autocast this is.
+        Torch restores the autocast in which the program called the checkpoint. So if autocast is enabled, another root that
+        contains this one has enabled it.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -427,7 +428,7 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
     nesting = watch.nesting
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():  # comes first: the compiler must not see facts that change
+        if is_compiling():  # must come first: the compiler must not trace reads of state that changes
             return own()(self, *args, **kwargs)
         root = root_of(self)
         if root is None or (root.is_passive and self.training) or nesting.depth:

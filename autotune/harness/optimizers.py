@@ -21,11 +21,11 @@ from .gradient_state import parameters_of
 from .patches import patches
 
 SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
-ADDED_TOGETHER = 32  # a scaler's results that are kept until they are added up on the device
+ADDED_TOGETHER = 32  # number of a scaler's results that are kept before they are added up on the device
 
 
 class Overflows:
-    """Counts the steps that fused optimizers skip, on the device and without waiting for it.
+    """Counts, on the device and without waiting for it, the steps that fused optimizers skip.
 
     A GradScaler does not read whether the gradients of a fused optimizer overflowed. It passes a tensor, `optimizer.found_inf`,
     and the kernel that updates the weights does nothing if this is not 0.
@@ -33,7 +33,7 @@ class Overflows:
 
     def __init__(self) -> None:
         self._new: List[Any] = []
-        self._sum: Any = None  # of the steps that are not in `_new`
+        self._sum: Any = None  # number of skipped steps among those that have left `_new`
 
     def note(self, optimizer: Any) -> None:
         """Notes a step of an optimizer; called while a scaler makes it."""
@@ -73,7 +73,7 @@ class OptimizerWatch:
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
         self._num_left_out = 0  # steps that a scaler did not let an optimizer make
-        self._overflows = Overflows()  # further skipped steps
+        self._overflows = Overflows()  # counts the steps that fused optimizers skip
         self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None
         self._prepared: Set[int] = set()

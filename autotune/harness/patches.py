@@ -1,9 +1,9 @@
 """Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
-patches of one attribute are stacked, and each can be removed, even if other patches are above it. If the program or a library
-has patched the attribute on top of our patch, ours cannot be removed. In that case our patch stays below theirs, and its
-`is_active` is False, so that it does nothing.
+patches of one attribute are stacked, and each can be removed, even if others of ours are above it. But if the program or a
+library has patched the attribute on top of our patch, ours cannot be removed. In that case our patch stays below theirs, and
+its `is_active` is False, so that it does nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Patch:
             return self._site.remove(self)
 
     def uninstall_during_import(self, name: str) -> None:
-        """Removes the replacement while a module is imported for the first time, because that module keeps the original."""
+        """Removes the replacement while a module is first imported, because that module stores the function that it finds."""
 
         def around(execute: Callable[[], None], _: Any) -> None:
             was_active = self.is_active
@@ -83,7 +83,7 @@ class _Site:
         if patch in self._layers:
             return  # it is still there, because it could not be removed
         if not self._layers:
-            self._before = vars(self.owner).get(self._name, MISSING)  # others may have patched and restored it
+            self._before = vars(self.owner).get(self._name, MISSING)  # a library may have replaced and restored it
         self._put(patch)
         self._layers.append(patch)
 
@@ -138,7 +138,10 @@ class Patches:
             return patch
 
     def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
-        """Replaces a function in all modules that have it by the same replacement: pickle finds functions by their module."""
+        """Replaces a function in several modules by one new function.
+
+        Pickle rejects a function if the module that it names holds another one.
+        """
         made: Dict[int, Any] = {}
 
         def wrap_once(original: Any) -> Any:
@@ -150,7 +153,7 @@ class Patches:
             self.install(owner, name, wrap_once)
 
     def uninstall_all(self) -> List[str]:
-        """Removes all patches, the last first; returns the names of attributes that others have patched over."""
+        """Removes all patches, the newest first; returns the names of attributes that others have patched over."""
         with _lock:
             left = []
             for site in reversed(list(self._sites.values())):
@@ -173,7 +176,7 @@ class Patches:
 
 
 def replace_of_object(owner: Any, name: str, wrap: Wrap) -> None:
-    """Replaces a method of one object as long as the object lives, for example of an iterator that lasts an epoch."""
+    """Replaces a method of a single object, such as an epoch's iterator, for as long as the object lives."""
     setattr(owner, name, functools.wraps(getattr(owner, name))(wrap(getattr(owner, name))))
 
 

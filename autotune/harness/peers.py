@@ -215,7 +215,7 @@ class Peers:
         )
 
     def has_answered(self, path: str) -> bool:
-        """Returns whether another process has already written this result, measured or refused."""
+        """Returns whether another process has written a result to `path` that must stay: a refusal, or a peer's measurement."""
         is_among_peers = self._number > 0 or (self._number == 0 and os.path.exists(self._path(1)))
         if not (is_among_peers or self._is_leader):
             return False

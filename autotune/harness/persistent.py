@@ -1,9 +1,9 @@
-"""Keeps persistent workers (loader.persistent_workers) from changing what a program computes that was written without them.
+"""Keeps persistent workers (loader.persistent_workers) from changing the results of a program written without them.
 
-Torch gives a loader with persistent workers a single iterator. So an iteration that begins while another one is under way
-starts that one again from the first batch. Moreover, changes that the program makes between two epochs, to the data set or the
-collate function, do not reach the workers. In both cases new workers are started, as the program expects. And the samples come
-in the order that they would have with new workers in each epoch.
+Torch gives a loader with persistent workers a single iterator. So if the program begins an iteration while another one is under
+way, both share this iterator, which starts again from the first batch. Moreover, if the program changes the data set or the
+collate function between two epochs, the changes do not reach the workers. In both cases new workers are started, as the program
+expects. And the samples come in the order that they would have with new workers in each epoch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers w
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
 LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the loader's record
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-MAX_DEPTH, MAX_FACTS = 8, 1000  # levels, such as ConcatDataset, list, Subset, data set, Compose, list, transform, size; in all
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # of a list or array that are compared; this takes milliseconds
+# Number of levels, for example ConcatDataset, list, Subset, data set, Compose, list, transform, size; number of facts in total.
+MAX_DEPTH, MAX_FACTS = 8, 1000
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # compared items of a list, and bytes of an array; this takes milliseconds
 CONTAINERS = (list, tuple, dict, set, deque)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
@@ -54,7 +55,7 @@ def watch(loader: Any) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library has made a loader from a watched one: it copies the arguments, also those that the knob has set."""
+    """Whether a library has made a loader from a watched one: it copies all arguments, even those that the knob has set."""
     kept = loader.__dict__
     data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
     others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
@@ -77,7 +78,7 @@ def _install() -> None:
     def around_advance(advance: Callable[[Any], Any]) -> Any:
         def __next__(iterator: Any) -> Any:
             if LEFT in iterator.__dict__:
-                iterator.__dict__[LEFT].why_restarted = NESTED  # the program goes on with both
+                iterator.__dict__[LEFT].why_restarted = NESTED  # the program still uses the iterator that was replaced
             try:
                 return advance(iterator)
             except StopIteration:
@@ -91,7 +92,7 @@ def _install() -> None:
 
 
 def _prepare(kept: Dict[str, Any]) -> None:
-    """Makes torch start new workers for the iteration that begins if the old ones cannot be used.
+    """If the iteration that is about to begin cannot use the old workers, makes torch start new ones.
 
     Args:
         kept: the attributes of the loader.
@@ -111,7 +112,7 @@ def _prepare(kept: Dict[str, Any]) -> None:
 
 
 def _draw_seed(generator: Any) -> None:
-    """Draws a number as torch does for the seeds of new workers, so that later draws, such as the order of samples, stay."""
+    """Draws a number as torch does for the seeds of new workers, so that later draws (the order of samples) stay the same."""
     import torch
 
     torch.empty((), dtype=torch.int64).random_(generator=generator)
@@ -128,7 +129,7 @@ def _is_in_use(kept: Dict[str, Any]) -> bool:
         is_at_end = False
     if not is_at_end:
         return True
-    # Some libraries count the batches, and keep the iterator in a list. A loop of the program asks once more for a batch.
+    # After the last batch, a `for` loop asks once more. Libraries that count batches do not; they keep the iterator in a list.
     holders = [each for each in gc.get_referrers(iterator) if type(each) in (list, dict) and each is not kept]
     return num_others > len(holders)
 
@@ -137,13 +138,13 @@ def _num_references(kept: Dict[str, Any]) -> int:
     return sys.getrefcount(kept["_iterator"])
 
 
-ALONE = _num_references({"_iterator": object()})  # when nothing but the loader refers to the iterator
+ALONE = _num_references({"_iterator": object()})  # number if only the loader refers to the iterator
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
-    """Returns facts about objects, which differ once the program has changed these objects or those that they hold.
+    """Returns facts about objects and what these hold. If the program changes any of it, a later call returns other facts.
 
-    Objects that are held directly come first, so that a large one does not use up the number of facts.
+    Objects that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
     found: List[Tuple[Any, ...]] = []
     known: Set[int] = set()

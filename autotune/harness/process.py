@@ -21,8 +21,8 @@ from .protocol import whole_number
 LOOK_S = 0.05  # between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A process trains on each GPU of which it has taken at least this share of what it has taken of its fullest GPU. By mistake,
-# many programs take a little of the first GPU, too.
+# A process counts as training on a GPU if it has reserved at least this share of the memory that it has reserved on its fullest
+# GPU. Many programs also take a little memory of the first GPU, by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
@@ -88,7 +88,7 @@ class MemoryWatch:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             stats = self._cuda.memory_stats_as_nested_dict(self._index)
-            reserved = stats["reserved_bytes"]["all"]  # bytes, because expandable segments and cudaMallocAsync add no segments
+            reserved = stats["reserved_bytes"]["all"]  # bytes, not segments: expandable ones and cudaMallocAsync add none
             self._movement = int(reserved["allocated"] + reserved["peak"]), int(stats.get("num_alloc_retries", 0))
         return self._movement
 
@@ -162,7 +162,7 @@ def facts(device: str, index: Optional[int] = None) -> Dict[str, Any]:
 
 
 def _trained_on(index: Optional[int]) -> List[int]:
-    """Returns the indices of the GPUs that train: the one with the first trained parameter, then all others (FULL_FRAC)."""
+    """Returns the indices of the GPUs that train: the one with the first trained parameter, then the others (see FULL_FRAC)."""
     from torch import cuda
 
     own = cuda.current_device() if index is None else index

@@ -148,12 +148,12 @@ class Spec:
             from this and the program's batch size. None leaves the program's steps unchanged.
         seed: seed set for random, numpy and torch before the program runs; None leaves them unseeded.
         max_steps: in mode "parity", the number of optimizer steps.
-        max_s: in mode "parity", seconds from the first step after which the run ends as soon as it has made 8 steps; None for
-            no limit. In mode "explain", seconds of the pass "lines"; None for 5.
+        max_s: in mode "parity", the run ends once this many seconds have passed since the first step, but not before 8 steps;
+            None for no limit. In mode "explain", seconds of the pass "lines"; None for 5.
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} of a cycle in the baseline; windows wait for a cycle like that. {} if the baseline's steps
+        cycle: {"steps", "seconds"} of a cycle in the baseline; a window stays open for such a cycle. {} if the baseline's steps
             do not come in cycles, None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.

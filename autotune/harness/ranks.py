@@ -121,7 +121,8 @@ def await_end(work: Any, device_type: str) -> None:
 
     Args:
         work: what torch.distributed returned for it.
-        device_type: of its tensor. For a GPU, this polls: NCCL's `wait` with a timeout looks only every 1 to 10 milliseconds.
+        device_type: type of its tensor's device. On a GPU, the collective is polled: NCCL's `wait` with a timeout checks only
+            every 1 to 10 milliseconds.
 
     Raises:
         RuntimeError: it failed, or has not ended within PROBE_S.

@@ -86,7 +86,7 @@ class Session(TrialContext):
             self._eager_steps = sys.maxsize
 
     def _forked(self) -> None:
-        # A fork may go on to train (a launcher may fork its ranks), but not if its parent already trains.
+        # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
         self.pid = os.getpid()
         self.is_child, self.phases.is_speaking = True, False
         self.is_over = self.is_over or self.is_active
@@ -116,7 +116,7 @@ class Session(TrialContext):
             skipping.skip_functions(self.spec.skipped, is_needed=self.rank == 0)
 
     def plain_step_hook(self, otherwise: Any) -> Any:
-        """Returns a short hook for usual steps: one loader feeds them, and they need nothing else.
+        """Returns a short hook for usual steps: only the training loader feeds them, and they contain no evaluation.
 
         After any other step, the hook calls `otherwise`. For a usual step, it does the same as `step_done`, but in one call
         instead of seventeen: each call of cold code costs a microsecond (measured).
@@ -160,7 +160,7 @@ class Session(TrialContext):
         """Counts a step that the program reports itself; from the first such step on, optimizer steps no longer count.
 
         Args:
-            samples: samples of this step in this process; None takes them from the loader or counts steps.
+            samples: samples of this step in this process; if None, they are counted as for an optimizer step.
         """
         if self.is_over:
             return

@@ -62,7 +62,7 @@ def shuffles(arguments: Dict[str, Any]) -> bool:
     from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     if isinstance(arguments.get("dataset"), IterableDataset):
-        return False  # it has its own order
+        return False  # a stream has its own order
     sampler = _sampler(arguments)
     is_random = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
     return bool(arguments.get("shuffle")) or is_random or members.attribute(sampler, "shuffle") is True
@@ -124,7 +124,7 @@ class TargetSites:
     # --- once training is under way ---
 
     def begin_training(self, loaders: List[Any]) -> None:
-        """Takes over the loaders made so far; called when the first few steps are over."""
+        """Remembers the loaders made so far; called when the first few steps are over."""
         self._period = {code: count + 1 for code, count in self._made.items()}
         self._is_training = True
         for info in loaders:

@@ -40,7 +40,7 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 
 
 def main_line() -> Optional[int]:
-    """Returns the line of the main module (which a worker would import) that led here; None if the call began elsewhere.
+    """Returns the line of the main module that led here; None if the call began elsewhere.
 
     Elsewhere means in a thread, or in a process that was itself started by spawn. Tools that run a program in their own process
     (coverage, `runpy.run_path`) install the program's module as the main module.
@@ -73,7 +73,7 @@ class _Sink:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles as for a new process, except for tensors, which can always be sent but would be moved into shared memory."""
+    """Pickles as for a new process, but leaves tensors out: they can always be sent, and would be moved into shared memory."""
 
     def reducer_override(self, value: Any) -> Any:
         """Replaces tensors and storages; called by pickle for each object."""
@@ -116,7 +116,7 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]
     source = "".join(linecache.getlines(path))
     if name.rpartition(".")[2] == NEVER_IMPORTED or not source:
-        return ""  # without a file (`python -c`), workers import nothing either
+        return ""  # workers do not import this main module, or it has no file (`python -c`)
     try:
         tree = ast.parse(source)
     except SyntaxError:  # the file has changed since the start

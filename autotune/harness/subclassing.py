@@ -22,7 +22,7 @@ class _NoSubclassHook:
 
 
 def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
-    """Gives a module a subclass of its own class with these methods.
+    """Changes the class of a module to a subclass that has these methods.
 
     `__class__`, copies and pickles show the program's own class; only `type(module)` shows the subclass.
 

@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
     @property
     def made(self) -> float:
-        """Batches made so far, including unfinished parts, which matter in a window of few slow batches."""
+        """Batches made so far, including parts of unfinished ones. These matter in a window of few slow batches."""
         return sum(each.batches + _part_done(each, self.now_s) for each in self.workers)
 
     @property
@@ -147,7 +147,7 @@ class Supply:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
         With workers, it is the sum of the workers' batches per busy second, not counting seconds in which a worker had no core.
-        It is at most what all cores can make. Without workers, it is the samples per second spent in __next__.
+        The sum is limited to what all cores together can make. Without workers, it is the samples per second spent in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:

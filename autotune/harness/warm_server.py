@@ -163,8 +163,8 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.dup2(descriptor, number)
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
-    # Keep the variables that start-up has set here, since it sets them in a fresh process, too: LC_CTYPE in a plain C locale,
-    # those of a sitecustomize.
+    # Keep the variables that this interpreter's start-up has set: LC_CTYPE in a plain C locale, those of a sitecustomize. In a
+    # fresh process, it would set them, too.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})

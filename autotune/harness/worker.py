@@ -114,7 +114,7 @@ def _counted(slots: mmap.mmap, offset: int, fetch: Callable[..., Any]) -> Callab
         COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, began_s)
         try:
             batch = fetch(self, index)
-        except BaseException:  # the end of a stream or an error in the data set: no batch, and none begun
+        except BaseException:  # the end of a stream or an error in the data set: no batch was made
             COUNTS.pack_into(slots, offset, batches, busy_s, cpu_before_s + time.process_time(), delay_s, 0.0)
             raise
         batches += 1.0

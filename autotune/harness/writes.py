@@ -20,7 +20,7 @@ from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
 # The harness gives up after MOST_PASSES backward passes without a detected step. No program accumulates over so many passes
-# before it even makes an optimizer. If the program has made an optimizer, nothing is examined in the first MOST_PASSES.
+# before it even makes an optimizer. If the program has made an optimizer, nothing is examined in its first MOST_PASSES passes.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
 # if backward passes will be counted instead.

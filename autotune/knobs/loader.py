@@ -13,8 +13,8 @@ WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more than 32 rarely help on
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     """Returns half the program's batch size, the batch size itself and its doublings.
 
-    The doublings end at 8 times the program's batch size, or at the device's cap if that is smaller. In a recipe, they end at
-    the cap.
+    With a GPU and a batch size of 64, these are [32, 64, 128, 256, 512]. The doublings end at 8 times the
+    program's batch size, or at the device's cap if that is smaller. In a recipe, they end at the cap.
     """
     own = observed_int(host_context, BATCH_SIZE.key)
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
@@ -156,8 +156,8 @@ PERSISTENT_WORKERS = Knob(
     helps="Short epochs, slow-to-open datasets, many workers: the pause at every epoch's start goes away.",
     hurts=(
         "Changes that the main process makes to the dataset between epochs (a curriculum, a new epoch number) do not reach the "
-        "workers, so autotune starts them anew where it sees such a change. In your own code, you have to do so. The "
-        "workers keep their memory during validation, too."
+        "workers, so autotune starts them anew where it sees such a change. In your own code, start them anew yourself. "
+        "The workers keep their memory during validation, too."
     ),
 )
 

@@ -29,7 +29,7 @@ def configuration(value: str) -> dict[str, str]:
 
 
 def no_other_malloc(_: HostContext) -> str | None:
-    """Returns why the host's allocator cannot be replaced: no other allocator is installed. Returns None if one is."""
+    """Returns why the allocator of host memory cannot be replaced; None if another one is installed."""
     if malloc.installed():
         return None
     return "neither jemalloc nor tcmalloc is installed here (Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4)"

@@ -11,7 +11,7 @@ TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Vol
 
 
 def amp_values(host_context: HostContext) -> list[KnobValue]:
-    """Returns the autocast formats worth a trial: bf16 if the hardware multiplies it fast, else fp16 on older GPUs."""
+    """Returns the values worth a trial: "off" and, if there is one, the 16-bit format that the device multiplies fast."""
     fast = amp_expert(host_context)
     return ["off", fast] if fast else ["off"]
 
@@ -24,7 +24,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked: the GPU has no Tensor Cores. Else returns None, even for a CPU without fast bf16."""
+    """Returns why autocast is blocked on a GPU without Tensor Cores; None on any other device, even a CPU without fast bf16."""
     return below(host_context, TENSOR_CORES, "Volta")
 
 

@@ -122,17 +122,17 @@ AFFINITY = Knob(
         "numa": "numactl --cpunodebind=NODE, or `autotune apply`",
     },
     summary=(
-        "Binds the training process and its loader's workers to cores: compact gives each rank of a host a block of "
-        "neighbouring cores; numa keeps each rank on one NUMA node, that of its GPU if known. none leaves the choice to the "
-        "kernel."
+        "Binds the training process and its loader's workers to cores: `compact` gives each rank of a host a block of "
+        "neighbouring cores; `numa` keeps each rank on one NUMA node, that of its GPU if known. `none` leaves the choice to "
+        "the kernel."
     ),
     helps=(
         "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. Offered "
         "only where there is more than one NUMA node or rank."
     ),
     hurts=(
-        "A bound process cannot use idle cores elsewhere: numa on a CPU leaves the other nodes without work. torch starts as "
-        "many threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
+        "A bound process cannot use idle cores elsewhere: on a CPU, `numa` leaves the other nodes without work. torch starts "
+        "as many threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
     ),
 )
 

@@ -9,7 +9,7 @@ STARTING = ("spawn", "import", "init", "first_batch")
 
 
 def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
-    """Returns the limit that has passed, as a text for the user; "" if none has."""
+    """Returns the limit that has passed, in words: "compile: it did not finish within 300 s"; "" if none has."""
     phase = progress.phase
     if phase in STARTING:
         what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s

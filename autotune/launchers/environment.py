@@ -72,7 +72,7 @@ def trial_environment(launch: Launch) -> dict[str, str]:
 
 
 def server_environment(launch: Launch) -> dict[str, str]:
-    """Returns a warm server's environment: that of a trial without the variables that differ between trials.
+    """Returns a warm server's environment: a trial's, except for the variables that differ between trials.
 
     One of these variables names the spec. Without a spec, the harness stays inactive.
     """

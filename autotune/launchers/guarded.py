@@ -49,7 +49,7 @@ class Guarded:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: since when the file is unguarded because another program writes it, monotonic clock; None otherwise.
+        open_since_s: when another program's writing began to leave the file unguarded, on the monotonic clock; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
@@ -129,7 +129,7 @@ class Guarded:
             lease.close()  # this lets the waiting process continue
 
     def _count_opening(self, size: int) -> None:
-        """Counts that the trial has opened the file, which has `size` bytes.
+        """Counts an opening by the trial. The file has `size` bytes.
 
         Raises:
             OSError: it was opened too often. Each time, the trial waits for a copy: a log opened at each step would slow it.

@@ -163,8 +163,8 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
 
     Args:
         processes: the trial's processes on this machine.
-        log: the trial's standard error, to which a signal makes processes write their stacks. Those on other machines, or with
-            another standard error, write to files in the folder "scratch" next to it.
+        log: the trial's standard error, to which a signal makes processes write their stacks. Processes on other machines, or
+            with another standard error, write to files in the folder "scratch" next to it.
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked

@@ -28,7 +28,7 @@ def first_on(python_path: str) -> str:
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command, with the harness added wherever it sets PYTHONPATH: `env PYTHONPATH=src python train.py`."""
+    """Returns the command, adding the harness where a word sets PYTHONPATH, as in `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 

@@ -77,7 +77,7 @@ def is_log(name: str) -> bool:
 
 
 class Trial:
-    """The user's files during one trial, from the tuner's "begin" message until its processes are gone."""
+    """The user's files during one trial, from the tuner's "begin" message until the trial's processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
         self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
@@ -306,7 +306,7 @@ class Keeper:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Returns what changes when a file is written or replaced."""
+    """Returns a file's inode, size and time of change, which show whether it was written or replaced."""
     try:
         status = path.stat()
     except OSError:

@@ -60,8 +60,8 @@ DEVICE_VARIABLES = (
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
-# Variables by which a trial's own srun finds the agent's job, and programs find each other. The number of tasks is left out:
-# in the agent's environment, it is that of the agent's step. So srun starts one task per node by default, as in a batch script.
+# Variables by which srun in a trial finds the agent's job, and by which programs find each other. The number of tasks is left
+# out: the agent's environment has that of the agent's step. So srun starts one task per node by default, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
