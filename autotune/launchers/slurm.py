@@ -59,7 +59,7 @@ class SlurmLauncher(RemoteLauncher):
         place: what the node must see.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait in the queue; None for no limit.
-        left: jobs that killed tuners have left, shared with the other slots; None for those in the runs folder.
+        left: jobs that killed tuners have left, shared with the other slots; None to look for them in the runs folder.
     """
 
     def __init__(

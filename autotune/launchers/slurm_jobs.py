@@ -32,8 +32,8 @@ def cancel(jobs: set[str]) -> bool:
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
-    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". Once the controller has
-    not answered, it is not asked about the remaining jobs.
+    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller
+    does not answer for one job, the remaining jobs are not tried and stay in the set.
     """
     for job in sorted(jobs):
         try:

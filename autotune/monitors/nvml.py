@@ -278,7 +278,7 @@ class NvmlDevice(DeviceMonitor):
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception as error:
-            code = getattr(error, "value", None)  # None: not an NVMLError, as in other releases or under WSL
+            code = getattr(error, "value", None)  # None: an error of another kind, as raised by other releases or under WSL
             if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None

@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the cases to explain: tables and seconds at which another strategy's median exceeds the first strategy's."""
+    """Returns the cases to explain: each table and time at which another strategy's median exceeds the first strategy's."""
     found = []
     for table in tables:
         own = table["strategies"][names[0]]["at_seconds_of_trials"]
@@ -78,10 +78,10 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns the fraction of the optimum's rate that the best of ten random trials and the baseline reaches, in the median.
+    """Returns the median of the best rate among the baseline and ten random configurations, as a fraction of the optimum's.
 
-    The median is exact, over all draws without replacement; a configuration's rate is the mean over its repeats. There are
-    C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
+    The median is exact: it is over all draws without replacement. A configuration's rate is the mean over its repeats. There
+    are C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
     """
     rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)

@@ -5,8 +5,8 @@ another interpreter than the tuner's, because Ray requires the cluster's own ver
 only Ray and the standard library of Python 3.9, and is run by path.
 
 The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
-through a separate port. The actor starts the agent in a separate session, so that Ray does not find it. The agent exits when
-the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
+through a separate port. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
+when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
 "num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (the number of brokers
@@ -49,7 +49,7 @@ KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Forks a grandchild of the worker, which becomes the agent with the values that `inherited` returned on the tuner's machine.
+# Forks a grandchild of the worker. It sets the tuner's niceness, OOM score and umask (`inherited`), and becomes the agent.
 # Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
@@ -147,7 +147,7 @@ class Relay:
 
 
 class Inbox:
-    """Reads standard input in a thread, so that the end of the tuner is noticed at any time.
+    """Reads standard input in a thread, so that the tuner's exit is noticed at any time.
 
     Attributes:
         closed_s: when the tuner closed its end, monotonic clock; infinite until then.
@@ -199,7 +199,7 @@ def plainly(error: Exception) -> str:
 
 def import_ray() -> Any:
     """Returns Ray, or ends this program."""
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call after the connection has ended starts a cluster
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call made after the connection has ended would start a cluster
     try:
         import ray
     except ImportError as error:
@@ -283,7 +283,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
 
 
 def inherited() -> list[int]:
-    """Returns niceness, oom_score_adj and umask of this process, which it has from the tuner."""
+    """Returns niceness, oom_score_adj and umask of this process, which inherited them from the tuner."""
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
         oom = int(file.read())
     umask = os.umask(0o77)
@@ -292,7 +292,7 @@ def inherited() -> list[int]:
 
 
 def call(method: Any, *arguments: Any) -> Any:
-    """Returns what a method of the actor returns. An actor that cannot be reached may be reached later.
+    """Returns what a method of the actor returns. Tries again while the actor cannot be reached.
 
     Raises:
         RayError: the actor is dead.
@@ -315,7 +315,7 @@ def send(relay: Any, inbox: Inbox) -> None:
 
 
 def receive(relay: Any, inbox: Inbox, out: int) -> None:
-    """Passes on the agent's bytes until the agent ends, or until it should have exited."""
+    """Passes on the agent's bytes until the agent ends, but at most until LEAVE_S after the tuner closed the link."""
     offset = 0
     while time.monotonic() < inbox.closed_s + LEAVE_S and (data := call(relay.read, offset, READ_S)) is not None:
         offset += len(data)
