@@ -156,7 +156,7 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (the best with a costly value, without needless changes, or within a lower tier), "again" (the
+            "late" (the best plus a costly value, minus needless changes, or limited to a lower tier), "again" (the
             configuration's only rate is in doubt); "attribution N" for the ablation of trial N; for kind explain, the pass; for
             kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.

@@ -29,7 +29,7 @@ FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SLACK_S = 1.0  # process start times have a resolution of 10 ms, and the kernel's file clock is no finer
+SLACK_S = 1.0  # a segment may seem older than its process: start times have a resolution of 10 ms, file times no finer one
 FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
 INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status
 
@@ -39,8 +39,8 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
     container, no process has the segment open, and it was made after the process started. Segments of
-    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. multiprocessing's resource
-    tracker removes those: it ignores SIGTERM, and so can outlive the processes that made them.
+    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. multiprocessing's resource tracker
+    removes those: it ignores SIGTERM, and so can outlive the processes that made them.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
@@ -75,7 +75,7 @@ def forget(place: Path) -> None:
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept and len(kept) < len(lines):  # only then: a line that another host adds meanwhile may get lost
+        if kept and len(kept) < len(lines):  # not needlessly: a line that another host adds meanwhile gets lost
             write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
         elif not kept:
             file.unlink(missing_ok=True)

@@ -289,7 +289,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 
     Args:
         index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
-        uuid: the device's UUID, "GPU-...", or "MIG-..." for a slice; or its beginning, as CUDA_VISIBLE_DEVICES may have it.
+        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or the beginning of one, as CUDA_VISIBLE_DEVICES may have it.
         nvml: replaces the pynvml module in tests.
     """
     nvml = nvml or library()[0]

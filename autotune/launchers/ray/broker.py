@@ -40,11 +40,11 @@ LOOK_S = 2.0  # between two looks at why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
 LEAVE_S = 14.0  # an agent that has not exited this long after the tuner closed the link is killed
-KILL_S = 1.0  # longest wait after killing it
+KILL_S = 1.0  # longest wait for a call that kills the agent
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
 CLUSTER = "autotune"
-# The agent gets these variables of Ray's worker and no others; the tuner sends it the user's environment.
+# Of the environment of Ray's worker, the agent gets only these variables. The tuner then sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
@@ -90,7 +90,7 @@ class Relay:
         self._unread = bytearray()
         self._writing, self._reading = threading.Lock(), threading.Lock()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        # Ray may leave CUDA_VISIBLE_DEVICES unset, so that an actor without GPUs would see all of the node's.
+        # Ray may leave CUDA_VISIBLE_DEVICES unset, so that an actor without GPUs would see all GPUs of the node.
         gpus = sorted(context.get_accelerator_ids().get("GPU", []), key=lambda each: (len(each), each))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         started = subprocess.run(
