@@ -19,7 +19,7 @@ from autotune.replay.world import mean, optimum_of, worth
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a search takes to reach them
-WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, a table is too easy to separate strategies
+WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, strategies hardly differ: the table is too easy
 NEAR_CAP_FRAC = 0.8  # if the optimum fills a smaller share of the memory, avoiding large configurations costs no rate
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds

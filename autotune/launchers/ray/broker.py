@@ -76,7 +76,7 @@ os.execv(sys.argv[5], sys.argv[5:])
 
 
 class Relay:
-    """The actor: starts the agent on its node, and passes on bytes. Repeating a call has no further effect."""
+    """The actor: starts the agent on its node, and passes on bytes. Repeating a call, except `start`, has no further effect."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
         """Starts the agent. `inherited` is what the function of that name returned on the tuner's machine."""
@@ -130,7 +130,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if nothing so far; None once it has ended."""
+        """Returns what the agent has written after the first `offset` bytes; b"" if nothing in `wait_s`; None once it ended."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
