@@ -12,7 +12,7 @@ DEVICE_OOM = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )
-# torch says this when the capture of a CUDA graph ends although an error has occurred in it; the traceback shows that error.
+# torch says this at the end of a CUDA graph's capture if an error occurred during it; the traceback shows that error.
 CAPTURE_FAILED = re.compile(
     r"CUDA error: (?:operation failed due to a previous error during capture|capturing stream has unjoined work)"
 )
@@ -58,7 +58,7 @@ CHILD_FAILED = re.compile(r"^Process \S+:\s*\nTraceback", re.MULTILINE)
 
 
 def raised_in(log: str) -> str:
-    """Returns the final line of a log's last user traceback, "ValueError: bad shape"; "" without a traceback.
+    """Returns the final line of a log's last user traceback, such as "ValueError: bad shape"; "" without a traceback.
 
     Skips torchrun's own traceback, which follows the traceback of its worker.
     """

@@ -17,9 +17,9 @@ from typing import Any
 
 MASK = "***"
 # Values shorter than these limits are not masked: a secret-sounding variable may hold "0" or "true", which occur in every log.
-MIN_CHARS = 8  # minimum number of characters of a value that is masked even inside a word
-MIN_WORD_CHARS = 4  # the same for a value that mixes letters with other characters ("hunter2"), masked as a whole word
-MIN_TYPED_CHARS = 3  # the same for a value that the user typed as a secret, masked as a whole word
+MIN_CHARS = 8  # a value with at least this many characters is masked even inside a word
+MIN_WORD_CHARS = 4  # from this many on, one that mixes letters with other characters ("hunter2") is masked as a whole word
+MIN_TYPED_CHARS = 3  # from this many on, one that the user typed as a secret is masked as a whole word
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",

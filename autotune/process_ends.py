@@ -54,7 +54,7 @@ class FailedRank(NamedTuple):
 
 
 def reports_before(log: str, tail: str) -> str:
-    """Returns torchrun's reports in a log, if they begin before the log's tail.
+    """Returns those of torchrun's reports in a log that begin before the log's tail.
 
     On several nodes, the torchrun that saw a rank fail may report long before the last torchrun ends.
     """
@@ -103,7 +103,7 @@ def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
     first = next(iter(failed_ranks(log)), None) if exit_code != 0 else None
     if first is not None and first.code < 0 and (exit_code or first.host):
         return Killed(signal_name(-first.code), True, first.rank, first.host)
-    if first is not None and first.host:  # srun has killed the other ranks because of this one, and its status is theirs
+    if first is not None and first.host:  # srun killed the other ranks because of this one, and exited with their status
         return Killed("")
     if exit_code is not None and 128 < exit_code <= 128 + 64:
         return Killed(signal_name(exit_code - 128), True)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# A rank is a straggler if its own work takes longer than another rank's by this share of a step. From this share on,
-# established profilers call a loss of time moderate.
+# A rank is a straggler if its own work takes longer than another rank's by this share of a step. Established profilers call a
+# loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
 # Two durations of a window count as equal if they differ by less than this share. Rounding changes them by less, an evaluation

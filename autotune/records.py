@@ -102,7 +102,8 @@ class Kind(enum.StrEnum):
 # Evidence keys that mark a check as a run of a changed program, which says nothing about how the study's own program would run.
 SKIPPED = "skipped"  # stages and functions that were skipped
 FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
-CHOOSING, REPORTED = "finals, choosing", "finals, reported"  # the `why` of a trial of the finals: what it counts for
+# `why` of the finals' trials: some are for choosing the winner, the others give the rates that are reported.
+CHOOSING, REPORTED = "finals, choosing", "finals, reported"
 
 
 @dataclass(kw_only=True)
@@ -155,7 +156,7 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (the best with a costly value, without needless changes, or within a lower tier), "again" (the
+            "late" (the best plus a costly value, minus needless changes, or limited to a lower tier), "again" (the
             configuration's only rate is in doubt); "attribution N" for the ablation of trial N; for kind explain, the pass; for
             kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
@@ -181,7 +182,7 @@ class TrialRecord:
             for, it has "loader.multiprocessing_context" if the harness had to fork the workers that the trial added.
         objectives: objective -> value in its own unit (see trials/objective.py), for the study's objectives; unknown ones are
             absent.
-        scores: objective -> its value as a score, where more is better, the deciding objective first; None when unknown. Empty
+        scores: objective -> its value as a score (more is better); None when unknown. The deciding objective is first. Empty
             in records that hold throughput only.
         violations: key of a violated constraint -> share by which the trial exceeds its limit.
         losses: losses of the first optimizer steps, at most 64, averaged over ranks; None in place of a loss that is not

@@ -35,7 +35,7 @@ class RankResults:
 
     @property
     def missing(self) -> list[int]:
-        """Ranks without a result; empty before the first result, which gives the number of ranks."""
+        """Ranks without a result; empty before the first result, because only a result tells how many ranks there are."""
         world_size = max((result.world_size for result in self.by_rank.values()), default=0)
         return [rank for rank in range(world_size) if rank not in self.by_rank]
 

@@ -50,7 +50,7 @@ class Place:
 
     Attributes:
         cwd: working directory of the program.
-        program: first word of its command.
+        program: first word of the program's command.
         runs_dir: folder of the studies.
         device: kind of device, index of the first one, and number of devices, as in `watch.configured_device`.
     """
@@ -353,7 +353,7 @@ def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
 
 
 def lock(descriptor: int) -> None:
-    """Locks a file until the descriptor is closed, so that `left_by_killed` leaves it out in other containers, too."""
+    """Locks a file until the descriptor is closed. Until then, `left_by_killed` leaves it out in every container."""
     with contextlib.suppress(OSError):  # no locks on this file system
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -389,7 +389,7 @@ def _check_version(hello: Message) -> None:
 
 @contextlib.contextmanager
 def _token(runs_dir: Path) -> Iterator[str]:
-    """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields its name."""
+    """Makes a file in the runs folder, so that a node can show that it sees the same folder; yields the file's name."""
     try:
         runs_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         for left in left_by_killed(runs_dir, TOKEN):

@@ -78,10 +78,10 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`), which is paused while nothing can be done but wait for a node.
+    """One slot's share of the study's clock (`whole`).
 
-    That is so while all slots are `waiting`. It is also so while a trial that runs alone waits: `is_alone` returns whether a
-    trial runs alone now.
+    The clock is paused while all slots are `waiting` for a node, and while a trial that runs alone waits for one: `is_alone`
+    returns whether a trial runs alone now.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class _Share(PausableClock):
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node; called again and again while a trial waits for it."""
+        """Records that this slot has no node; called again and again while a trial waits for one."""
         self._waiting.add(self._index)
         if len(self._waiting) == self._num or self._is_alone():
             self._whole.pause()

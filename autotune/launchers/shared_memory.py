@@ -1,7 +1,7 @@
 """Removes shared-memory segments that a trial's processes left behind when they were killed.
 
-The supervisor removes them or, if it was killed, the tuner or the agent. If all were killed, the next sweep of the study does:
-it reads the trial's processes from a list in the trial's folder.
+The supervisor removes them. If it was killed, the tuner or the agent does. If all of these were killed, the next sweep of the
+study does: it reads the trial's processes from a list in the trial's folder.
 
 The name of a segment contains a process id, which is valid in one PID namespace only. Containers have their own PID namespaces,
 but may share /dev/shm (`docker run --ipc=host`). So a segment stays if a process of another namespace may have made it.
@@ -29,7 +29,7 @@ FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SLACK_S = 1.0  # process start times have a resolution of 10 ms, and the kernel's file clock is no finer
+SLACK_S = 1.0  # a segment may seem older than its process: start times have a resolution of 10 ms, file times no finer one
 FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
 INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status
 
@@ -39,8 +39,8 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
 
     A segment is removed if its name contains the id of one of these processes, no process with that id runs here or in a
     container, no process has the segment open, and it was made after the process started. Segments of
-    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. The library's own resource tracker
-    removes them, and may run long enough to do so.
+    multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. multiprocessing's resource tracker
+    removes those: it ignores SIGTERM, and so can outlive the processes that made them.
 
     Args:
         processes: process id -> when it was created, seconds since the epoch.
@@ -69,13 +69,13 @@ def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
 def forget(place: Path) -> None:
     """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here.
 
-    The list of other hosts is replaced whole or not at all: without it, they could not remove what is left there.
+    Other hosts' lines stay, since those hosts need them to remove what is left there. So the file is replaced atomically.
     """
     file, here = place / LIST_FILE, _here()
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept and len(kept) < len(lines):  # otherwise a line that another host adds meanwhile could be lost
+        if kept and len(kept) < len(lines):  # not needlessly: a line that another host adds meanwhile gets lost
             write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
         elif not kept:
             file.unlink(missing_ok=True)
@@ -99,7 +99,7 @@ def remove_left(study: Path) -> None:
 
 
 def namespace(kind: str) -> int:
-    """Returns the inode of this process's namespace of a kind ("pid", "ipc"), which tells it from others; 0 if unknown."""
+    """Returns the inode that identifies this process's namespace of a kind ("pid", "ipc"); 0 if unknown."""
     try:
         return os.stat(f"/proc/self/ns/{kind}").st_ino
     except OSError:
@@ -122,7 +122,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _is_of(here: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
-    """Whether the ids in a line are valid here, whatever the host's name: it changes when a container is started again."""
+    """Whether the ids in a line are valid here. Ignores the host's name, which changes when a container is started again."""
     return all(line.get(key) == here[key] for key in ("boot_id", "pid_namespace"))
 
 

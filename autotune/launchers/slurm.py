@@ -59,7 +59,7 @@ class SlurmLauncher(RemoteLauncher):
         place: what the node must see.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait in the queue; None for no limit.
-        left: jobs that killed tuners have left, shared with the other slots; None for those in the runs folder.
+        left: jobs that killed tuners have left, shared with the other slots; None to look for them in the runs folder.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SlurmLauncher(RemoteLauncher):
         return srun
 
     def sweep(self, study: Path) -> list[str]:
-        """Also names jobs of killed tuners that may still hold nodes. See `RemoteLauncher.sweep`."""
+        """Also lists jobs that killed tuners have left and that may still hold nodes. See `RemoteLauncher.sweep`."""
         return [*super().sweep(study), *self._left.unchecked()]
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Srun(ChildTransport):
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
-        self._is_of_user = JOB in os.environ or has_joined  # srun only starts a step
+        self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
         self.note: Path | None = None
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
@@ -185,7 +185,7 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # no job number: the job was not queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a number, the job was never queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

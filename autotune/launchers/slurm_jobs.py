@@ -1,4 +1,7 @@
-"""Cancels jobs of Slurm that hold nodes although their srun is gone. Notes in the runs folder name jobs of killed tuners."""
+"""Cancels jobs of Slurm that hold nodes although their srun is gone.
+
+The jobs of killed tuners are found by notes in the runs folder.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ BEGIN_S = 300.0  # longest time from the job's start to the agent's first messag
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
-DEFAULTS = ("SQUEUE_", "SCANCEL_")  # begin the variables with a user's defaults for squeue and scancel
+DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user's defaults for squeue and scancel
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
 NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
@@ -32,8 +35,8 @@ def cancel(jobs: set[str]) -> bool:
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
-    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". Once the controller has
-    not answered, it is not asked about the remaining jobs.
+    accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller
+    does not answer for one job, the remaining jobs are not tried and stay in the set.
     """
     for job in sorted(jobs):
         try:
@@ -70,14 +73,14 @@ def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 
 class LeftJobs:
-    """Jobs that killed tuners have left, which the notes in a runs folder name. The slots of a study share one object."""
+    """Jobs that killed tuners have left, found by the notes in a runs folder. The slots of a study share one object."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir, self._is_asked = runs_dir, False
         self._lines: list[str] = []
 
     def cancel(self) -> None:
-        """Cancels them, unless an earlier call did."""
+        """Cancels these jobs, unless an earlier call did."""
         if not self._is_asked:
             self._is_asked, self._lines = True, cancel_left(self._runs_dir)
 
@@ -163,7 +166,7 @@ def _settle(name: str, note: Path, held: Mapping[str, tuple[str, bool]]) -> str:
     host, process = NOTED.sub(r"\1 \2", note.name).split()
     return (
         f"Job {number} may be left by process {process} on {host}, an earlier autotune; from here it is not known whether that "
-        f"still runs. If not, end the job: scancel {number}"
+        f"process still runs. If not, end the job: scancel {number}"
     )
 
 

@@ -32,7 +32,7 @@ ANSWER_S = 30.0  # generous: the machine may be swapping
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
-MAX_NAMED = 500  # maximum number of files passed to the keeper, which guards fewer and reports those that it does not guard
+MAX_NAMED = 500  # maximum number of files passed to the keeper, which may guard fewer of them, and reports the rest
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder are named like logs, they are taken for a data set
 MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each; folders of logs have fewer
@@ -107,7 +107,7 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        self.made.update(map(Path, said.get("aside", {})))  # now a trial's: the copy has the user's content
+        self.made.update(map(Path, said.get("aside", {})))  # the trial's content is in these; the user's is in the copies
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -297,7 +297,7 @@ def _writable(paths: list[Path], most: int, *, besides: Path | None = None) -> l
     Leaves out files below the folder `besides`.
     """
     found: dict[Path, None] = {}
-    for path in (path.resolve() for path in paths):  # one after another: there may be thousands, on a slow file system
+    for path in (path.resolve() for path in paths):  # lazily: there may be thousands, on a slow file system
         if len(found) == most:
             break
         if path in found or (besides and path.is_relative_to(besides)):

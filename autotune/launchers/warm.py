@@ -57,7 +57,7 @@ class WarmServer:
         self._unusable = ""
 
     def prepare(self, launch: Launch, supervisor: SupervisorProcess) -> None:
-        """Makes sure that a server can fork the trial, and sets `mark` and `why_not`.
+        """Makes sure that a server can fork the trial, if that is possible, and sets `mark` and `why_not`.
 
         If the server has to be started first, waits until it is ready, which takes about as long as a fresh start.
 

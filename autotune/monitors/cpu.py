@@ -203,7 +203,7 @@ class CpuMonitor:
         (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
         if busy_s is not None:
-            of_kernel_s = 0.0 if self._quota else kernel_s  # the cgroup of a quota has no kernel threads
+            of_kernel_s = 0.0 if self._quota else kernel_s  # a cgroup with a quota contains no kernel threads
             foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
@@ -339,7 +339,7 @@ def _may_use(pid: int, cores: frozenset[int]) -> bool:
 
 
 def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns the times summed over some cores; None if the machine does not show all of them."""
+    """Returns busy, idle and steal seconds, each summed over some cores; all None if the machine does not show these cores."""
     found = [by_core.get(core) for core in cores]
     if not found or None in found:
         return None, None, None

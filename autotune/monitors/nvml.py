@@ -278,7 +278,7 @@ class NvmlDevice(DeviceMonitor):
         try:
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception as error:
-            code = getattr(error, "value", None)  # None: not an NVMLError, as in other releases or under WSL
+            code = getattr(error, "value", None)  # None: an error of another kind, as raised by other releases or under WSL
             if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None
@@ -289,7 +289,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 
     Args:
         index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
-        uuid: the device's UUID, "GPU-...", or "MIG-..." for a slice; or its beginning, as CUDA_VISIBLE_DEVICES may have it.
+        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or the beginning of one, as CUDA_VISIBLE_DEVICES may have it.
         nvml: replaces the pynvml module in tests.
     """
     nvml = nvml or library()[0]

@@ -157,7 +157,7 @@ class MachineWatch:
         self._cores = cores_of(self._trial)
         self._waiting = WaitingWatch()
         self._waiting.look(self._opened.time_s, self._trial)
-        self._device.compute_processes()  # discarded: each query reports the shares since the query before
+        self._device.compute_processes()  # discarded: each query reports the shares since the previous one
 
     def _look_at_sharers(self) -> None:
         """Notes foreign processes on the device. They count only if NVML also lists the trial's own processes."""

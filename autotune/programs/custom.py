@@ -176,7 +176,7 @@ def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]
 
 
 def check_call(function: Callable[..., Any], call: str) -> None:
-    """Checks that a function can be called with the arguments of `call`, if its signature is known.
+    """Checks that a function can be called like `call`, such as "(model, batch)", if its signature is known.
 
     Raises:
         ValueError: it cannot be called like this; the error says why.

@@ -120,7 +120,7 @@ def write_photos(folder: Path, per_photo: int) -> None:
         (folder / name).mkdir()
         for number in range(per_photo):
             share, x, y = torch.rand(3, generator=generator).tolist()
-            width = int(photo.width * (0.5 + 0.38 * share))  # 320 to 563 of 640 pixels: 4:3 fits into the photograph
+            width = int(photo.width * (0.5 + 0.38 * share))  # 320 to 563 of 640 pixels, so that a 4:3 crop is not too high
             height = width * PHOTO_SIZE[1] // PHOTO_SIZE[0]
             left, top = int(x * (photo.width - width)), int(y * (photo.height - height))
             crop = photo.resize(PHOTO_SIZE, Image.Resampling.BILINEAR, (left, top, left + width, top + height))

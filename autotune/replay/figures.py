@@ -19,7 +19,7 @@ from autotune.replay.world import mean, optimum_of, worth
 SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a search takes to reach them
-WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, a table is too easy to separate strategies
+WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, strategies hardly differ: the table is too easy
 NEAR_CAP_FRAC = 0.8  # if the optimum fills a smaller share of the memory, avoiding large configurations costs no rate
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the cases to explain: tables and seconds at which another strategy's median exceeds the first strategy's."""
+    """Returns the cases to explain: each table and time at which another strategy's median exceeds the first strategy's."""
     found = []
     for table in tables:
         own = table["strategies"][names[0]]["at_seconds_of_trials"]
@@ -78,10 +78,10 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns the fraction of the optimum's rate that the best of ten random trials and the baseline reaches, in the median.
+    """Returns the median of the best rate among the baseline and ten random configurations, as a fraction of the optimum's.
 
-    The median is exact, over all draws without replacement; a configuration's rate is the mean over its repeats. There are
-    C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
+    The median is exact: it is over all draws without replacement. A configuration's rate is the mean over its repeats. There
+    are C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
     """
     rates = {key: worth(group) for key, group in groups.items()}
     others = sorted(rate for key, rate in rates.items() if key)

@@ -5,8 +5,8 @@ another interpreter than the tuner's, because Ray requires the cluster's own ver
 only Ray and the standard library of Python 3.9, and is run by path.
 
 The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
-through a separate port. The actor starts the agent in a separate session, so that Ray does not find it. The agent exits when
-the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
+through a separate port. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
+when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
 "num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (the number of brokers
@@ -40,16 +40,16 @@ LOOK_S = 2.0  # between two looks at why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
 LEAVE_S = 14.0  # an agent that has not exited this long after the tuner closed the link is killed
-KILL_S = 1.0  # longest wait after killing it
+KILL_S = 1.0  # longest wait for a call that kills the agent
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
 CLUSTER = "autotune"
-# The agent gets these variables of Ray's worker and no others; the tuner sends it the user's environment.
+# Of the environment of Ray's worker, the agent gets only these variables. The tuner then sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Forks a grandchild of the worker, which becomes the agent with the values that `inherited` returned on the tuner's machine.
+# Forks a grandchild of the worker. It sets the tuner's niceness, OOM score and umask (`inherited`), and becomes the agent.
 # Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
@@ -76,7 +76,7 @@ os.execv(sys.argv[5], sys.argv[5:])
 
 
 class Relay:
-    """The actor: starts the agent on its node, and passes on bytes. Repeating a call has no further effect."""
+    """The actor: starts the agent on its node, and passes on bytes. Repeating a call, except `start`, has no further effect."""
 
     def start(self, argv: list[str], inherited: list[int]) -> None:
         """Starts the agent. `inherited` is what the function of that name returned on the tuner's machine."""
@@ -90,7 +90,7 @@ class Relay:
         self._unread = bytearray()
         self._writing, self._reading = threading.Lock(), threading.Lock()
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
-        # Ray may leave CUDA_VISIBLE_DEVICES unset, so that an actor without GPUs would see all of the node's.
+        # Ray may leave CUDA_VISIBLE_DEVICES unset, so that an actor without GPUs would see all GPUs of the node.
         gpus = sorted(context.get_accelerator_ids().get("GPU", []), key=lambda each: (len(each), each))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         started = subprocess.run(
@@ -130,7 +130,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if nothing so far; None once it has ended."""
+        """Returns what the agent has written after the first `offset` bytes; b"" if nothing in `wait_s`; None once it ended."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset
@@ -147,7 +147,7 @@ class Relay:
 
 
 class Inbox:
-    """Reads standard input in a thread, so that the end of the tuner is noticed at any time.
+    """Reads standard input in a thread, so that the tuner's exit is noticed at any time.
 
     Attributes:
         closed_s: when the tuner closed its end, monotonic clock; infinite until then.
@@ -199,7 +199,7 @@ def plainly(error: Exception) -> str:
 
 def import_ray() -> Any:
     """Returns Ray, or ends this program."""
-    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call after the connection has ended starts a cluster
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else a call made after the connection has ended would start a cluster
     try:
         import ray
     except ImportError as error:
@@ -283,7 +283,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
 
 
 def inherited() -> list[int]:
-    """Returns niceness, oom_score_adj and umask of this process, which it has from the tuner."""
+    """Returns niceness, oom_score_adj and umask of this process, which inherited them from the tuner."""
     with open("/proc/self/oom_score_adj", encoding="ascii") as file:
         oom = int(file.read())
     umask = os.umask(0o77)
@@ -292,7 +292,7 @@ def inherited() -> list[int]:
 
 
 def call(method: Any, *arguments: Any) -> Any:
-    """Returns what a method of the actor returns. An actor that cannot be reached may be reached later.
+    """Returns what a method of the actor returns. Tries again while the actor cannot be reached.
 
     Raises:
         RayError: the actor is dead.
@@ -315,7 +315,7 @@ def send(relay: Any, inbox: Inbox) -> None:
 
 
 def receive(relay: Any, inbox: Inbox, out: int) -> None:
-    """Passes on the agent's bytes until the agent ends, or until it should have exited."""
+    """Passes on the agent's bytes until the agent ends, but at most until LEAVE_S after the tuner closed the link."""
     offset = 0
     while time.monotonic() < inbox.closed_s + LEAVE_S and (data := call(relay.read, offset, READ_S)) is not None:
         offset += len(data)

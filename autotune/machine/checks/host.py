@@ -13,7 +13,7 @@ GIB = 1 << 30
 # Less free shared memory than this gives a warning, since loader workers pass whole batches through it. Containers have 64 MiB
 # by default.
 SHARED_MEMORY_BYTES = GIB
-# A lower limit of open files than this gives a warning: torch's loaders pass tensors as open files, and a few workers that
+# A limit of open files below this gives a warning: torch's loaders pass tensors as open files, and a few workers that
 # prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
 # If more swap than this is in use, memory was short at some time. A smaller amount is no sign of that, because the kernel swaps

@@ -36,7 +36,7 @@ class Answer:
 
     Attributes:
         facts: its document; {} if there is none.
-        problem: why there is none, in a few words; "" if there is one.
+        problem: why there is no document, in a few words; "" if there is one.
         seconds: how long it took, including the interpreter's start.
     """
 

@@ -54,7 +54,7 @@ def problem(folder: str) -> str:
 
 
 def file_system(path: str, mounts: str = "/proc/self/mounts") -> str:
-    """Returns the type of the file system that holds a path, "ext4"; "" if unknown."""
+    """Returns the type of the file system that holds a path, such as "ext4"; "" if unknown."""
     best, kind = "", ""
     try:
         with open(mounts, encoding="utf-8", errors="replace") as file:
