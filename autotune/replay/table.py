@@ -2,7 +2,7 @@
 
     table.jsonl.gz   first line the header, then one line per measurement, in the order they were made
 
-A table does not identify its machine: no host, no user, no paths; messages of programs are kept as one line without folders.
+A table does not identify its machine: it names no host, user or path. A program's message is kept as one line without folders.
 """
 
 from __future__ import annotations
