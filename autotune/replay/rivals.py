@@ -60,7 +60,7 @@ class Rival(abc.ABC):
 
     @property
     def best(self) -> TrialRecord:
-        """The best so far."""
+        """The best trial so far; the baseline if none may win."""
         able = [record for record in self.session.searched if record.outcome.may_win and record.score is not None]
         return max(able, key=lambda record: record.score or 0.0, default=self.session.baseline)
 

@@ -101,7 +101,7 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns a configuration's rate as a fraction of the optimum's, both by their held-out repeats."""
+        """Returns the `held_out` rate of a configuration divided by that of the optimum."""
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:
