@@ -148,7 +148,7 @@ class StudyFolder:
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Writes a finished trial's record. A trial counts only once it has one."""
+        """Writes a finished trial's record. A trial without a record does not count."""
         self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
@@ -190,7 +190,7 @@ class StudyFolder:
                         file.unlink()
 
     def next_number(self) -> int:
-        """Returns the first trial number that has no folder yet."""
+        """Returns the number of the next trial: one more than the highest that has a folder."""
         if self._next is None:
             taken = [int(folder.name) for folder in self.path.glob("trials/[0-9]*") if folder.name.isdecimal()]
             self._next = max(taken, default=-1) + 1
@@ -201,7 +201,7 @@ class StudyFolder:
         self._write(self.summary_file, as_json(summary))
 
     def read_summary(self) -> Summary:
-        """Returns summary.json as it is stored, under the folder's name.
+        """Returns summary.json as it is stored, but with the folder's present name as "study".
 
         Raises:
             OSError: it cannot be read.
@@ -210,7 +210,7 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json with "num_trials", but without the entries that grow with this number. It is read quickly.
+        """Returns summary.json with "num_trials", without the entries that grow with it. This is fast.
 
         Raises:
             OSError, ValueError: as `read_summary`.

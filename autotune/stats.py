@@ -169,7 +169,7 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
     recovered from the intervals. If `then` has no interval, it counts as one round with today's spread.
 
     Args:
-        now: the ratio measured now. If it has no interval, the quotient has none, either.
+        now: the ratio measured now. The quotient has an interval only if this ratio has one.
         then: the ratio measured earlier. If the number of its rounds is unknown, its interval is read as a normal
             distribution's, which gives a larger standard error.
     """
@@ -188,7 +188,7 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
 
 
 def pairs_to_tell(half: float, noise: Noise, *, at_most: int) -> int:
-    """Returns how many pairs with this noise, `at_most` if more, bring the half-width of a ratio's log interval to `half`."""
+    """Returns how many pairs with this noise bring the half-width of a ratio's log interval to `half`, at most `at_most`."""
     for num in range(1, at_most):
         error = math.sqrt(2 / num) * noise.spread
         if _t_quantile(noise.freedom + num - 1, 0.975) * error <= half:

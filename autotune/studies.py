@@ -83,7 +83,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that a name or a path refers to.
 
     A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
-    name. A path refers to the study whose folder it is or lies in, inside the runs folder or elsewhere. So
+    name. A path refers to the study whose folder it is or lies in, even if that folder is not in `runs`. So
     "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one.
 
     Args:

@@ -16,7 +16,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 MAX_REPEATED = 200  # if the sampler proposes this many known configurations in a row, the space counts as used up
 EXHAUSTED, OUT_OF_BUDGET = "the search space is used up", "the budget is used"
-# The order in which `Ladder` tries knobs one by one, as in the experiment that it imitates. All other knobs come last.
+# The order in which `Ladder` tries knobs one by one. All other knobs come last.
 LADDER = (
     "loader.num_workers", "precision.amp", "layout.channels_last", "threads.intra", "loader.prefetch_factor",
     "loader.batch_size", "backend.cudnn_benchmark", "loader.pin_memory", "optimizer.implementation",
@@ -60,7 +60,7 @@ class Rival(abc.ABC):
 
     @property
     def best(self) -> TrialRecord:
-        """The best so far."""
+        """The best trial so far; the baseline if none may win."""
         able = [record for record in self.session.searched if record.outcome.may_win and record.score is not None]
         return max(able, key=lambda record: record.score or 0.0, default=self.session.baseline)
 

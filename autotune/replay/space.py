@@ -45,7 +45,7 @@ def grid_of(table: Table) -> Grid:
     if len(keys) < MIN_CONFIGURATIONS:
         raise BadInput(
             f"TABLE: {table.workload!r} has {len(recorded)} configurations and only {len(keys)} of them make a complete grid, "
-            "too few to search. Record it to the end, or a smaller space."
+            "too few to search. Record it to the end, or record a smaller space."
         )
     domains: dict[str, Domain | None] = {key: Choice(values) for key, values in levels.items() if len(values) > 1}
     is_held = table.settings.get("train.global_batch") is not None

@@ -2,7 +2,7 @@
 
     table.jsonl.gz   first line the header, then one line per measurement, in the order they were made
 
-A table does not identify its machine: no host, no user, no paths; messages of programs are kept as one line without folders.
+A table does not identify its machine: it names no host, user or path. A program's message is kept as one line without folders.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Table:
         versions: versions of autotune, torch and Python.
         asked: a dict from knob key to the domain that the user gave, as `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
-        placeholders: a dict from each knob that is passed as an argument of the command to its value in the baseline.
+        placeholders: {knob: its value in the baseline} for the knobs that are arguments of the command.
         is_recipe: whether a built-in recipe was recorded.
         settings: {configuration key: value} for all keys that affect what is measured and differ from the default; no paths.
         objective: as in StudyRecord.

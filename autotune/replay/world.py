@@ -7,8 +7,8 @@ choosing rounds.
 
 Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
 repeat is the mean of the configuration's repeats that may be served, times the residual of a recorded repeat of any
-configuration. So rounds vary from process to process as they did on the recorded machine. This is a residual bootstrap (Davison
-& Hinkley, Bootstrap Methods, 6.2.3).
+configuration. So simulated repeats vary as much as the recorded ones. This is a residual bootstrap (Davison & Hinkley,
+Bootstrap Methods, 6.2.3).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class World:
         return found
 
     def another(self, key: Key) -> Measurement:
-        """Returns a simulated repeat of a configuration. Simulated repeats vary as recorded repeats do."""
+        """Returns a simulated repeat of a configuration."""
         like = self._random.choice(self._may_be_served[key])
         served = [one.value for one in self._may_be_served[key] if one.value]
         if not like.value or not served:
@@ -82,7 +82,10 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate."""
+        """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate.
+
+        If all were served, the mean is over all.
+        """
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
@@ -98,7 +101,7 @@ class World:
         return self.truth(key, *uses) / self.truth(self.optimum, *uses)
 
     def final_fraction(self, key: Key) -> float:
-        """Returns a configuration's rate as a fraction of the optimum's, both by their held-out repeats."""
+        """Returns the `held_out` rate of a configuration divided by that of the optimum."""
         return self.held_out(key) / self.held_out(self.optimum)
 
     def needless(self, changed: Knobs) -> list[str]:

@@ -157,8 +157,9 @@ class Bars:
 
     Attributes:
         rows: the rows.
-        axis: (share of the width, text) of the axis below them; [] for none.
-        key: (class, meaning) of each kind of mark; [] if there is only one kind.
+        axis: labels of the axis below the rows, as (share of the width, text); [] for no axis.
+        key: (kind, meaning) of each kind of mark; [] if there is only one kind. A kind is the class of a bar ("best"),
+            or a shape and its class ("dot:best").
     """
 
     rows: Sequence[Row]
@@ -204,8 +205,8 @@ class Plot:
     Attributes:
         title: text for screen readers.
         marks: drawing, from back to front.
-        x: (share of the width, text) of the horizontal axis.
-        y: (pixel of the height, text) of the vertical axis.
+        x: labels of the horizontal axis, as (share of the width, text).
+        y: labels of the vertical axis, as (pixels from the top, text).
         key: as in Bars.
         height: pixels.
     """

@@ -72,7 +72,10 @@ def objective_lines(summary: Summary) -> list[str]:
 
 
 def failed_text(summary: Summary) -> str:
-    """Returns which configurations looked faster and then failed, and how; "" if there are none, or if the best is faster."""
+    """Returns which configurations looked faster than the baseline and then failed, and how.
+
+    Returns "" if there are none, or if the best is faster than the baseline.
+    """
     failed = summary.get("failed_finalists") or []
     named = [
         f"trial {entry['trial']}, {ratio_text(entry['ratio'])} ({changes_phrase(entry['overrides'])}): {entry['outcome']}"

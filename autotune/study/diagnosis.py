@@ -8,11 +8,11 @@ from autotune.quantities import number_text, percent_text
 from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
-HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # shares of the time spent waiting for input; common profilers use these limits
+HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # limits of common profilers for the share of a step spent waiting for input
 HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
     0.15,
     0.03,
-)  # shares of the time spent in communication that computation does not hide
+)  # limits for the share of a step in which no computation hides the communication
 BUSY_FRAC = 0.8  # a GPU that runs a kernel for a smaller share of the time waits for the host to launch the next one
 LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
 

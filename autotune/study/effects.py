@@ -30,7 +30,7 @@ def with_estimates(
 
     Args:
         entries: `Change.as_json` of the winner's changes.
-        winner: the trial whose changes they are.
+        winner: the trial that has these changes.
         about: study.json, with the spread known from earlier studies.
         records: all trials of the study.
     """

@@ -93,7 +93,7 @@ def explainable(
     """Returns the trial to explain, and its role in the study.
 
     Args:
-        number: the trial's; None for the best.
+        number: the trial's number; None for the best.
         records: the study's trials.
         summary: the study's summary.
         folder: the study's folder.
@@ -275,7 +275,8 @@ class Explaining:
     ) -> tuple[list[Finding], list[checks.Check]]:
         """Tries findings while there is time, the largest gains first, in one ABBA round each.
 
-        A finding is tried with the setting that it proposes, or without the stages that cost too much.
+        A finding is tried with the setting that it proposes, or without the stages that cost too much. Returns all findings,
+        each with its check if it was tried, and these checks.
         """
         kept: list[Finding] = []
         made: list[checks.Check] = []

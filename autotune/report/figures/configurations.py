@@ -58,7 +58,7 @@ def fastest(study: Study) -> Figure:
 
 
 def _side(study: Study, number: int) -> dict[str, Any]:
-    """Returns the summary's entry of a trial that is the best or the baseline, with the reported rate; {} for other trials."""
+    """Returns the summary's entry "best" or "baseline", with the reported rate, if it is about this trial; else {}."""
     sides = [study.summary.get(role) or {} for role in ("best", "baseline")]
     return next((side for side in sides if side.get("trial") == number and side.get("value")), {})
 

@@ -50,7 +50,7 @@ class Figure:
         notes: sentences below it.
         quoted: the program's text below it, such as the end of its log.
         absent: why the figure is absent, with the command that adds it; "" if it is not absent.
-        width: "wide" or "half" to override the width that suits its contents.
+        width: "wide" or "half"; "" to choose the width by the contents.
     """
 
     key: str

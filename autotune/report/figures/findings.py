@@ -55,7 +55,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="Nothing is known that costs 3 % or more.", notes=notes)
-    says = "A gain says by how much the rate would rise without its cause. Gains do not add up."
+    says = "The gain of a finding is how much the rate would rise if its cost alone were removed. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
 

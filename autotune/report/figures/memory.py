@@ -226,6 +226,6 @@ def memory_timeline(study: Study) -> Figure:
     return Figure(
         key="memory-timeline",
         title=title,
-        says="Two steps of the best trial, at the times when the host allocates and frees memory.",
+        says="Two steps of the best trial. The times are those at which the host allocates and frees memory.",
         drawing=plot.html(),
     )

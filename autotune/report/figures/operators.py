@@ -69,7 +69,7 @@ def _figure(study: Study, table: str, columns: Mapping[str, str], says: str, *se
     step_s, how = _step(study, is_on_device=any(row.get(seconds[0]) for row, _ in rows))
     cells = [[_cell(row, each_s, column, step_s) for column in columns.values()] for row, each_s in rows[:MAX_LISTED]]
     if not math.isnan(step_s):
-        says += f" Shares are of a whole step {how} the profiler, {ms_text(step_s)}."
+        says += f" Shares are of a whole step, which takes {ms_text(step_s)} {how} the profiler."
     return Figure(
         key=table, title=title, says=says, drawing=_chart(rows, next(iter(columns)), step_s).html(),
         grid=Grid(columns=list(columns), rows=cells), notes=table_notes(study, table), width="wide",

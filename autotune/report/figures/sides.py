@@ -51,7 +51,7 @@ def keys(values: Mapping[str, object]) -> list[tuple[str, str]]:
 
 
 def table_notes(study: Study, name: str) -> list[str]:
-    """Returns the notes of a table of baseline and best."""
+    """Returns the notes of a table, each with its side: "Best: NOTE."."""
     found = {role: tables.tables[name].notes for role, tables in _tables(study).items() if name in tables.tables}
     return [f"{sentence(ROLES[role])}: {note}." for role, notes in found.items() for note in notes]
 

@@ -73,7 +73,7 @@ class Features:
 
     def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
         """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
-        name = f"{name} of one" if len(other.effects) == 1 else name  # a reference does not replace the candidates
+        name = f"{name} of one" if len(other.effects) == 1 else name  # keeps results for a reference (one row) apart
         key = None if other is self else other  # a reference to itself would keep the object alive
         features, value = self._latest.get(name, (self, None))
         if features is not key:

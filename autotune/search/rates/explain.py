@@ -10,7 +10,7 @@ from autotune.wording import knob_phrase
 
 MAX_CHANGES = 4  # changes that are listed by name; the rest are counted
 LEAST_SAID = 0.005  # smallest gain that is shown as a number: a smaller one rounds to 0 %
-MOST_SAID = 1.0  # largest possible gain that is shown as a number: a larger one only means that little is known
+MOST_SAID = 1.0  # a possible gain of this much or more is not shown as a number: it only means that little is known
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:

@@ -90,7 +90,7 @@ class FailureModel:
 
     @property
     def pairs(self) -> Mapping[frozenset[Value], float]:
-        """A dict from each pair of values that may not work together to the probability that they do."""
+        """A dict from each pair of values that might fail together to the probability that they work."""
         return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:

@@ -21,8 +21,8 @@ LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the 
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
 UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
-# Number of trials with a D from which D and L are learned separately, and the same while trials run. What running trials will
-# show has to be predicted from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
+# D and L are learned separately if at least two trials have a D, or one while trials run: then the forecast may have to be made
+# from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
 MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
@@ -214,7 +214,7 @@ class Forecast:
         return np.where(is_hidden, np.where(np.isfinite(noise), derived, np.nan), device), noise
 
     def _derived(self, codes: Codes, rates: Array, loader: Array, is_hidden: NDArray[np.bool_]) -> tuple[Array, Array]:
-        """Returns D where it is hidden, derived from rate and L, and its relative noise.
+        """Returns D where it is hidden (derived from rate and L), and its relative noise.
 
         The noise is infinite where a derived D is too unsure to be used, and 1 where D is not hidden.
         """

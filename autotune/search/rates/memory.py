@@ -150,7 +150,7 @@ class MemoryModel:
         return self._is_known and BATCH in params and self.fits(params) and self._below([params], SAFE_FRAC)[0] >= 1 / 2
 
     def is_known_out(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class, with at most this batch (on a CPU, also these threads), ran out of memory."""
+        """Whether a trial of the same class ran out of memory with at most this batch and, on a CPU, at most these threads."""
         threads = params.get(THREADS, 0)
         known = self._out_of.get(tuple(self._out_class_of(params)), ())
         return any(params.get(BATCH, 0) >= batch and (not self._is_cpu or threads >= own) for batch, own in known)
@@ -163,7 +163,7 @@ class MemoryModel:
         ]
 
     def _is_known_in(self, params: Mapping[str, Any]) -> bool:
-        """Whether a trial of the same class, with at least this batch (on a CPU, also these threads), fitted."""
+        """Whether a trial of the same class fitted with at least this batch and, on a CPU, at least these threads."""
         batch, threads = params.get(BATCH, 0), params.get(THREADS, 0) if self._is_cpu else 0
         known = self._in_of.get(tuple(self._class_of(params)), ())
         return any(own >= batch and (not self._is_cpu or of_own >= threads) for own, of_own in known)

@@ -73,7 +73,7 @@ class Pool:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, failed: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations: all of a small space, otherwise those near `best` and one change from `failed`."""
+        """Returns distinct configurations: all of a small space, else those near `best` and those one change from `failed`."""
         if self._listed is not None:
             return self._listed
         return self.distinct(np.vstack([_near(self._coding, best, rng), _next_to(self._coding, failed)]))
@@ -108,7 +108,7 @@ def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
 
 
 def _next_to(coding: Coding, codes: Codes) -> Codes:
-    """Returns some configurations, and all those that differ from one of them in a single knob.
+    """Returns the given configurations, and all those that differ from one of them in a single knob.
 
     An absent knob gets its first level, in case a change to another knob makes it active.
     """

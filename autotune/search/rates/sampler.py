@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; from 100 on, whenever the number of trials has grown by REFIT_TIMES."""
+    """A model that is fitted again after each trial; with over 100 trials, whenever their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -133,7 +133,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns the batch size that fills the memory, see `MemoryModel.fills`; None if memory is unlimited or unknown."""
+        """Returns what `MemoryModel.fills` returns for a configuration; None if the memory model is switched off."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
@@ -207,7 +207,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
         known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
-        if not known.rated:  # all trials with a rate have other knobs, too, as a held compile.mode
+        if not known.rated:  # each rated trial has a knob that is not searched now (compile.mode while it is held)
             return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
@@ -298,7 +298,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _supposed(
         self, coding: Coding, known: Known, machine: Machine, memory: MemoryModel | None
     ) -> tuple[Supposition | None, AveragedForecast]:
-        """Returns how running trials are assumed to end, None if none runs, and the forecast from all trials."""
+        """Returns how running trials are assumed to end (None if none runs), and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
         # Proposals for several free slots, without a result in between, share the forecast from the finished trials.

@@ -271,7 +271,7 @@ def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
 
 
 def lead_of(side: str, sides: Sequence[str]) -> str:
-    """Returns what a change addresses, in words: the bottleneck side, or another limiting one."""
+    """Returns what a change addresses: "loader-bound" if the loader is the bottleneck, "loader-bound, too" if the device is."""
     if side == ALL:
         return "one change"
     return f"{side}-bound" if side == sides[0] else f"{side}-bound, too"

@@ -5,7 +5,7 @@ assumed to end as forecast, and the best configuration so far may be one that is
 but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
 
 One wrong forecast must not spoil a whole batch. So a trial that may run out of memory is assumed to run out of it. And for each
-proposal, a few values that no trial has worked with yet are drawn at random, and assumed to make programs fail.
+proposal, a few values with which no trial has worked yet are drawn at random, and assumed to make programs fail.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from autotune.search.rates.history import Seen
 from autotune.search.rates.memory import MemoryModel
 from autotune.search.rates.rules import Params
 
-# Chance that a value makes programs fail if no finished trial has worked with it. With 0.1 most draws contain a failure, and
-# then too few proposals combine all changes that are expected to help.
+# Chance that a value makes programs fail if no finished trial has worked with it. With 0.1, most proposals would assume a
+# failing value, and too few would combine all changes that are expected to help.
 FAILS_CHANCE = 0.03
 
 
