@@ -22,7 +22,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # maximum number of attempts at a measurement that is disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # at most this many configurations are the best few, with at least this share of the best value
+MAX_BEST, BEST_FRAC = 5, 0.8  # the best few: at most this many configurations, each with at least this share of the best value
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
