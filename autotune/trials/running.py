@@ -95,7 +95,7 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
-        if not self._is_begun:  # the fault was in beginning the second attempt, which is due because the first does not count
+        if not self._is_begun:  # the fault came between two attempts, and the first does not count
             return None
         try:
             ended = self._poll(is_ending=True)
