@@ -36,7 +36,7 @@ from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
 MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
-MAX_SEEDS = 8  # more than are tried, because in this study's space some may be equal or change nothing
+MAX_SEEDS = 8  # more than are tried, because some may become equal, or change nothing, in this study's space
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
 MAX_OUT = 20  # kept small because each is compared with every proposal
 # Parts of a study's identity that must be equal. Search space, pins and objective may differ.
@@ -292,10 +292,10 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory in studies of this program with as much memory or more.
+    """Returns the smallest configurations that ran out of memory in studies of this program that had at least as much memory.
 
-    A failure does not count if a configuration at least as large has run, in one of these studies or as the baseline of this
-    study: then something else must have used the memory.
+    A failure does not count if a configuration at least as large ran without failing, in one of these studies or as the
+    baseline of this study: then something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -318,7 +318,7 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has no more memory than another one. Only the kind of memory that ran out counts. False if unknown."""
+    """Whether a study has at most as much memory as another one, of the kind that ran out; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

@@ -16,7 +16,7 @@ from autotune.trials.session import Session, configuration_key
 # In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, short
 # studies ended with a 1 % faster result, and long studies with a result that was no slower.
 NUM_EARLIER_SEEDS = 3
-# An expert's choice at two batch sizes shows the memory per sample. After that, the sampler's models choose better.
+# An expert's choice at two batch sizes shows RatesSampler the memory per sample. After that, its models choose better.
 NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
@@ -48,7 +48,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
     Args:
         session: the study.
         hold: knobs that are not varied yet, with their values.
-        is_known: whether a configuration needs no trial.
+        is_known: whether a configuration needs no trial, see settled.py.
     """
     space = session.resolved
     # In a resumed study, the initial configurations that it has already tried count as well.
@@ -125,7 +125,7 @@ def filling_seed(
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
-    """Whether the same changes, apart from loader knobs, were clearly slower than the baseline, for example emulated bf16."""
+    """Whether a trial with the same changes (except loader knobs) was clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
     part = _beside_loader(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]

@@ -56,7 +56,7 @@ class Calibration:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether neighbours certainly cost no more than the margin, on every slot.
+        """Whether neighbours certainly cost no more than the margin on average, and no slot more than SLOT_MARGINS margins.
 
         Also False if a trial is certainly faster with neighbours. Then it is faster because a slot gives it fewer threads, and
         the two rates cannot be compared.
@@ -154,7 +154,7 @@ class Interference:
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs of trials, alone and with neighbours, until the answer is known; None if too many have failed."""
+        """Measures pairs, alone and with neighbours, until the answer is known. Returns None if MAX_LOST pairs failed."""
         session, found, num_lost = self._session, None, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
         pairs: list[tuple[float, dict[str, float]]] = []
@@ -228,5 +228,5 @@ def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Se
 
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
-    """Returns the rates by slot, without trials that have none. The baseline may violate a constraint; its rate counts."""
+    """Returns the rates by slot, without trials that have none. Infeasible trials count: the baseline may be one."""
     return {one.slot: one.value for one in records if one.value and one.outcome in (Outcome.ok, Outcome.infeasible)}

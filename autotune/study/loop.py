@@ -57,11 +57,10 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
-# Longest wait for the tracker at the end, without and with a time budget, and how long the user is not told of the wait.
+# Longest wait for the tracker at the end, without and with a time budget. After SILENT_S, the user is told of the wait.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
-# While trials run, the summary is written at most once in SUMMARY_EVERY_S, and takes at most SUMMARY_FRAC of the tuner's time,
-# because it grows with the number of trials. If the tuner is killed with an old summary on disk, a new one is made from the
-# records.
+# While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
+# time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
 # With many trials, the summary is written only once their number has grown by this share, or after this time. Otherwise a study
 # of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
@@ -85,7 +84,7 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
     """Resumes a study, no matter how it ended, and returns its summary, as `run_study` does.
 
-    Finished trials are neither repeated nor lost, trials that were cut off run again, and time already used counts.
+    Finished trials are neither repeated nor lost. Trials that were cut off are repeated. Time already used counts.
 
     Raises:
         BadInput: as in `run_study`, or machine or program differ from those of the earlier trials; the error names the

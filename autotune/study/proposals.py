@@ -83,7 +83,8 @@ class Search(Settled):
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
-        # Trials without an answer: of earlier runs of the study; or points of a grid, which the sampler proposes only once.
+        # Trials to repeat, because they were disturbed or interrupted: those of earlier runs of the study and, in a grid, those
+        # of this run as well, because the sampler proposes a point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
@@ -178,7 +179,7 @@ class Search(Settled):
         if self._parity.is_possible:  # else slots would stand idle for nothing
             self._session.schedule.drain()
             self._compare_losses()
-        if self._is_led:  # late proposals then only take changes away from the best, for example for the best of each tier
+        if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later
             yield from self._cheap(until=self._is_time_for_tiers)
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -493,7 +494,7 @@ class Search(Settled):
         return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
-        """Returns the expected seconds of a configuration now and in each round of the finals."""
+        """Returns the expected seconds of a configuration's search trial, and of its trial in each round of the finals."""
         costs = self._session.costs
         return costs.expected_s(knobs, changed), costs.again_s(knobs, changed)
 

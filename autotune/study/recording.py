@@ -22,7 +22,7 @@ from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials
 MAX_CHANCES = 2  # maximum number of attempts at a measurement that is disturbed or cut off
-MAX_BEST, BEST_FRAC = 5, 0.8  # at most this many configurations are the best few, with at least this share of the best value
+MAX_BEST, BEST_FRAC = 5, 0.8  # the best few: at most this many configurations, each with at least this share of the best value
 
 Place = tuple[ConfigurationKey, int]  # configuration and round
 
@@ -66,7 +66,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns the missing measurements as (configuration, round): those of all configurations, or else of the best few."""
+        """Returns the missing measurements as (configuration, round). Those of the best few come after all others."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])

@@ -32,7 +32,7 @@ class Settled:
         self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
 
     def _note(self, record: TrialRecord) -> None:
-        """Marks a configuration as tried, unless its trial was disturbed or cut off."""
+        """Marks a configuration as tried if its trial gave an answer, or if MAX_CHANCES trials were disturbed or cut off."""
         key = configuration_key(record.changed)
         is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
         if record.outcome.is_no_answer and not is_users_stop:

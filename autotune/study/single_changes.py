@@ -1,4 +1,4 @@
-"""Changes one knob of the best so far at a time, as an expert does by hand. A short study has no time for more."""
+"""Proposes the best trial so far with one knob changed, as an expert does by hand. A short study has no time for more."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class SingleChanges:
         return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
-        """Returns the expert's value, then the neighbours of the current value, larger first; all other values if unordered."""
+        """Returns the values to try: the expert's, then the neighbours of the current value, larger first.
+
+        For a knob whose values have no order, returns all values except the current one.
+        """
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])
         if own not in values or not self._is_ordered(key):

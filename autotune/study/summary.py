@@ -324,7 +324,7 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up without a complete pair, usually from one measurement per side; None if there is no comparison."""
+    """Returns the speed-up if the finals have no complete pair, usually from one measurement per side; None without any."""
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict

@@ -32,7 +32,7 @@ from autotune.wording import (
 MAX_PARAM_CHARACTERS = 6000
 MAX_TAG_CHARACTERS = 8000
 
-# Outcome -> run status, which MLflow shows as a tick or a cross; FAILED if not listed. FINISHED: the trial's rate counts.
+# Outcome -> run status; FAILED if not listed. MLflow shows a tick for FINISHED (the trial's rate counts), else a cross.
 STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
 # Outcome -> the run's color in charts, to distinguish the rates that count from the others.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
@@ -49,14 +49,15 @@ PARENT_TAG = "mlflow.parentRunId"
 def study_id(study: StudyRecord) -> str:
     """Returns the study's id: its name and start, to the millisecond, so that two studies of the same name differ.
 
-    A folder that was renamed may have quotes in its name. Double ones become single ones, for `search`.
+    A folder that was renamed may have quotes in its name. Double quotes become single quotes, because `search` needs a kind of
+    quote that is not in the id.
     """
     name = study.name.replace('"', "'")
     return f"{name}@{study.started_at:.3f}"
 
 
 def search(study: StudyRecord) -> str:
-    """Returns MLflow's search for a study's runs. Its language has no escapes, so quotes in the id decide how it is quoted."""
+    """Returns the MLflow query for a study's runs. Queries have no escapes, so an id with single quotes gets double quotes."""
     quote = '"' if "'" in study_id(study) else "'"
     return f"tags.`{STUDY_TAG}` = {quote}{study_id(study)}{quote}"
 

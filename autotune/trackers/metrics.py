@@ -2,7 +2,7 @@
 
 The study's folder keeps the exact numbers in SI units. MLflow makes a group of all names with the same word before a slash, and
 shows "system" on a separate tab. Its classic compare page opens on the first name in alphabetical order, capitals first. So
-the rate is the only metric of a trial whose name begins with a capital.
+among a trial's metrics, only the rate has a name that begins with a capital.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
 RATIO = "ratio to baseline"  # of a study, as in its verdict: measured in the finals
 # Of a trial: its one measurement divided by the baseline's first. The largest of many such ratios is overstated.
 SINGLE_RATIO = "ratio measured once"
-STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # D and L
+STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # device_rate and loader_rate
 MEMORY = "memory GiB"
 
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
@@ -123,7 +123,7 @@ def best_so_far(trials: list[TrialRecord]) -> list[tuple[int, float]]:
 
 
 def curves(trials: list[TrialRecord]) -> dict[str, list[tuple[int, float]]]:
-    """Returns the curves of a study's progress, metric -> (trial number, score): the best so far, and the baseline's line.
+    """Returns a study's progress as {metric: [(trial number, score), ...]}: the best so far, and the baseline's line.
 
     A curve has a point for each trial since the first measurement. Returns {} if there would be fewer than two points.
     """

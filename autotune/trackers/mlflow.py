@@ -326,7 +326,7 @@ class MlflowTracker(Tracker):
 
 
 def _quiet() -> None:
-    """Silences MLflow's own messages, once it is imported: problems are reported here, once and without credentials."""
+    """Silences MLflow after its import, because `push` returns every problem itself, without credentials."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)
 

@@ -131,7 +131,7 @@ def standing(folder: StudyFolder) -> Synced | None:
 
 
 def incomplete(folder: StudyFolder, why: str) -> str:
-    """Returns the message at the end of a study whose tracking is incomplete. A problem of the mirror replaces `why`."""
+    """Returns the message at the end of a study whose tracking is incomplete. A problem that `note` stored replaces `why`."""
     state, num_trials = standing(folder), len(folder.trial_files("trial.json"))
     num_missing = num_trials - (state.present if state else 0)
     said = f"{num_missing} of {num_trials} trials" if num_missing > 0 else "the verdict"

@@ -39,7 +39,7 @@ ATTRIBUTION_MIN_TRIALS = 6
 # Share of the search's time after which late proposals begin: late enough to have found a good configuration, early enough for
 # costly values to fit.
 LATE_FRAC = 0.65
-# In addition to FINALS_MAX_FRAC, the search gives up at most this share of the budget, for pairs that give an interval.
+# The finals may get at most this share of the budget in addition to FINALS_MAX_FRAC, for enough pairs to give an interval.
 CONFIRMING_FRAC = 0.10
 LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins

@@ -19,7 +19,7 @@ class Outlook:
         left_s: time left for everything; None for unlimited.
         explain_s: the part of `left_s` that is reserved for explaining the result; 0 once that begins.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
-        num_trials: number of search trials that roughly fit, but at most what `study.budget.trials` leaves; None without a
+        num_trials: rough number of search trials that fit, at most those that `study.budget.trials` leaves; None without a
             limit, or once the search is over.
         trial_s: typical duration of a search trial.
         num_searched: number of search trials so far.

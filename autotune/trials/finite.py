@@ -22,7 +22,7 @@ def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
 
 
 def loss_words(records: Sequence[TrialRecord]) -> str:
-    """Returns a clause that says since which trial the program's own loss is not finite; "" if it is finite."""
+    """Returns a clause that says when and in which trial the program's own loss was first not finite; "" if it is finite."""
     if not (since := _first(records, LOSS)):
         return ""
     return f"the program's own loss is not finite ({since}): losses cannot be compared"

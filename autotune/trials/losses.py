@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether another run of the baseline, which could have shown that the difference is noise, was not made or failed."""
+        """Whether the losses differ, maybe by chance: a second run of the baseline is missing, failed or differs too much."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 

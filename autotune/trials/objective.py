@@ -5,7 +5,7 @@ means an improvement. For N samples, T(N) = start + compile + N / throughput; th
 
     objective          value                                         score
     throughput         samples per second                            the same
-    time_for_samples   T(study.samples), seconds                     samples per second of T
+    time_for_samples   T(study.samples), seconds                     study.samples / T(study.samples)
     energy_per_sample  joules per sample, of all devices             samples per joule
     cost_per_epoch     machine.price_per_hour x hours of an epoch    samples per unit of currency
 
@@ -160,7 +160,7 @@ class Goal:
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))
-        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):  # an unsteady baseline may be kept
+        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):  # else an unsteady baseline could win
             record.outcome = Outcome.infeasible
         if said:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
@@ -176,7 +176,7 @@ class Goal:
 
 
 def _memory_bytes(results: Sequence[RankResult]) -> int:
-    """Returns the peak memory of a trial in the memory that is fullest.
+    """Returns a trial's peak use, in bytes, of the memory that it used most: that of one GPU, or of one host.
 
     Memory that an allocator has reserved is not available to other programs, even if it is not in use, so it counts. Ranks on
     a CPU share the memory of their host, unless each process has a limit of its own.

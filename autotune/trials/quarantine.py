@@ -35,7 +35,7 @@ STICKY = re.compile(
 FAILED = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NUM_STRIKES = 2  # number of different configurations that must fail with a sticky error before the device is tested
 PROBE_S = 60.0
-CUT_OFF = ("stopped", "lost")  # causes of an end that says nothing about the device: its node or its supervisor was lost
+CUT_OFF = ("stopped", "lost")  # causes of an end that says nothing about the device: ended from outside, or supervisor lost
 PROBE = """
 import sys
 import torch

@@ -95,7 +95,7 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
-        if not self._is_begun:  # the fault was in beginning the second attempt, which is due because the first does not count
+        if not self._is_begun:  # the fault came between two attempts, and the first does not count
             return None
         try:
             ended = self._poll(is_ending=True)
@@ -114,7 +114,7 @@ class RunningTrial:
         is_hanging = is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE
         may_be_warm = self._runner.warm.is_doubtful(first) and first.evidence.get("phase") != "compile"
         if is_hanging and not may_be_warm:
-            return False  # this is not due to chance, unless the warm start is the cause; compilations are just slow
+            return False  # hangs are not due to chance, except those of a warm start; a trial that compiles is just slow
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:

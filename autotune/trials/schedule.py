@@ -107,7 +107,7 @@ class Schedule:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
-        """Polls each running trial once, and passes on those that have finished, all of them even if one raises an error."""
+        """Polls each running trial once, then passes on the finished ones. An error in one trial does not stop this."""
         over: list[tuple[Finished, Take]] = []
 
         def steps() -> Iterator[Callable[[], None]]:
@@ -168,7 +168,7 @@ class Schedule:
 
 
 def _do_all(steps: Iterable[Callable[[], None]]) -> None:
-    """Takes all steps, and then raises the first error that occurred."""
+    """Runs all steps, and then raises the first error that occurred."""
     faults: list[BaseException] = []
     for step in steps:
         try:

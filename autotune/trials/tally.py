@@ -64,7 +64,7 @@ class Tally:
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
-        """Returns the highest lower end of the interval of any trial's rate; None if no trial has an interval.
+        """Returns the rate that a trial certainly reached: 85 for intervals [85, 95] and [84, 100]; None without intervals.
 
         Args:
             tier: the highest tier that counts.
