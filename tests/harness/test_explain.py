@@ -138,7 +138,8 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
         if event.get("cat") == "user_annotation" and event["name"].startswith(RANGE):
             ranges[event["name"]] = ranges.get(event["name"], 0.0) + event["dur"]
     assert set(ranges) == {f"autotune::{phase}" for phase in ("input", "forward", "backward", "optimizer")}
-    assert ranges["autotune::input"] > 0.5 * sum(step["dur"] for step in steps)  # the loop waits for the workers
+    assert ranges["autotune::input"] == max(ranges.values())  # the loop waits for the workers
+    assert 0.2 * sum(step["dur"] for step in steps) < ranges["autotune::input"]
     assert any(event.get("args", {}).get("Input Dims") for event in events)
     assert found["step_s"] > 0 < found["plain_step_s"]
     assert set(found["peaks"]) == {"float32", "bfloat16", "bytes"}

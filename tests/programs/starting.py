@@ -17,8 +17,10 @@ from tests.programs.expectations import PYTHON, Program
 NUM_PLAIN_STEPS = 80
 # Long enough to include what happens once per epoch, even on a busy machine.
 WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
-MAX_LATE = 2  # number of late stamps that may be left out at each edge of the window
-MAX_LATE_FRAC = 0.01  # a stamp is late if its delay exceeds the 90 % quantile of delays by this fraction of the window
+# Number of stamps that may be left out at each edge of the window: late ones, and early ones, where the harness's was late.
+MAX_LATE, MAX_EARLY = 2, 1
+# A stamp is late or early if its delay is outside the 10 % to 90 % quantiles of delays by this fraction of the window.
+MAX_LATE_FRAC = 0.01
 
 
 @dataclasses.dataclass
@@ -73,16 +75,21 @@ def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> 
     """Returns both clocks' seconds for the same steps, and how far they may differ because of jitter at the edges.
 
     The machine may pause a process between the harness's stamp of a step and the program's. Within the steps, such a pause
-    cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it. If the harness really misses time, all later
-    stamps differ, so the sums differ, too.
+    cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it, or `MAX_EARLY` if the pause came before the
+    harness's stamp. If the harness really misses time, all later stamps differ, so the sums differ, too.
     """
     delays_s = [stamp - end for stamp, end in zip(stamps, ends, strict=False)]
-    usual_s = statistics.quantiles([delays_s[number] for number in told], n=10)[-1]
-    late_s = usual_s + MAX_LATE_FRAC * (ends[told[-1]] - ends[told[0] - 1])
+    least_s, *_, most_s = statistics.quantiles([delays_s[number] for number in told], n=10)
+    allowed_s = MAX_LATE_FRAC * (ends[told[-1]] - ends[told[0] - 1])
+
+    def is_off(number: int, place: int) -> bool:
+        is_early = place < MAX_EARLY and delays_s[number] < least_s - allowed_s
+        return place < MAX_LATE and (is_early or delays_s[number] > most_s + allowed_s)
+
     first, last = 0, len(told)
-    while delays_s[told[first] - 1] > late_s and first < MAX_LATE:
+    while is_off(told[first] - 1, first):
         first += 1
-    while delays_s[told[last - 1]] > late_s and len(told) - last < MAX_LATE:
+    while is_off(told[last - 1], len(told) - last):
         last -= 1
     inner = told[first:last]
     harness_s, own_s = (sum(clock[number] - clock[number - 1] for number in inner) for clock in (ends, stamps))
