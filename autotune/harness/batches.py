@@ -49,7 +49,7 @@ class BatchSizeProbe:
 def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
     """Returns a probe for the batch sampler of a new loader iterator; None without batching.
 
-    The iterator keeps its own sampler: some iterators save the sampler's state in a checkpoint.
+    The probe does not replace the iterator's sampler, because some iterators save the sampler's state in a checkpoint.
     """
     return BatchSizeProbe() if getattr(iterator, "_auto_collation", False) else None
 
@@ -156,7 +156,7 @@ class CallSizes:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
-    - A vector with as many numbers as the module's first layer takes is one sample.
+    - A vector is one sample if its length is the number of inputs of the module's first layer.
     - Any other input counts by its leading dimension.
 
     Args:

@@ -281,7 +281,8 @@ class RankResult:
         applicability: knob key -> why that knob cannot be changed in this program; knobs that can be changed are absent.
         target: loaders whose batches reach the optimizer, as [{"site", "ordinal", "code", "nth"}]; None without a DataLoader.
             "code" and "nth" identify the loader after the program was edited or moved (sites.py). "is_unshared": true marks a
-            stream that does not ask which worker it is in; its workers are left unchanged.
+            data set that yields all samples in each worker (an IterableDataset without `get_worker_info`); the loader keeps its
+            number of workers.
         detected: what `inspect` prints: {"loader", "modules", "optimizers", "precision", "compile", "world_size", ...}.
         facts: interpreter, torch, device and instruction set as the program's process sees them.
         compiled: {"graphs", "cached" (graphs found in the study's compile cache), "recompile_limit_hit", "seconds"}.

@@ -19,8 +19,9 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The harness gives up after MOST_PASSES backward passes without a detected step. No program accumulates over so many passes
-# before it even makes an optimizer. If the program has made an optimizer, nothing is examined in its first MOST_PASSES passes.
+# The harness gives up after MOST_PASSES backward passes without a detected step. By then, a program that
+# accumulates gradients before its first step would have made its optimizer. If the program has made an optimizer, nothing is
+# examined in its first MOST_PASSES passes.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
 # if backward passes will be counted instead.
@@ -91,7 +92,7 @@ class Probe:
 
 
 class Writes:
-    """Counts the steps of this process by the writes to its parameters if no optimizer of torch.optim steps.
+    """Counts the steps of this process by the writes to its parameters, as long as no torch.optim optimizer makes steps.
 
     Attributes:
         source: how steps are recognised, in words; "" while optimizers step or nothing is known yet.

@@ -62,8 +62,8 @@ DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
 # time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.
 SUMMARY_EVERY_S, SUMMARY_FRAC = 5.0, 0.02
-# With many trials, the summary is written only once their number has grown by this share, or after this time. Otherwise a study
-# of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
+# With many trials, the summary is not written again until their number has grown by this share, or this time has passed.
+# Otherwise a study of 10,000 trials on one slot would write 10,000 summaries of up to 10,000 trials.
 SUMMARY_GROWTH_FRAC, SUMMARY_LATEST_S = 0.02, 600.0
 LETTING_GO_S = 5.0  # longest wait for the tracker's process to exit after it was terminated
 

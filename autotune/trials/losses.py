@@ -25,7 +25,8 @@ NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text 
 FLOOR_FRAC = 0.5
 FIRST_FACTOR = 3.0  # the tolerance of the first loss is this many times as large, because it is from a single batch
 CHANCE_FACTOR = 2.0  # chance may explain this many times the difference between two runs of the baseline
-MAX_CHANCE_FRAC = 0.15  # a difference is inconclusive if chance could excuse more than this
+# If chance may explain more than this, differences that it may explain are not accepted: they are inconclusive.
+MAX_CHANCE_FRAC = 0.15
 EXPLODED_FACTOR = 10.0  # no batch explains a loss that is this many times as large as any earlier loss
 MIN_EXPLODING_STEPS = 8
 
@@ -67,7 +68,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether the losses differ, maybe by chance: a second run of the baseline is missing, failed or differs too much."""
+        """Whether it is open if the losses differ by chance: a second run of the baseline is missing, failed or differs too."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 
@@ -114,7 +115,7 @@ def _judge(own: list[float], reference: list[float], chance: list[float], tolera
     first_by_chance = CHANCE_FACTOR * abs(apart(chance[0], reference[0])) if chance else 0.0
     difference, first = apart(loss, level), apart(own[0], reference[0])
     allowed, first_allowed = max(tolerance_frac, by_chance), max(FIRST_FACTOR * tolerance_frac, first_by_chance)
-    of_half = f" ({loss:.3g} against {level:.3g} at the end; relative to half the baseline's largest loss, {largest:.3g})"
+    of_half = f" ({loss:.3g} against {level:.3g} at the end, relative to half of {largest:.3g}, the baseline's largest loss)"
     half = "" if abs(level) >= NEAR_FRAC * floor else of_half
     levels = f"loss {loss:.4g} against {level:.4g} after {len(own)} steps"
     verdict = Verdict.passed

@@ -71,7 +71,7 @@ def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
     found = summary["parity"]
     assert (found["verdict"], found["num_steps"], found["failed"]) == ("passed", 40, [])
-    ends = "0.7 against 0.699 at the end; relative to half the baseline's largest loss, 2"
+    ends = "0.7 against 0.699 at the end, relative to half of 2, the baseline's largest loss"
     assert found["text"] == f"within 0.1 % of the baseline's loss over 40 steps ({ends})"
     assert f"# Loss parity: {found['text']}" in export(summary, "yaml", None)
     runs = of_kind(one.trials, Kind.parity)

@@ -41,10 +41,10 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
-    """Returns the seconds of a step that equal work on all ranks saves.
+    """Returns how many seconds shorter a step would be if all ranks had the same amount of work.
 
-    The upper end is the slowest rank's excess over the next slowest. If all work is spread evenly, a step gets shorter by the
-    slowest rank's excess over the mean. Without GPUs it is less: while the others waited, the slowest rank had all cores.
+    The usual value is the slowest rank's excess over the mean of all ranks. Without GPUs it is less than that: while the others
+    waited, the slowest rank had all cores. The upper end is the slowest rank's excess over the next slowest.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)

@@ -61,7 +61,9 @@ class HostAllocations(Allocations):
                 activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
-            earlier.clear()  # torch warns once about a free of memory allocated before the profiler began; `quiet` drops it
+            # torch warns once if memory that was allocated before the profiler began is freed. So some is freed here, where
+            # `quiet` hides the warning.
+            earlier.clear()
 
     def begin_second(self) -> None:
         """See the base class."""

@@ -32,9 +32,9 @@ HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
 BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
-# The model has a joint effect of any number of knobs. Its prior variance is given relative to that of one pair; its length is
-# the distance between two rows of `Features.knobs` over which it changes. Without this effect, forecasts for configurations far
-# from all trials are much too certain.
+# The model has a joint effect of any number of knobs. TOGETHER_VARIANCE is its prior variance, relative to that of one pair.
+# TOGETHER_LENGTH is the length scale of its kernel: how far apart two rows of `Features.knobs` must be for the effect to
+# differ. Without this effect, forecasts for configurations far from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
 T = TypeVar("T")
 
@@ -46,8 +46,8 @@ class Features:
     Attributes:
         effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of two columns of the same knob, or other columns with the same inner products. They are subtracted
-            from the products of all columns.
+        squares: products of two columns of the same knob, or other columns with the same inner products. These inner products
+            are subtracted from the squared ones of `knobs`, so that only products of two different knobs are left.
     """
 
     effects: Array
@@ -73,8 +73,8 @@ class Features:
 
     def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
         """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
-        name = f"{name} of one" if len(other.effects) == 1 else name  # keeps results for a reference (one row) apart
-        key = None if other is self else other  # a reference to itself would keep the object alive
+        name = f"{name} of one" if len(other.effects) == 1 else name  # a single row (the reference) is kept besides many rows
+        key = None if other is self else other  # an object that refers to itself is freed late
         features, value = self._latest.get(name, (self, None))
         if features is not key:
             self._latest[name] = key, (value := made())

@@ -42,7 +42,7 @@ NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU pe
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # mean and spread of the share of a trial's own memory that does not grow with the batch
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # how much of a trial's own memory does not grow with the batch: mean and spread
 CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
 CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
 THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
@@ -71,9 +71,9 @@ class Peak:
 class MemoryModel:
     """Models memory as M(batch) = a + m batch, where values of knobs add to a and multiply m.
 
-    If all trials have the same batch size, they say little about m, and m cannot be negative. So the model is a mixture over
-    scales of m. For each scale, the other weights are fitted by least squares with priors, and the trials determine the
-    probability of the scale. A trial that ran out of memory counts as needing at least all of the memory.
+    m cannot be negative, and trials with the same batch size say little about it. So the model is a mixture over scales of m:
+    multiples of the largest peak (GROWING). For each scale, the other weights are fitted by least squares with priors, and the
+    trials determine the probability of the scale. A trial that ran out of memory counts as needing at least all of the memory.
 
     Args:
         peaks: past trials.
@@ -113,8 +113,8 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        The probability is 0 if a trial that needs at most as much memory as this configuration ran out of memory. It is 1 if a
-        trial that needs at least as much memory fitted. In all other cases the model decides; without a model, the probability
+        The probability is 0 if some trial ran out of memory although it needs no more memory than this configuration. It is 1
+        if some trial fitted although it needs no less. In all other cases the model decides; without a model, the probability
         is 1.
         """
         return float(self.chances([params])[0])

@@ -15,7 +15,7 @@ from autotune.search.rates.rules import Params
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
 NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
-MAX_KNOWN = 20_000  # cache size, in configurations whose codes without inactive knobs are kept; a proposal looks up hundreds
+MAX_KNOWN = 20_000  # largest number of configurations for which `distinct` keeps its results; a proposal looks up hundreds
 
 
 class Pool:
