@@ -40,6 +40,8 @@ def test_progress_goes_on_when_an_epoch_begins_anew() -> None:
     lines = [(0.0, "[0/100]"), (1.0, "[60/100]"), (1.1, "[60/100]"), (2.0, "[20/100]")]
     assert marks(Clock(DONE), lines)[""].done == [0, 60, 120]
     assert rate_per_s(Clock(DONE), lines, 0.9, 5.0) == 60
+    smaller = [(0.0, "[0/100]"), (1.0, "[90/100]"), (1.1, "[70/100]"), (2.0, "[0/100]"), (3.0, "[30/100]")]
+    assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]  # the last batch is smaller, and multiplied by its number
 
 
 def test_processes_that_print_each_for_itself_are_added_up() -> None:
@@ -69,6 +71,8 @@ def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_li
     watch: Any = SimpleNamespace(lines={tmp_path: [(51.0, "step 2"), (53.0, "step 4")]})
     (found,) = compare(Clock(r"step (?P<done>\d+)", 12), watch)
     assert (found.counted_per_s, found.own_per_s, found.seconds, found.window_per_s) == (10.0, 12.0, 2.0, 10.0)
+    (tmp_path / "trial.json").write_text(json.dumps({"value": 10.0, "changed": {"loader.batch_size": 24}}))
+    assert not list(compare(Clock(r"step (?P<done>\d+)", 12, is_steps=True), watch))  # a step has more samples there
 
 
 def test_changed_files_and_files_that_nobody_named_are_found(tmp_path: Any) -> None:

@@ -70,6 +70,9 @@ class Marks:
 def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
     """Returns the progress of each process. Where the program's count begins again, the epoch's total is added.
 
+    It begins again if it falls to less than half. A smaller fall is that of a program that prints the number of batches times
+    the size of the last one, which is smaller.
+
     Args:
         clock: what the program prints.
         lines: when each line was written, and the line.
@@ -82,9 +85,10 @@ def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
             who = groups.get("who") or ""
             over, last = before.get(who, (0.0, 0.0))
             done = float(groups["done"]) if "done" in groups else last + 1
-            if done < last:
+            if done < last / 2:
                 over += float(groups.get("total") or last)
-            before[who] = over, done
+                last = 0.0
+            before[who] = over, max(done, last)
             mark = found.setdefault(who, Marks())
             if not mark.done or (over + done) * clock.samples > mark.done[-1]:  # another rank may print the same
                 mark.times_s.append(at_s)
@@ -174,7 +178,7 @@ def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
     """
     for folder, lines in sorted(watch.lines.items()):
         record, result = (_document(folder / name) for name in ("trial.json", "result.rank0.json"))
-        if not record.get("value") or not result.get("window") or _changes_batch(clock, folder):
+        if not record.get("value") or not result.get("window") or _changes_batch(clock, record):
             continue
         origin_s, found = _first_step_s(folder), marks(clock, lines)
         spans = [mark.span(origin_s, lines[-1][0]) for mark in found.values()]
@@ -195,9 +199,8 @@ def _counted(folder: Path, at_s: float) -> float:
     return total
 
 
-def _changes_batch(clock: Clock, folder: Path) -> bool:
-    asked = _document(folder / "spec.json").get("knobs") or {}
-    return clock.is_steps and any("batch" in key or "accumulation" in key for key in asked)
+def _changes_batch(clock: Clock, record: dict[str, Any]) -> bool:
+    return clock.is_steps and any("batch" in key or "accumulation" in key for key in record.get("changed") or {})
 
 
 def _document(path: Path) -> dict[str, Any]:
