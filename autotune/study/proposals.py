@@ -486,7 +486,7 @@ class Search(Settled):
         if self._session.budget.total_s is None:
             return True
         expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
-        return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._num_searched)
+        return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._session.tally.has_candidate)
 
     def _why_too_dear(self) -> str:
         """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
@@ -523,4 +523,4 @@ class Search(Settled):
             return False
         self._reason = OUT_OF_TIME
         budget = self._session.budget
-        return (budget.search_left_s if self._num_searched else budget.left_s) > 0
+        return (budget.search_left_s if self._session.tally.has_candidate else budget.left_s) > 0

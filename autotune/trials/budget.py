@@ -171,7 +171,8 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            is_first: whether nothing was tried yet. If so, all remaining time may be used, and one pair of finals is enough.
+            is_first: whether nothing but the baseline may win yet. If so, the time kept for the finals may be used, except for
+                one pair.
         """
         if self.total_s is None:
             return True

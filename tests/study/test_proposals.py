@@ -59,6 +59,16 @@ def test_search_says_whether_time_or_trials_ended_it(bench):
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
 
 
+def test_time_kept_for_the_finals_goes_to_the_search_until_something_may_win(bench):
+    surface = Surface(start_s=14.0, gains={("optimizer.implementation", "fused"): 1.2})
+    surface.failures = lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit") if trial in (1, 2, 3) else None
+    study = bench(surface, minutes=3)
+    summary = study.run()
+    assert [trial.outcome for trial in searched(study)] == [Outcome.ok, *[Outcome.crash] * 3, Outcome.ok]
+    assert summary["speedup"]["ratio"] == pytest.approx(1.2, abs=0.1)
+    assert summary["seconds"]["total"] <= 180
+
+
 @pytest.mark.parametrize("start_s", [40.0, 100.0])
 def test_a_slow_program_gets_a_trial_that_fits_or_is_told_what_budget_it_needs(bench, start_s):
     study = bench(Surface(start_s=start_s), minutes=4)
