@@ -98,7 +98,7 @@ def communication_text(ranks: dict[str, Any]) -> str:
     text = f"communication: {step_time_text(found['exposed_s'])} of a step are spent waiting for it{share}"
     if found["bound_s"]:
         size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
-        text += f"; averaging {size} of gradients alone takes {step_time_text(found['bound_s'])}, at {at}"
+        text += f"; by itself, averaging {size} of gradients takes {step_time_text(found['bound_s'])}, at {at}"
     return text
 
 
@@ -272,7 +272,7 @@ def search_cost_text(summary: Summary) -> str:
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns a line on the results that a study reuses, `StudyRecord.warm_start`; "" for none."""
+    """Returns a line on the results that a study reuses, from `StudyRecord.warm_start`; "" for none."""
     if not found:
         return ""
     names = [source["study"] for source in found["sources"]]

@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is open if the losses differ by chance: a second run of the baseline is missing, failed or differs too."""
+        """Whether losses differ, but maybe by chance: a second baseline run is missing, failed, or differs too much to tell."""
         return self.verdict is Verdict.unknown and self.difference_frac is not None
 
 

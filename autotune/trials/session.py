@@ -237,7 +237,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the minimum time of a trial of the finals: its expected start, and a window of `race_min_s` or two cycles."""
+        """Returns the least time for a trial of the finals: expected start, and the longer of `race_min_s` and two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
