@@ -367,7 +367,7 @@ def verify(
         typer.Argument(metavar="KEY=VALUE", help="Configuration of both baseline and best.", show_default=False),
     ] = None,
     rounds: Annotated[
-        int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Rounds: baseline and best once each, in fresh processes.")
+        int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Rounds: baseline and best, each in a fresh process.")
     ] = 4,
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
