@@ -229,7 +229,7 @@ class ColdCompiles:
 
 
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
-    """Returns the longest compile phase with this compile mode; see `ColdCompiles`."""
+    """Returns the longest compile phase with the compile mode of `knobs`; see `ColdCompiles`."""
     return ColdCompiles(records).seconds(knobs)
 
 

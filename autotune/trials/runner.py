@@ -259,7 +259,7 @@ class TrialRunner:
             StoppedNow: on KeyboardInterrupt; the record is written.
         """
         record = finished.record
-        # This comes before the record is written, because a trial with a record may be shown.
+        # Secrets are removed before the record is written, because from then on other commands show the trial's files.
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)

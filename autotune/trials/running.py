@@ -51,7 +51,7 @@ class RunningTrial:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
         self._first: TrialRecord | None = None  # the first attempt, once the second is due
-        self._is_begun = False  # whether the attempt that is due has begun
+        self._is_begun = False  # whether the processes of the latest attempt were started
         self._waiting = ""
         runner.announce(request)
         self._attempt()
