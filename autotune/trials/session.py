@@ -257,11 +257,11 @@ class Session:
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def _promote_above_per_s(self) -> float | None:
-        """Returns the rate above which a trial is measured to a narrower interval: the highest proven rate so far."""
+        """Returns the rate above which a trial is measured to a narrower interval: the highest lower bound of a rate so far."""
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the highest proven rate of the trials that ran as the next one will: alone, or in parallel."""
+        """Returns the highest lower bound of a rate among the trials that ran as the next one will: alone, or in parallel."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
