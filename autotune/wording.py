@@ -169,7 +169,7 @@ def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
 
 
 def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
-    """Returns a number proportional to the score of a trial or of a side of a summary; None when unknown. Ratios are right."""
+    """Returns a number proportional to the score of a trial or of a side of a summary; None when unknown."""
     name = objective_of(summary)
     value = side.get("value") if name == THROUGHPUT else (side.get("objectives") or {}).get(name)
     return value if name == THROUGHPUT or not value else 1 / float(value)

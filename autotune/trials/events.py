@@ -82,7 +82,7 @@ class Listener:
 
         Args:
             number: the trial's number.
-            kind: why it is run: baseline, search, final, ...
+            kind: why it is run, such as Kind.search.
             knobs: the changes that the trial makes.
             why: one line on why it is tried.
         """

@@ -160,7 +160,7 @@ class Goal:
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))
-        # A baseline may be unsteady. It must not win either if it violates a constraint.
+        # Even an unsteady baseline must not win if it violates a constraint.
         if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):
             record.outcome = Outcome.infeasible
         if said:
