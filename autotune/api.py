@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
-# Its row has the columns that an empty table gets.
+# A table without rows gets the columns of this trial's row.
 NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
 
 
@@ -56,7 +56,7 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Report:
-    """A study's report, which a notebook shows.
+    """A study's report. A notebook displays it as the result of a cell.
 
     Attributes:
         path: the file. It is self-contained, so it can be sent to others.

@@ -64,7 +64,7 @@ def _late(knobs: dict[str, Any]) -> dict[str, str]:
             if READ_AT_START.fullmatch(name):
                 late[key] = f"{name} is read only when a process starts: {instead}"
             elif "torch" in sys.modules:
-                late[key] = f"torch is already imported and has read {name}: call autotune.apply() first, or {instead}"
+                late[key] = f"torch was imported earlier and has read {name}: call autotune.apply() before that, or {instead}"
     return late
 
 

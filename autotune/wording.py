@@ -98,7 +98,7 @@ def communication_text(ranks: dict[str, Any]) -> str:
     text = f"communication: {step_time_text(found['exposed_s'])} of a step are spent waiting for it{share}"
     if found["bound_s"]:
         size, at = bytes_text(found["gradient_bytes"]), f"{bytes_text(found['bandwidth_bytes_per_s'])}/s"
-        text += f"; averaging {size} of gradients alone takes {step_time_text(found['bound_s'])}, at {at}"
+        text += f"; by itself, averaging {size} of gradients takes {step_time_text(found['bound_s'])}, at {at}"
     return text
 
 
@@ -169,7 +169,7 @@ def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
 
 
 def score_of(summary: Summary, side: dict[str, Any]) -> float | None:
-    """Returns the score of an entry or a trial, up to a factor that is constant within a study; None when unknown."""
+    """Returns a number proportional to the score of a trial or of a side of a summary; None when unknown."""
     name = objective_of(summary)
     value = side.get("value") if name == THROUGHPUT else (side.get("objectives") or {}).get(name)
     return value if name == THROUGHPUT or not value else 1 / float(value)
@@ -272,7 +272,7 @@ def search_cost_text(summary: Summary) -> str:
 
 
 def warm_start_text(found: dict[str, Any]) -> str:
-    """Returns a line on the results that a study reuses, `StudyRecord.warm_start`; "" for none."""
+    """Returns a line on the results that a study reuses, from `StudyRecord.warm_start`; "" for none."""
     if not found:
         return ""
     names = [source["study"] for source in found["sources"]]

@@ -216,7 +216,7 @@ def explain(
         optional("--pairs", metavar="N", min=2, max=100, help="With --fixed: number of pairs to measure; 4 when not given."),
     ] = None,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Also skip stages and functions without which the program failed before.")
+        bool, typer.Option("--retry", help="Also skip stages and functions whose skipping made the program fail before.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -366,7 +366,9 @@ def verify(
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of both baseline and best.", show_default=False),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Pairs of fresh processes.")] = 4,
+    rounds: Annotated[
+        int, typer.Option("--rounds", metavar="N", min=2, max=100, help="Rounds: baseline and best, each in a fresh process.")
+    ] = 4,
     minutes: Annotated[
         float, typer.Option("--minutes", metavar="M", min=0.1, help="Time for the rounds; at least two rounds always run.")
     ] = 5.0,
@@ -452,7 +454,7 @@ def prune(
 def sync(
     study: AnyStudy = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue while the study runs.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Sync every study of the folder.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Sync every study in the runs folder.")] = False,
     uri: Uri = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -501,7 +503,7 @@ def doctor(
     ctx: typer.Context,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="data.root=DIR", help="Folder of the training data, to time its reading.", show_default=False),
+        typer.Argument(metavar="data.root=DIR", help="Folder of training data, to measure read speed.", show_default=False),
     ] = None,
     data: Annotated[str | None, optional("--data", metavar="DIR", help="The same as data.root=DIR.")] = None,
     python: Annotated[

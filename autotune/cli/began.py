@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 # Python itself starts in less time than this. A process that is older when autotune begins ran another program first, such as
-# a shell that called `exec`.
+# a shell that called `exec`: then its age does not count.
 STARTING_S = 5.0
 # rich and typer fail on sizes such as a superscript 2, 10**20 or letters, and print nothing at all into 0 columns.
 SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")

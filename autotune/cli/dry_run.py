@@ -86,7 +86,7 @@ def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> lis
     if asked in (AUTO, OFF, False):
         if earlier is None or asked != AUTO:
             return []
-        condition = "if the baseline finds the same torch and device"
+        condition = "if torch and device turn out to be the same"
         return [("warm start", f"the best configurations of {earlier[0]} are tried first, {condition}")]
     names = ", ".join(asked if isinstance(asked, list) else [asked])
     return [("warm start", f"the best configurations of {names} are tried first")]

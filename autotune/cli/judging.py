@@ -58,7 +58,7 @@ def replay(
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies per strategy and table.")] = 50,
     trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Trials per study.")] = 40,
     minutes: Annotated[
-        float | None, optional("--minutes", metavar="M", min=0.01, help="Budget of a study, in recorded minutes.")
+        float | None, optional("--minutes", metavar="M", min=0.01, help="Minutes per study, by its clock.")
     ] = None,
     jobs: Annotated[
         int | None, optional("--jobs", metavar="N", min=1, max=1024, help="Processes; one per core by default.")
@@ -70,9 +70,9 @@ def replay(
 ) -> int:
     """Replay searches on recorded tables, through the real study loop, and compare them.
 
-    A trial returns a recorded measurement and takes its recorded seconds. Strategies: default (what `autotune run` does),
-    study-tpe, random, grid, expert (one knob after the other), tpe, tpe+seeds, gp (needs torch; slow), and every name of
-    search.sampler. NAME:KEY=VALUE sets a configuration key, to see the effect of a part of a search.
+    A trial returns a recorded measurement, and the study's clock advances by the seconds recorded with it. Strategies: default
+    (what `autotune run` does), study-tpe, random, grid, expert (one knob after the other), tpe, tpe+seeds, gp (needs torch;
+    slow), and every name of search.sampler. NAME:KEY=VALUE sets a configuration key, to see the effect of a part of a search.
 
         autotune replay tests/data/replay/*.jsonl.gz
         autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html

@@ -28,7 +28,7 @@ TAKE_COMMAND = (
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
 NO_TEMPORARY = "No usable temporary directory found in"  # Python's own message
-LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # messages shorten words from 1000 characters on; ordinary paths have fewer
+LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words of 1000 or more characters are cut to 80; ordinary paths are shorter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,7 +143,7 @@ def _unwritten(error: Exception) -> str:
     if not isinstance(error, OSError):
         return ""
     if error.errno == errno.EROFS:
-        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # errors of open files name no file
+        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # a failed write names no file
         return f"output: cannot be written, {got} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):
         got = str(error.strerror).removeprefix(NO_TEMPORARY)

@@ -21,7 +21,7 @@ from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
-# Columns of the list, and the width up to which their cells should not wrap.
+# Columns of the list -> length up to which a cell should fit on one line.
 COLUMNS = {"study": 24, "started": 16, "program": 24, "trials": 6, "verdict": 40}
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 

@@ -72,7 +72,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 class _Unpadded:
-    """A stream that removes trailing blanks, with which tables fill lines up to their width."""
+    """A stream that removes blanks at the ends of lines. Tables pad their lines with them."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

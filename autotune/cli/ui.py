@@ -113,7 +113,7 @@ def _refused(host: str, port: int) -> str:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    except (OSError, TypeError) as error:  # TypeError: of a name that no host can have
+    except (OSError, TypeError) as error:  # TypeError: no host can have this name
         return str(getattr(error, "strerror", None) or error)
     return "" if host else "no address"
 

@@ -19,8 +19,8 @@ class Outlook:
         left_s: time left for everything; None for unlimited.
         explain_s: the part of `left_s` that is reserved for explaining the result; 0 once that begins.
         search_s: the part of `left_s` for search trials; None for unlimited, or once the search is over.
-        num_trials: rough number of search trials that fit, at most those that `study.budget.trials` leaves; None without a
-            limit, or once the search is over.
+        num_trials: rough number of search trials that fit, at most as many as `study.budget.trials` still allows; None
+            without a limit, or once the search is over.
         trial_s: typical duration of a search trial.
         num_searched: number of search trials so far.
     """
@@ -57,11 +57,11 @@ class Listener:
     `trial_started`, `progress` (several times a second) and `trial_ended`, interleaved if trials run in parallel; `planned`
     once before the search; `finals_started` before the finals' trials; `attribution_started` among them when the ablation
     begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` and
-    `waiting` at any time, for tracking even after `finished`.
+    `waiting` at any time, those about tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:
-        """The study's folder exists and no trial has run. Called again when the baseline has shown what can be searched."""
+        """The study's folder exists, and no trial runs yet. Called again when the baseline has shown what can be searched."""
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
         """The study is resumed.
@@ -82,7 +82,7 @@ class Listener:
 
         Args:
             number: the trial's number.
-            kind: baseline, search, attribution, parity or final.
+            kind: why it is run, such as Kind.search.
             knobs: the changes that the trial makes.
             why: one line on why it is tried.
         """

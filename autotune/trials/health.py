@@ -1,6 +1,6 @@
 """Decides whether a disturbance (monitors/disturbances.py) invalidates a trial, and notes other reasons to mistrust a rate.
 
-Throttling by a cgroup quota and the kernel's own threads are not disturbances. Reads from the page cache are only noted.
+Neither throttling by a cgroup quota nor the work of kernel threads is a disturbance. Reads from the page cache are only noted.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Level:
             self.amounts |= {kind: float(amount) for kind, amount in record.evidence.get(ACCEPTED, {}).items()}
 
     def beyond(self, found: Sequence[Disturbance]) -> list[Disturbance]:
-        """Returns the disturbances that exceed the accepted amounts."""
+        """Returns the disturbances that exceed the accepted amount of their kind by more than their usual limit."""
         return [one for one in found if one.amount > self.amounts.get(one.kind, 0.0) + one.limit]
 
     def note(self, outcome: Outcome) -> None:

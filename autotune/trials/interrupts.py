@@ -12,7 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-STOP_S = 15.0  # upper bound for stopping: the launcher's grace periods and writing the summary
+# Once a stop has begun, further signals are ignored for this long: enough for the launcher's grace periods and the summary.
+STOP_S = 15.0
 
 
 class Interrupts:

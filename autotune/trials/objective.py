@@ -160,7 +160,8 @@ class Goal:
             elif used > allowed:
                 record.violations[key] = used / allowed - 1
                 said.append(_broken(key, used, limit))
-        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):  # else an unsteady baseline could win
+        # Even an unsteady baseline must not win if it violates a constraint.
+        if said and (record.outcome is Outcome.ok or record.kind is Kind.baseline):
             record.outcome = Outcome.infeasible
         if said:
             record.reason = "; ".join([record.reason, *said] if record.reason else said)
@@ -223,12 +224,12 @@ class ColdCompiles:
             self._longest_s[mode] = max(self._longest_s.get(mode, 0.0), record.phases_s.get("compile", 0.0))
 
     def seconds(self, knobs: Knobs) -> float:
-        """Returns the longest compile phase with a configuration's compile mode; 0 for none."""
+        """Returns the longest compile phase with a configuration's compile mode; 0 if none is known."""
         return self._longest_s.get(knobs.get(COMPILE_KEY, COMPILE_OFF), 0.0)
 
 
 def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
-    """Returns the longest compile phase with this compile mode; see `ColdCompiles`."""
+    """Returns the longest compile phase with the compile mode of `knobs`; see `ColdCompiles`."""
     return ColdCompiles(records).seconds(knobs)
 
 
@@ -262,7 +263,8 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
     """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
-    per_device_j = record.metrics.get("gpu.energy_per_sample_j")  # per sample of one rank; all ranks draw and train alike
+    # Energy of one rank's devices per sample of this rank. All ranks are assumed to draw the same power at the same rate.
+    per_device_j = record.metrics.get("gpu.energy_per_sample_j")
     if per_device_j is not None:
         return per_device_j
     power_w = record.metrics.get("gpu.power_w")

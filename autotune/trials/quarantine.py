@@ -65,7 +65,7 @@ class Quarantine:
 
     def __init__(self, probe: Callable[[TrialRecord], str], *, device: Callable[[TrialRecord], str], advice: str) -> None:
         self._probe, self._device, self._advice = probe, device, advice
-        self._strikes: dict[str, dict[frozenset[tuple[str, object]], tuple[int, str]]] = {}  # by slot
+        self._strikes: dict[str, dict[frozenset[tuple[str, object]], tuple[int, str]]] = {}  # slot -> {changes: (trial, error)}
 
     def note(self, record: TrialRecord) -> str:
         """Records a trial, after its last attempt; returns why the device must not be used any more, "" if it may."""

@@ -29,7 +29,7 @@ from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
 
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
-QUIET_BUDGET_FRAC = 0.05  # the longest such wait as a share of the study's time
+QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the study's time
 QUIET_LEFT_FRAC = 0.25  # each wait before an attempt may take at most this share of the trial's remaining time
 # A trial ends its window some time before its deadline, so that its processes can exit: LEAVE_S plus the time that the baseline
 # took to exit, but at most LEAVE_MAX_S.
@@ -259,7 +259,7 @@ class TrialRunner:
             StoppedNow: on KeyboardInterrupt; the record is written.
         """
         record = finished.record
-        # This comes before the record is written, because a trial with a record may be shown.
+        # Secrets are removed before the record is written, because from then on other commands show the trial's files.
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)

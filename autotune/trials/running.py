@@ -51,7 +51,7 @@ class RunningTrial:
         self.request, self.place, self.neighbours = request, place, 0
         self._runner, self._inputs, self._listener = runner, runner.inputs, runner.listener
         self._first: TrialRecord | None = None  # the first attempt, once the second is due
-        self._is_begun = False  # whether the attempt that is due has begun
+        self._is_begun = False  # whether the processes of the latest attempt were started
         self._waiting = ""
         runner.announce(request)
         self._attempt()
@@ -114,7 +114,7 @@ class RunningTrial:
         is_hanging = is_used_up or first.evidence.get("hang", {}).get("kind") in NO_CHANCE
         may_be_warm = self._runner.warm.is_doubtful(first) and first.evidence.get("phase") != "compile"
         if is_hanging and not may_be_warm:
-            return False  # hangs are not due to chance, except those of a warm start; a trial that compiles is just slow
+            return False  # a hang is repeated only if a warm start may have caused it; a trial that still compiles is just slow
         if request.ends_s is not None and inputs.clock.monotonic() + first.seconds > request.ends_s:
             return False  # a second attempt would not end in time
         if request.kind is Kind.baseline and first.outcome is Outcome.disturbed:

@@ -158,7 +158,7 @@ class Schedule:
             self.stop()
             raise Ending from stopped
         except KeyboardInterrupt:
-            if not self._running:  # before the trial's first process
+            if not self._running:  # this trial has not started a process yet
                 raise
             self.stop()
             raise Ending from None

@@ -237,7 +237,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the minimum time of a trial of the finals: its expected start, and a window of `race_min_s` or two cycles."""
+        """Returns the least time for a trial of the finals: expected start, and the longer of `race_min_s` and two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -257,11 +257,11 @@ class Session:
         return RACED_FRAC * proven_per_s if is_fit and proven_per_s is not None else None
 
     def _promote_above_per_s(self) -> float | None:
-        """Returns the rate above which a trial is measured to a narrower interval: the best lower bound so far."""
+        """Returns the rate above which a trial is measured to a narrower interval: the highest lower bound of a rate so far."""
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the best lower bound among the trials that ran as the next one will: alone, or in parallel."""
+        """Returns the highest lower bound of a rate among the trials that ran as the next one will: alone, or in parallel."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:

@@ -25,7 +25,7 @@ class Tally:
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
         self.num_over, self.seconds, self.has_worked, self.has_candidate = 0, list[float](), False, False
-        self._best: list[TrialRecord] = []  # by objective
+        self._best: list[TrialRecord] = []  # the best trial for each objective
         self._worst: dict[int, list[float]] = {}  # for trials with 1, 2, ... known scores: the lowest of each score
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
         for record in records:
@@ -66,7 +66,7 @@ class Tally:
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
-        """Returns the rate that a trial certainly reached: 85 for intervals [85, 95] and [84, 100]; None without intervals.
+        """Returns the highest proven rate of a trial: 85 for intervals [85, 95] and [84, 100]; None without intervals.
 
         Args:
             tier: the highest tier that counts.
