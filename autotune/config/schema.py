@@ -78,8 +78,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: if time_for_samples is an objective, the length of the real training in samples. If cost_per_epoch is one
-            and time_for_samples is not, the length of an epoch in samples, needed if the program's loader has no length.
+        samples: for time_for_samples, the length of the real training in samples. For cost_per_epoch without time_for_samples,
+            the length of an epoch in samples, needed if the program's loader has no length.
         budget: when the study ends.
     """
 
