@@ -49,10 +49,10 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds: more once the effects are better known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds: fewest during its most important trials.
 
     Attributes:
-        least_s: seconds to leave while some change has no estimate yet.
+        least_s: seconds to leave during single trials for missing estimates, and of the winner without ineffective changes.
         rounds_s: seconds to leave during the ablation rounds.
         enough_s: seconds to leave during further trials that only make effects more precise.
     """

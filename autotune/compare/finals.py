@@ -2,8 +2,8 @@
 
 Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
 the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the
-verdict is judged only once, or twice if there is time. How often it is judged is decided before the rounds are
-seen, and judging twice widens the interval. tests/stats/test_finals_hold.py measures the remaining error.
+verdict is judged only once, or twice if there is time. How often it is judged is decided before the rounds are seen,
+and judging twice widens the interval. tests/stats/test_finals_hold.py measures the remaining error.
 """
 
 from __future__ import annotations
