@@ -30,7 +30,7 @@ MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justif
 DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
 SUSPECT_MARGINS = 2.0  # changes without a proven effect are reverted together if each gains at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
-NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
+NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
 # Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
 # studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations with 200 winners
@@ -232,8 +232,8 @@ class AblationResults:
     def together(self, without: Sequence[str] = ()) -> Part | None:
         """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
 
-        A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
-        reverted knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
+        A knob that was not measured alone is judged by its estimate. As long as rounds show that the winner is faster than
+        the part, the change with the largest effect among the reverted ones is kept after all.
 
         Args:
             without: knobs that are not considered.

@@ -308,7 +308,7 @@ def _is_usable(reference: TrialRecord) -> bool:
 
 
 def _lacks(other: TrialRecord) -> str:
-    """Returns why a run of the baseline does not show how much its losses differ by chance; "" if it does."""
+    """Returns why a run of the baseline cannot show how much losses differ by chance: "made only 3 steps"; "" if it can."""
     if not _is_usable(other):
         return f"ended as {other.outcome}: {other.reason or no_losses(other)}"
     if None in other.losses:
