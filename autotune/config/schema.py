@@ -230,7 +230,7 @@ class DeviceOptions:
 
 @dataclass(kw_only=True, slots=True)
 class SlurmOptions:
-    """What autotune asks Slurm for, for launcher=slurm; null leaves it to the cluster.
+    """What autotune requests from Slurm with launcher=slurm; null leaves it to the cluster.
 
     Attributes:
         partition: partition of the job.
@@ -257,7 +257,7 @@ class SlurmOptions:
 
 @dataclass(kw_only=True, slots=True)
 class RayOptions:
-    """What autotune asks Ray for, for launcher=ray.
+    """What autotune requests from Ray with launcher=ray.
 
     Attributes:
         address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.

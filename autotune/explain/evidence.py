@@ -127,7 +127,7 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, where no pass runs, or under the pass "lines" if the trial has no rate."""
+        """Seconds of a step in the trial, which has no pass to slow it, or under the pass "lines" if the trial has no rate."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
