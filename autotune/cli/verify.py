@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.study import StudyInputs
 
 YAML = (".yaml", ".yml")
-LONG_MINUTES = 3.0  # of a long run, unless the user gives another length
+LONG_MINUTES = 3.0  # length of a long run, unless the user gives another
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ MAX_ROUNDS = 16  # after this many rounds, intervals narrow too slowly to justif
 DECIDED_AFTER = 8  # after this many rounds of a part and the winner, the point estimate decides instead of the interval
 SUSPECT_MARGINS = 2.0  # changes without a proven effect are reverted together if each gains at most this many margins
 ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out: single measurements differ by as much
-NARROW_FRAC = 0.25  # an effect is known well enough once half its interval is no wider than this share of its gain
+NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
 # Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
 # studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations with 200 winners
@@ -49,10 +49,10 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds. They grow as effects become known.
+    """Seconds of the budget that the ablation must leave for the reporting rounds: fewest during its most important trials.
 
     Attributes:
-        least_s: seconds to leave while some change has no estimate yet.
+        least_s: seconds to leave during single trials for missing estimates, and of the winner without ineffective changes.
         rounds_s: seconds to leave during the ablation rounds.
         enough_s: seconds to leave during further trials that only make effects more precise.
     """
@@ -94,7 +94,7 @@ class Change:
     """The effect of one change of a winner.
 
     Attributes:
-        knob: its key.
+        knob: key of the changed knob.
         before, after: the baseline's value and the winner's.
         also: knobs that depend on this knob, so that their changes are lost without it.
         ratio: the winner's rate over its rate without the change; None if unknown.
@@ -102,7 +102,7 @@ class Change:
             nothing can be measured) or "not measured" (and not estimated).
         basis: "measured" in rounds with the winner, "estimated" from the study's trials, or "" if neither.
         is_kept: whether the change is part of the configuration that is exported.
-        reason: why there is no clear effect; "" if there is one.
+        reason: why there is no ratio, such as "no time"; "" if there is one.
     """
 
     knob: str
@@ -232,8 +232,8 @@ class AblationResults:
     def together(self, without: Sequence[str] = ()) -> Part | None:
         """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
 
-        A knob that was not measured alone is judged by its estimate. If the winner was shown to be faster than this part, the
-        reverted knob with the largest effect is kept after all, and so on until leaving out the rest makes no difference.
+        A knob that was not measured alone is judged by its estimate. As long as rounds show that the winner is faster than
+        the part, the change with the largest effect among the reverted ones is kept after all.
 
         Args:
             without: knobs that are not considered.
@@ -258,10 +258,11 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
-        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), has every
-        change with a proven effect, and is not slower according to the estimates. Of these parts, the one with the fewest
-        changes is returned. It is replaced by a measured part with even fewer changes if that part lacks only changes that
-        `idle()` leaves out. One measurement of such a part is enough, since there may have been no time for more rounds.
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), is not
+        slower according to the estimates, and has every change with a proven effect, except changes of tier `training` that
+        gain too little. Of these parts, the one with the fewest changes is returned. It is replaced by a measured part with
+        even fewer changes if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
+        since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -282,7 +283,7 @@ class AblationResults:
         return found
 
     def _is_refuted(self, part: Part, ratio: stats.Ratio) -> bool:
-        """Whether the estimates from all trials show that a part is slower, although its rounds are too few to decide."""
+        """Whether a part is slower according to the estimates from all trials; False if its own rounds suffice to decide."""
         if ratio.num_rounds >= DECIDED_AFTER or (ratio.ci is not None and ratio.ci[1] <= 1 + ESTIMATED_FRAC):
             return False
         known = [self.estimate(knob) for knob in part.keys if knob in self._estimates]
@@ -307,8 +308,9 @@ class AblationResults:
 
         A change is ineffective if its estimated gain is at most MARGIN_FRAC, or at most ESTIMATED_FRAC with a LIKELY_CONFIDENCE
         interval that includes a loss. Estimates that are vague or contradict a measurement do not count. The least effective
-        changes are dropped first, up to an expected cost of ESTIMATED_FRAC. A change of tier `training`, such as another batch
-        size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's spread.
+        changes are dropped first, as long as their expected total cost is at most ESTIMATED_FRAC. A change of tier `training`,
+        such as another batch size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's
+        spread.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -434,7 +436,7 @@ class AblationResults:
 
 
 def judged(ratio: stats.Ratio, margin: float) -> Worth:
-    """Returns the verdict on an effect: that of `stats.verdict`, or "slower" if its interval lies below 1."""
+    """Returns the verdict of `stats.verdict` on an effect, but "slower" for an ambiguous effect whose interval lies below 1."""
     verdict = stats.verdict(ratio, margin)
     return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
 

@@ -8,8 +8,7 @@ A round runs the winner and its ablations once each, in random order. In two scr
 own. If time is short, changes with a clear estimated effect are left out of these rounds. Next, all changes without a visible
 effect are reverted together. If the result stays within the margin of the winner, these changes are dropped. If not, the
 change with the largest effect among them is kept. Once the effect of a change is known well enough, the change is not reverted
-in further rounds.
-Attribution ends when everything is decided or the time is used up.
+in further rounds. Attribution ends when everything is decided or the time is used up.
 
 If there is no time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is
 missing or vague. Then the winner is measured once without the changes that seem ineffective. This configuration goes into the
@@ -42,7 +41,7 @@ UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds r
 # studies of each of two noisy programs, 2.0 instead of 1.0 brought the exported configuration from .981 to .986 of the
 # optimum (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
 UNTIMED_FRAC = 2.0
-VAGUE = 0.1  # an estimate is vague, and gets one more trial, if its interval's half-width is larger (log scale)
+VAGUE = 0.1  # an effect is vague, and gets another trial, if its interval's half-width is larger (log scale)
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
 ROUNDS_IN_MIND = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations

@@ -59,8 +59,9 @@ def search_cost(
 ) -> dict[str, Any]:
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
-    A training that takes T unchanged takes T / ratio with the best configuration. The study pays off if the difference is at
-    least its cost, that is, if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is from the finals' pairs.
+    A training that takes T with the baseline takes T / ratio with the best configuration. The study pays off if the difference
+    is at least its cost, that is, if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is from the finals'
+    pairs.
 
     Args:
         records: all trials.

@@ -22,7 +22,7 @@ CONTENDER_FRAC = 0.85  # minimum value of a finalist, as a share of the best val
 # 0.95 found the best configuration in 86 % of cases, a limit of 0.85 in 76 %.
 NEAR_FRAC = 0.95
 MIN_GAIN_FRAC = 0.97  # minimum value of a finalist, as a share of the baseline's value
-DEAR_FACTOR = 5.0  # a trial counts as compiling if its compile phase takes this many times as long as that of another trial
+DEAR_FACTOR = 5.0  # compared with another trial, a trial counts as compiling if its compile phase takes this many times as long
 DEAR_GAIN_FRAC = 0.03  # minimum gain in the search that justifies a compilation in every round of the finals
 LIKELY_CONFIDENCE = 0.8  # an unproven finalist is exported only if a two-sided interval of this confidence excludes a loss
 # Gain that a single round must show if there is no interval: three standard deviations of the difference between two runs with
@@ -56,7 +56,7 @@ class Decision:
     noise: stats.Noise | None = None
 
     def rate(self, number: int) -> tuple[float, stats.Interval | None]:
-        """Returns the mean rate of the reporting rounds of one of the two trials, per second, and its interval.
+        """Returns the mean rate of the baseline (0) or the finalist in the reporting rounds, per second, and its interval.
 
         Two values alone have one degree of freedom. The other trial's rounds and `noise` add more.
         """

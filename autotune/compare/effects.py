@@ -31,7 +31,7 @@ INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the in
 # of three.
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
-TOLD_FRAC = 0.5  # an effect is reported only if the trials reduced its variance to this share of the prior variance
+TOLD_FRAC = 0.5  # an effect is reported only if its variance given the trials is at most this share of its prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
 MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
 
@@ -57,8 +57,8 @@ def estimated(
         records: all trials of the study.
         noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
         is_any: whether to return every effect that the trials can distinguish from other effects, however wide its interval.
-        before: configuration whose values reverted knobs get, as its changes to the baseline; None for the baseline itself. If
-            given, only the knobs in `lost` are considered.
+        before: configuration from which reverted knobs take their values, given by its changes to the baseline; None for the
+            baseline. With `before`, only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}

@@ -2,8 +2,8 @@
 
 Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
 the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the
-verdict is judged only once, or twice if there is time. How often it is judged is decided before the rounds are
-seen, and judging twice widens the interval. tests/stats/test_finals_hold.py measures the remaining error.
+verdict is judged only once, or twice if there is time. How often it is judged is decided before the rounds are seen,
+and judging twice widens the interval. tests/stats/test_finals_hold.py measures the remaining error.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Finals:
 
     def _chosen_before(self, candidates: list[TrialRecord]) -> TrialRecord | None:
         """Returns the candidate for which an earlier run of the study measured reporting rounds; None if there is none."""
-        # Those of the latest ablation come first, then those whose known part lacks some of their changes.
+        # The candidate of the latest ablation comes first, then candidates whose known part lacks some of their changes.
         ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
         by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
         return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
@@ -169,7 +169,7 @@ class Finals:
         return self._able(self._apart(chosen, self._kept(chosen)), chosen)
 
     def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
-        """Returns a part of the chosen configuration; the chosen one itself if the part has failed too often."""
+        """Returns a part of the chosen configuration; all of it if the part failed too often or violates a constraint."""
         return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
 
     def _is_out(self, record: TrialRecord) -> bool:

@@ -33,7 +33,7 @@ from autotune.trials.session import RACED_FRAC, ConfigurationKey, OutOfTime, Ses
 from autotune.wording import changes_phrase
 
 MAX_S = 20.0  # longest time of the steps in one run; slow programs are compared over fewer steps
-BUDGET_FRAC = 0.03  # fraction of the study's budget for the steps of one run
+BUDGET_FRAC = 0.03  # longest time of the steps in one run, as a fraction of the study's budget
 MIN_S = 5.0  # minimum time of the steps in one run, no matter how small the budget
 NO_TIME = "no time was left for it: the finals need the rest"
 NOT_COMPARED = "losses_not_compared"  # evidence key of a trial whose losses should have been compared; says why they were not
@@ -102,7 +102,7 @@ class Parity:
         return [record for record in self._session.records if record.kind is Kind.parity and not record.changed]
 
     def _kept_s(self, candidate: TrialRecord) -> float:
-        """Returns the least time that the finals need: that of the fewest pairs that give an interval."""
+        """Returns the seconds that the finals need at least, for the fewest pairs that give an interval."""
         session = self._session
         each_s = [min(one.fresh_s, session.costs.again_s(one.knobs, one.changed)) for one in (candidate, session.baseline)]
         return stats.MIN_PAIRS * sum(each_s)
@@ -308,7 +308,7 @@ def _is_usable(reference: TrialRecord) -> bool:
 
 
 def _lacks(other: TrialRecord) -> str:
-    """Returns why a run of the baseline does not show how much its losses differ by chance; "" if it does."""
+    """Returns why a run of the baseline cannot show how much losses differ by chance: "made only 3 steps"; "" if it can."""
     if not _is_usable(other):
         return f"ended as {other.outcome}: {other.reason or no_losses(other)}"
     if None in other.losses:

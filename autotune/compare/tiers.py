@@ -37,7 +37,7 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
 
 
 def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
-    """Returns the configurations that failed in the finals: each time, or MAX_LOST_ROUNDS times."""
+    """Returns the configurations that failed each time the finals measured them, or at least MAX_LOST_ROUNDS times."""
     finals = [(configuration_key(record.changed), record) for record in records if record.kind is Kind.final]
     lost = Counter(key for key, record in finals if is_lost(record))
     measured = {key for key, record in finals if record.score and not is_lost(record)}

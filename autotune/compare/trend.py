@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from autotune import stats
 from autotune.records import Kind, TrialRecord
 
-LEVEL = 0.01  # level of the test for a trend
-LEAST_FRAC = 0.03  # a smaller change over the whole comparison is not mentioned
+LEVEL = 0.01  # significance level of the test for a trend
+LEAST_FRAC = 0.03  # a smaller change of the rate over the whole comparison is not mentioned
 
 
 def trend(records: Sequence[TrialRecord]) -> str:

@@ -73,7 +73,7 @@ class Provenance:
     @classmethod
     def of(cls, said: Any) -> Provenance:
         """Returns the provenance from a file's `provenance` entry. The entry can have any type and content."""
-        # Undoes the escapes of `export`. It escapes each `${`, which in a recorded command is the user's text, not a reference.
+        # `export` escapes each `${`: in a recorded command, it is the user's text, not a reference. This undoes the escapes.
         said = mapping(mapped(said, lambda value: plain(value) if isinstance(value, str) else value))
         program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
         return cls(

@@ -40,7 +40,7 @@ REFUSED = {
     "clusters M": ("squeue and scancel must ask the same cluster", "Leave it out, and set SLURM_CLUSTERS in your shell"),
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
-MIN_PREFIX = 4  # srun accepts the beginning of an option's name; shorter beginnings are ambiguous
+MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # the variables that srun passes on to the tasks; by default all
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
 NAMES = {SLURM: "Slurm", RAY: "Ray"}

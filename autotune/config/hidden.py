@@ -1,7 +1,8 @@
 """Replaces secret knob values with stand-ins in a study; only the program's process gets the real values.
 
 `env.HF_TOKEN=choice(a,b)` is searched as `***1` and `***2`. So nothing that is written, shown or tracked ever contains a or b,
-and nothing has to be masked afterwards. The values are not stored: to resume such a study, the user provides them again.
+and nothing has to be masked afterwards. The values are not stored, so such a study cannot be resumed. A study that only
+pins a secret can, once the user has set its variable.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
         command: the study's recorded command.
 
     Raises:
-        BadInput: the user typed a secret when starting the study, and it is not in the environment now; lists all of these.
+        BadInput: a secret is not known any more: a pinned one is not in the environment, or secrets were tuned or stood in the
+            command; lists all of these.
     """
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):

@@ -97,7 +97,7 @@ HEAD_SIZE = 64  # hidden_size / num_heads of a language model if num_heads is no
 
 
 def is_recipe(config: StudyConfig) -> bool:
-    """Returns whether a configuration says what to train."""
+    """Returns whether a configuration names a model to train."""
     return config.model.name is not None or config.model.factory is not None
 
 

@@ -78,8 +78,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: if time_for_samples is an objective, the length of the real training in samples. If cost_per_epoch is one
-            and time_for_samples is not, the length of an epoch in samples, needed if the program's loader has no length.
+        samples: for time_for_samples, the length of the real training in samples. For cost_per_epoch without time_for_samples,
+            the length of an epoch in samples, needed if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -230,7 +230,7 @@ class DeviceOptions:
 
 @dataclass(kw_only=True, slots=True)
 class SlurmOptions:
-    """What autotune asks Slurm for, for launcher=slurm; null leaves it to the cluster.
+    """What autotune requests from Slurm with launcher=slurm; null leaves it to the cluster.
 
     Attributes:
         partition: partition of the job.
@@ -257,7 +257,7 @@ class SlurmOptions:
 
 @dataclass(kw_only=True, slots=True)
 class RayOptions:
-    """What autotune asks Ray for, for launcher=ray.
+    """What autotune requests from Ray with launcher=ray.
 
     Attributes:
         address: address of the cluster: HOST:PORT. auto uses RAY_ADDRESS or, if it is not set, the cluster on this machine.

@@ -114,7 +114,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
     leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
-        basis = f"{check.num_pairs} pairs, with and without this cost in turn, minus what a change of the code usually leaves"
+        basis = f"{check.num_pairs} pairs, with and without this cost in turn, less the part that a code change usually leaves"
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
             basis = f"{finding.basis}; the pairs with and without this cost vary too much to tell more"
             return replace(finding, basis=basis, check=check.as_json())

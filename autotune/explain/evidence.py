@@ -127,7 +127,7 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, where no pass runs, or under the pass "lines" if the trial has no rate."""
+        """Seconds of a step in the trial, which has no pass to slow it, or under the pass "lines" if the trial has no rate."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
@@ -246,7 +246,7 @@ class Evidence:
         """Returns a larger value of a knob to try; None if there is none.
 
         It is the value that gains most according to the study's trials. If they show no gain, it is the smallest untried value
-        that is at least `wanted`.
+        that is at least `wanted`, or the largest if all are smaller.
         """
         values = [int(value) for value in self.domains.get(knob, ()) if int(value) > now and self.may_set(knob, value)]
         known = {value: gain.mid for value in values if (gain := self.effect(knob, value))}
