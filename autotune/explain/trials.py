@@ -89,7 +89,7 @@ class Tried:
         return [(one.score / _mean(scores), 0)] if scores else []
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
-        """Returns the configuration's changes to the baseline with one more knob set."""
+        """Returns the knobs in which the configuration differs from the baseline after one more knob is set."""
         return self.space.changed(configuration_with(self.record, key, value, self.space))
 
 

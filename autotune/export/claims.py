@@ -85,7 +85,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change, except the knobs in `dropped`."""
+        """Searched knobs that the entry does not change and that are not in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 

@@ -70,7 +70,7 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
         evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {evidence.of_step(own_s)}{_reason(top)}",
         gain=evidence.gain(least_s, mid, high, "floor"),
         basis=f"samples of these lines, and {BREAK_S[0] * 1e6:.0f} us at each break to leave compiled code and enter it again",
-        code="move it out of the compiled function, or write it as tensor operations",
+        code="move the line out of the compiled function, or write it as tensor operations",
     )
 
 

@@ -12,6 +12,7 @@ from .sources import LIBRARY, OWN, Sources
 MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history
 MAX_POINTS, MAX_ROWS = 500, 50  # points of the timeline, rows of the table of allocations at the peak
 EARLIER, UNSEEN = "allocated before the observed steps", "no Python code, as in a backward pass"
+# Actions of a trace that change the bytes allocated or reserved.
 INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
 
 
