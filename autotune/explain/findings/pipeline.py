@@ -92,7 +92,8 @@ def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 def parts(evidence: Evidence) -> list[Part]:
     """Returns the parts of the input pipeline's work, the largest first.
 
-    The parts are decoding, storage, collating, all transforms of libraries together, and each transform of the program.
+    The parts are decoding, storage, collating, augmentation in the data set's own code, all transforms of libraries together,
+    and each transform of the program.
     """
     found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
     least_s = LEAST_BLOCKED_FRAC * service_s(evidence)

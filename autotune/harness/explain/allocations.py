@@ -105,7 +105,7 @@ class DeviceAllocations(Allocations):
         self._before = (torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index), self._num_retries())
         try:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
-        except Exception as error:  # for example another allocator
+        except Exception as error:  # for example, another allocator is in use
             self.notes.append(f"allocations at the peak are not known: {type(error).__name__}: {error}")
 
     def end(self) -> None:
