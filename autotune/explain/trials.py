@@ -56,7 +56,7 @@ class Tried:
         return None
 
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
-        """Returns whether trials with this value failed or were no faster than the most similar trials without it.
+        """Returns whether trials with this value failed or were no faster than the most similar trials with the old value.
 
         False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial differs from the most
         similar one in other knobs as well, these knobs may cause the loss. Such a trial counts only if it did not fail and its

@@ -40,7 +40,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # any other address is one that the user has chosen for trials as well
+    if own.startswith("file:"):  # the tuner sets the address of a file; any other address is the user's choice for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 

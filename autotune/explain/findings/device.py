@@ -28,7 +28,7 @@ OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, i
 # the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
-IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for it may not shorten the step
+IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for the GPU may not shorten the step
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
