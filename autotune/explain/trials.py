@@ -110,7 +110,7 @@ def _compared(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> tupl
 
 
 def configuration_with(record: TrialRecord, key: str, value: KnobValue, space: ResolvedSpace) -> Knobs:
-    """Returns a full configuration with one more knob set."""
+    """Returns the values of all active knobs after one more knob of a trial is set."""
     return space.active({**space.reference, **record.knobs, key: value})
 
 
