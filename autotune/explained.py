@@ -10,7 +10,7 @@ from autotune.knobs.base import value_text
 LARGE_FRAC = 0.1  # a finding with a smaller gain does not limit the training
 LEAST_SHARE = 5.0  # phases with a smaller share of a step, in percent, are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-# How the gain was measured if no setting removes the cause, see `explain/checks.py`.
+# Values of `Check.how` (see `explain/checks.py`) for checks that try something else than a setting.
 WITHOUT, FIXED = "pairs without it", "fixed program"
 ROLES = {"best": "the best", "baseline": "the baseline"}
 

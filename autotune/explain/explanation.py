@@ -75,7 +75,7 @@ def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:
-    """Returns pass -> trial that ran the pass for a configuration: the latest that worked, or else the first that failed."""
+    """Returns pass -> trial that ran it to explain trial `number`: the latest that worked, or else the first that failed."""
     found: dict[str, TrialRecord] = {}
     for record in records:
         is_of = record.kind is Kind.explain and record.repeats == number and record.outcome is not Outcome.interrupted

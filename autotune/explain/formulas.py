@@ -154,7 +154,7 @@ def _convolution_backward(_: str, arguments: Mapping[str, Any]) -> float:
 
 
 def _attention(name: str, arguments: Mapping[str, Any]) -> float:
-    """Counts causal attention in full, as torch.utils.flop_count does."""
+    """Returns the FLOPs of attention. Causal attention counts in full, as in torch.utils.flop_count."""
     is_backward = "backward" in name
     dims: Dims = arguments["dims"]
     query, key, value = dims[1:4] if is_backward else dims[:3]

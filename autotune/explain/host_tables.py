@@ -30,7 +30,7 @@ STAGE_COLUMNS = {
     "rank": "rank of the process", "stage": "stage of the input pipeline", "where": "main or worker",
     "seconds": "wall seconds per sample", "cpu_s": "CPU seconds per sample",
     "blocked_s": "seconds per sample spent blocked: neither running on a CPU nor waiting for one",
-    "share_frac": "share of the seconds of all stages in the same process (where)", "count": "samples that were timed",
+    "share_frac": "share of the seconds of all stages with the same `where`", "count": "samples that were timed",
     "workers_needed": "ceil(1.1 x D x seconds), where D is the demand: samples per second without waits",
     "num_workers": "workers that the loader has", **_PLACE,
 }  # fmt: skip

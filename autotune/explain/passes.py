@@ -46,7 +46,7 @@ class Passes:
         return max((each.world_size for found in self.by_pass.values() for each in found.values()), default=0)
 
     def of(self, which: str) -> list[Any]:
-        """Returns the documents of a pass, by rank."""
+        """Returns the documents of a pass in the order of their ranks."""
         return [document for _, document in sorted(self.by_pass[which].items())]
 
     def notes(self, ran: Iterable[str]) -> list[str]:

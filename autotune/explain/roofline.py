@@ -108,7 +108,7 @@ class Step:
 
 
 def roofline_row(step: Step, peaks: Peaks | None) -> Row:
-    """Returns a step's row without rank and device. Columns that depend on unknown peaks or unknown work are None."""
+    """Returns a step's row, except its rank and device. Columns that depend on unknown peaks or unknown work are None."""
     dtype = _main_dtype(step)
     peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)
     over = roof(step.flops, step.num_bytes, peak, peaks)

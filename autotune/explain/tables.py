@@ -46,7 +46,7 @@ PRIVILEGES_REMEDY = (
 )
 
 BREAKDOWN_COLUMNS = {
-    "rank": "rank of the process", "category": "what the time goes to; if several apply at once, the first counts",
+    "rank": "rank of the process", "category": "what the time goes to; if several apply at once, the one listed first counts",
     "seconds": "seconds per step, under the profiler", "share_frac": "seconds relative to the step", "steps": "profiled steps",
 }  # fmt: skip
 TRACE_TABLES = {  # name -> title, columns

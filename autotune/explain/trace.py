@@ -38,7 +38,7 @@ _CATEGORIES = {
 HOST = (OPERATOR, ANNOTATION, RUNTIME)
 DEVICE = (KERNEL, COPY, SET)
 STEP = "ProfilerStep#"
-_WITH_VALUES = ("conv", "attention")  # operators whose FLOPs depend on more than shapes: strides, groups, causal or not
+_WITH_VALUES = ("conv", "attention")  # operators whose FLOPs depend on more than shapes, such as strides
 _AUTOGRAD = "autograd::engine::evaluate_function"
 
 

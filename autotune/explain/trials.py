@@ -56,7 +56,7 @@ class Tried:
         return None
 
     def is_refuted(self, key: str, value: KnobValue | None) -> bool:
-        """Returns whether trials with this value failed or were no faster than the most similar trials without it.
+        """Returns whether trials with this value failed or were no faster than the most similar trials with the old value.
 
         False if a trial with the value was faster, or if `gain` returns a measured gain. If a trial differs from the most
         similar one in other knobs as well, these knobs may cause the loss. Such a trial counts only if it did not fail and its
@@ -89,7 +89,7 @@ class Tried:
         return [(one.score / _mean(scores), 0)] if scores else []
 
     def _changed(self, key: str, value: KnobValue) -> Knobs:
-        """Returns the configuration's changes to the baseline with one more knob set."""
+        """Returns the knobs in which the configuration differs from the baseline after one more knob is set."""
         return self.space.changed(configuration_with(self.record, key, value, self.space))
 
 
@@ -110,7 +110,7 @@ def _compared(one: TrialRecord, rivals: Sequence[TrialRecord], key: str) -> tupl
 
 
 def configuration_with(record: TrialRecord, key: str, value: KnobValue, space: ResolvedSpace) -> Knobs:
-    """Returns a full configuration with one more knob set."""
+    """Returns the values of all active knobs after one more knob of a trial is set."""
     return space.active({**space.reference, **record.knobs, key: value})
 
 

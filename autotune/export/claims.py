@@ -67,7 +67,7 @@ class Claimed:
 
     @property
     def beyond(self) -> str:
-        """The study's best, if the tier excludes it: "2.092 x the baseline, with bf16"; "" otherwise."""
+        """The study's best, if it changes something but the entry does not: "2.092 x the baseline, with bf16"; "" otherwise."""
         best, ratio = self.summary["best"] or {}, (self.summary["speedup"] or {}).get("ratio")
         is_excluded = best.get("overrides") and not self.entry["overrides"] and ratio
         return f"{ratio:.3f} x the baseline, with {changes_phrase(best['overrides'])}" if is_excluded else ""
@@ -85,7 +85,7 @@ class Claimed:
 
     @property
     def left_alone(self) -> list[str]:
-        """Searched knobs that the entry does not change, except the knobs in `dropped`."""
+        """Searched knobs that the entry does not change and that are not in `dropped`."""
         names = [name.removeprefix(SPACE) for name in self.summary.get("identity") or {} if name.startswith(SPACE)]
         return [name for name in names if name not in self.entry["overrides"] and name not in self.dropped]
 

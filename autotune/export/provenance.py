@@ -8,7 +8,7 @@ from autotune.export.claims import Claimed, day, describe_machine, speedup_of
 from autotune.plain_json import mapped
 from autotune.records import Summary, Tier
 
-DIGITS = 5  # significant digits of a measured value: enough, since intervals such as 1.35 to 1.42 make the third one uncertain
+DIGITS = 5  # significant digits of a measured value; intervals such as 1.35 to 1.42 leave even the third digit uncertain
 PROGRAM = ("program.torch", "program.device_name", "program.executable")  # exported parts of the identity, besides machine.*
 
 

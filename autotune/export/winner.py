@@ -30,7 +30,7 @@ class Winner:
             num_workers=0.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
             the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
-        full: the value of every known knob: from `knobs`, else the program's own.
+        full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
         remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
         headline: comment lines that say what the file is, its speedup, and where and when it was measured.
         provenance: origin and measurements as plain values, as best.yaml contains them.

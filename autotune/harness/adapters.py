@@ -40,7 +40,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # any other address is one that the user has chosen for trials as well
+    if own.startswith("file:"):  # the tuner sets the address of a file; any other address is the user's choice for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
@@ -103,7 +103,7 @@ class MetricReader(NamedTuple):
         kind: name of the class.
         method: name of the method that starts training.
         interval: returns the smallest number of steps between two readings that an instance's settings allow; None if it never
-            reads or its readings are not at a fixed number of steps.
+            reads, or if its readings are not a fixed number of steps apart.
         seldom: makes an instance read at most once in a given number of steps; a longer interval stays as it is.
         why_not: returns why an instance's interval cannot be set; "" if it can.
     """

@@ -47,7 +47,7 @@ class BatchSizeProbe:
 
 
 def probe_batch_size(iterator: Any) -> Optional[BatchSizeProbe]:
-    """Returns a probe for the batch sampler of a new loader iterator; None without batching.
+    """Returns a probe for the batch sampler of a new loader iterator; None if the loader has no batch sampler.
 
     The probe does not replace the iterator's sampler, because some iterators save the sampler's state in a checkpoint.
     """

@@ -82,10 +82,10 @@ class HostClock:
 
 
 class CudaClock:
-    """Records one event per step on the device's current stream and reads it once it has completed; the program never waits.
+    """Records one event per step on the device's current stream and reads it once it has completed.
 
-    The device is synchronised at both ends of the window. The window's wall time and the sum of the times between events must
-    agree within 1 %.
+    The host waits for an event only if it is more than RUN_AHEAD steps ahead of the device. The device is synchronised at both
+    ends of the window. The window's wall time and the sum of the times between events must agree within 1 %.
 
     Args:
         device: index of the GPU that trains, which need not be the current device; None for the current one.

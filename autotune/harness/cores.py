@@ -38,7 +38,7 @@ def folders(cgroup: str, own: str, controller: str) -> Iterator[str]:
     Args:
         cgroup: where cgroups are mounted.
         own: file with this process's cgroups.
-        controller: "cpu" or "memory". In v1, one tree may serve several controllers and be named after all: "cpu,cpuacct".
+        controller: "cpu" or "memory". In v1, one tree may serve several controllers; its name lists them: "cpu,cpuacct".
     """
     yield from (cgroup, os.path.join(cgroup, controller))
     for line in read(own).splitlines():
@@ -73,7 +73,7 @@ def read(path: Union[str, "os.PathLike[str]"]) -> str:
 
 
 def numbers_of(text: str) -> List[int]:
-    """Returns the numbers in one of the kernel's lists such as "0-3,8"."""
+    """Returns the numbers in one of the kernel's lists: [0, 1, 2, 3, 8] for "0-3,8"."""
     found: List[int] = []
     for part in text.split(",") if text else ():
         first, _, last = part.partition("-")

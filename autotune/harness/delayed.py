@@ -93,7 +93,7 @@ class Delayed(Tensor):
         return made
 
     def as_subclass(self, cls: Any) -> Any:
-        """Returns the same floats as another tensor class; overridden since torch does not dispatch this call."""
+        """Returns the floats as a tensor of class `cls`; overridden because torch does not dispatch this call."""
         if self.content.floats is None and (cls is Tensor or _stand_in(cls) is not None):
             return Delayed.of(self.content, None if cls is Tensor else cls)
         return plain(self).as_subclass(cls)

@@ -1,4 +1,4 @@
-"""Ends a trial's process when the trial is measured or cannot be, the program ends or raises, or the harness fails."""
+"""Ends a trial's process when the trial is measured or cannot be measured, the program ends or raises, or the harness fails."""
 
 from __future__ import annotations
 
@@ -40,8 +40,9 @@ class Ending:
         self._context = context
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
+        # `at_exit` closes this descriptor to free it for the result, because the program may have used up all others.
         self._spare = -1
-        if not context.is_applying:  # closed at exit to free a descriptor for the result, as the program may have used up all
+        if not context.is_applying:
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
@@ -139,7 +140,7 @@ class Ending:
         context = self._context
         try:
             context.clock.close_window()
-        except Exception:  # a device in error: what was measured is still reported
+        except Exception:  # the device is in an error state: what was measured is still reported
             traceback.print_exc()
         context.phases.enter("exit")
         try:
@@ -148,7 +149,7 @@ class Ending:
         except Exception:
             if self.error is None:
                 raise
-            traceback.print_exc()  # a device in error: the result names the program's error, not its consequences
+            traceback.print_exc()  # the result names the program's error, not its consequences
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 

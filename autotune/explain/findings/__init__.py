@@ -47,7 +47,7 @@ def found(evidence: Evidence) -> list[Finding]:
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
-    """Returns the findings that gain LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle.
+    """Returns the findings whose middle gain is LEAST_GAIN or more, sorted by the lower end of the gain, then by its middle.
 
     A lower end below LEAST_GAIN counts as 0, so the middle decides between such findings: a gain of 0 to 40 % comes before a
     gain of 2 to 5 %.

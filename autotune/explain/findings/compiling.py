@@ -44,7 +44,8 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
     Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
-    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
+    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products:
+    if forward takes 100 ms without compiling, and backward 120 ms, forward has lost 40 ms.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)
@@ -70,7 +71,7 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
         evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {evidence.of_step(own_s)}{_reason(top)}",
         gain=evidence.gain(least_s, mid, high, "floor"),
         basis=f"samples of these lines, and {BREAK_S[0] * 1e6:.0f} us at each break to leave compiled code and enter it again",
-        code="move it out of the compiled function, or write it as tensor operations",
+        code="move the line out of the compiled function, or write it as tensor operations",
     )
 
 

@@ -28,7 +28,7 @@ OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, i
 # the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
-IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for it may not shorten the step
+IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for the GPU may not shorten the step
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
@@ -41,7 +41,7 @@ LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memor
 MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in memory-bound operators
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
-NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
+NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # are never memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
 # and normalisation, too, have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
@@ -151,7 +151,11 @@ def _waits_for_host(evidence: Evidence) -> bool:
 
 
 def _gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
-    """Returns the gain if the device computes less. If a GPU is idle for part of the step, only part of `saved_s` counts."""
+    """Returns the gain if the device computes for `saved_s` seconds less.
+
+    If a GPU is idle for 10 % of the step, only 90 % of the lower end and of the estimate count. If it is idle for more than
+    IDLE_FRAC, the lower end is 0.
+    """
     idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
     return evidence.gain(low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high, kind)
 

@@ -30,7 +30,7 @@ LOGS = re.compile(
     re.IGNORECASE,
 )
 LOG_LIBRARIES = ("/logging/", "/tensorboard", "/wandb/", "/mlflow/", "/json/", "/tqdm/", "/csv.py")
-LOGGERS = re.compile(  # names of functions
+LOGGERS = re.compile(  # matches names of functions that log
     r"(^|[._])(?!log" + LOGARITHMS + r"(_|$))(log|logs|write|report|record|dump|print)(_\w+)?$", re.IGNORECASE
 )
 SCORES = re.compile(  # matches neither "symmetric" nor "process"
@@ -49,7 +49,7 @@ MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least
 # for other known purposes. Otherwise they count as PYTHON.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
-MODULE = "<module>"  # function of the lines outside of functions
+MODULE = "<module>"  # `Line.function` of lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
 REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
 CODE = {
@@ -210,13 +210,16 @@ def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line])
 
 
 def _share_error(evidence: Evidence, seconds: float) -> float:
-    """Returns the standard error of a share that was sampled."""
+    """Returns the standard error of `seconds` as a share of a step, if the seconds are from stack samples."""
     share = min(1.0, seconds / evidence.step_s)
     return math.sqrt(share * (1 - share) / max(1, evidence.first.num_samples))
 
 
 def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
-    """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most."""
+    """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most.
+
+    `share_error` is the result of `_share_error`, or 0 if the seconds are not from stack samples.
+    """
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
@@ -251,7 +254,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies or, if fewer, those in which the GPU is idle; estimate not checked on a GPU yet",
+        basis="seconds inside the copies, but at most those in which the GPU is idle; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

@@ -29,7 +29,7 @@ from autotune.quantities import percent_text, step_time_text
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
-LEAST_BLOCKED_FRAC = 0.1  # if a stage waits for storage for at least this share of its work, the wait is a separate cause
+LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
@@ -45,7 +45,7 @@ MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least t
 # versa.
 LEAST_SHARE = 0.1
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
-ENOUGH = 1.1  # number of workers to suggest, as a multiple of what the work of a step needs
+ENOUGH = 1.1  # number of workers to suggest, as a multiple of the number that just keeps up with the training thread
 DECODES = re.compile(r"decod|jpe?g|png|imread|Image\.open|frombytes|decompress|unpack|from_buffer|zlib|gzip", re.IGNORECASE)
 READS = re.compile(r"\bread|open\(|fetch|download|\brecv|request|np\.load|mmap|seek\(|sleep\(|storage", re.IGNORECASE)
 CODE = {
@@ -63,7 +63,7 @@ class Part:
     Attributes:
         cause: the finding's cause, if the part takes too long.
         where: place in the code, or name of the stage.
-        what: names of the stages; for several transforms, also the seconds of each.
+        what: names of the stages as one text; for several transforms, also the seconds of each.
         stages: names of the stages.
         cpu_s: seconds on a CPU.
         blocked_s: seconds in which it waits for storage, the network or the end of a sleep, but not for a CPU.
@@ -92,7 +92,8 @@ def stage_costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 def parts(evidence: Evidence) -> list[Part]:
     """Returns the parts of the input pipeline's work, the largest first.
 
-    The parts are decoding, storage, collating, all transforms of libraries together, and each transform of the program.
+    The parts are decoding, storage, collating, augmentation in the data set's own code, all transforms of libraries together,
+    and each transform of the program.
     """
     found: dict[tuple[str, str], list[tuple[Stage, float, float]]] = {}
     least_s = LEAST_BLOCKED_FRAC * service_s(evidence)
@@ -116,7 +117,7 @@ def _together(stage: Stage) -> str:
 
 
 def stages(evidence: Evidence) -> list[Stage]:
-    """Returns the stages that make a sample, in workers or, without any, in the training thread."""
+    """Returns the stages that make a sample: those in the workers or, if there are no workers, in the training thread."""
     where = WORKER if evidence.num_workers else MAIN
     return [stage for stage in evidence.first.stages if stage.where == where and stage.name not in (HANDOVER, PIN)]
 

@@ -12,7 +12,7 @@ from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER,
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
 SKEW_FRAC = 0.05  # one rank must take longer than the others by at least this share of a step
-EXPOSED_FRAC = 0.05
+EXPOSED_FRAC = 0.05  # the exchange of gradients must hold up every rank for at least this share of a step
 
 
 def skew(evidence: Evidence) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from .sources import LIBRARY, OWN, Sources
 MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history
 MAX_POINTS, MAX_ROWS = 500, 50  # points of the timeline, rows of the table of allocations at the peak
 EARLIER, UNSEEN = "allocated before the observed steps", "no Python code, as in a backward pass"
+# Actions of a trace that change the bytes allocated or reserved.
 INSIDE = ("alloc", "free_completed", "segment_alloc", "segment_map", "segment_free", "segment_unmap")
 
 
@@ -104,7 +105,7 @@ class DeviceAllocations(Allocations):
         self._before = (torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index), self._num_retries())
         try:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
-        except Exception as error:  # for example another allocator
+        except Exception as error:  # for example, another allocator is in use
             self.notes.append(f"allocations at the peak are not known: {type(error).__name__}: {error}")
 
     def end(self) -> None:
