@@ -23,9 +23,9 @@ def mean_half_width_frac(
 ) -> Tuple[Optional[float], str]:
     """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why no interval can be given.
 
-    The rate is the samples of the whole window divided by its seconds. The relative error of such a ratio of two sums is that
-    of the mean, over the blocks, of samples / mean samples - seconds / mean seconds (Cochran, Sampling Techniques, 6.3). So
-    each block is weighted by its duration: a long pause counts in full.
+    The rate is the samples of the whole window divided by its seconds. Let d = samples / mean samples - seconds / mean seconds
+    for each block. The relative error of the rate is the error of the mean of d (Cochran, Sampling Techniques, 6.3). So each
+    block is weighted by its duration: a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.

@@ -194,7 +194,7 @@ class Traced:
 
     Attributes:
         file: name of the trace in this document's folder; "" if there is none, and `notes` says why.
-        steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace. Those in `left_out` do not count.
+        steps: number of profiled optimizer steps without those in `left_out`; each is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs

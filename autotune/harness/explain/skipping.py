@@ -131,7 +131,7 @@ class SkippedStages(Stages):
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
             self._begin_with(fetcher)
-        self._is_timing = True  # in this class: skip stages, in every batch
+        self._is_timing = True  # in this class, this means that stages are skipped; they are in every batch
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
@@ -216,7 +216,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether a function is running in this thread. If so, it calls the optimizer, as the optimizer's step runs this code."""
+    """Whether a function is running in this thread. If so, it calls the optimizer, whose step has called this code."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):
@@ -351,7 +351,7 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
     """Returns the function that the workers which are about to start must call to skip stages.
 
     Args:
-        names: as for `begin`.
+        names: as in `SkippedStages`.
         folder: the trial's folder.
         number: number of the loader.
         is_training: whether this loader trains.

@@ -98,9 +98,9 @@ class LoaderKnobs(KnobHandler):
         return bool(arguments.get("persistent_workers")) and not were_persistent
 
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Makes a loader fork its workers if they cannot start in the default way (which is not fork from Python 3.14 on).
+        """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
 
-        Called for a program without workers of its own. Its author may never have noticed that workers cannot start by default.
+        Called for a program without workers of its own, whose author may never have noticed that workers cannot start that way.
         """
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
