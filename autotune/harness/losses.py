@@ -14,7 +14,7 @@ from .context import TrialContext
 from .knobs import attention
 from .patches import patches
 
-FIRST_GAP_S = 0.25  # in seconds; `look_again` has a loss recorded 0, 2, 6, 14, ... times this long after its first call
+FIRST_GAP_S = 0.25  # then doubled: `look_again` has single losses recorded 0, 0.5, 1.5, 3.5, ... s after its first call
 MAX_LOSSES = 64  # losses that are recorded one by one
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 

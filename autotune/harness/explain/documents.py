@@ -52,13 +52,13 @@ class Line:
         text: the stripped source line; "" if it cannot be read.
         phase: one of STEP_PHASES; "input" for worker processes.
         where: MAIN, WORKER or THREAD.
-        is_own: whether the file belongs to the program: not to torch, the standard library or an installed package.
+        is_own: whether the file belongs to the program, not to torch, the standard library or an installed package.
         self_s: for a line of the program, the seconds per step in which it was the innermost of the program's own lines; the
             library code that it calls is included. For a line of a library, the seconds per step in which it was the innermost
             line of all. For workers, summed over workers.
         total_s: seconds per step in which the line was anywhere on the stack. For workers, summed over workers.
-        callee: "file name:function" of the library function in which most of self_s is spent; "" if most of it is spent in the
-            line itself.
+        callee: "file name:function" of the library function that takes the largest part of self_s; "" if less than half of
+            self_s is spent in library functions.
     """
 
     file: str
@@ -200,7 +200,7 @@ class Traced:
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
             per second of a matrix product, "bytes" -> bytes per second of a copy. {} if they could not be measured.
         left_out: numbers of the ranges in which the program evaluated its model.
-        notes: for example that CUPTI was refused.
+        notes: what could not be measured, for example because CUPTI was refused.
     """
 
     rank: int

@@ -90,7 +90,7 @@ class Pixels:
         self.mode, self.size, self._im = image.mode, image.size, image.im
 
     def put_into(self, image: Any) -> None:
-        """Gives another image of the same mode these pixels, as if it had been decoded."""
+        """Puts these pixels into another image of the same mode, as if that image had been decoded."""
         image.tile, image.im, image._size = [], self._im, self.size
         image.readonly = 1  # PIL copies the pixels before it writes into the image
 
@@ -221,7 +221,7 @@ def copied(batch: Any) -> Any:
 
 
 def apart(result: Any) -> Any:
-    """Returns the same items in copies of their containers: the program may take items out of a list or dictionary."""
+    """Returns the same items in copies of their lists and dictionaries, because the program may take items out of these."""
     if isinstance(result, MutableMapping):
         made = copy.copy(result)
         for key, each in result.items():

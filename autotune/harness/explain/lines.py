@@ -104,7 +104,7 @@ class LinesPass(Pass):
         return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
-        """Returns the counts so far: optimizer steps, steps in the window, seconds waited for the loader, batches of the loader."""
+        """Returns counts so far: optimizer steps, steps whose samples are known, seconds waited for the loader, its batches."""
         training = self.context.loaders.training
         waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
         return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)

@@ -64,7 +64,7 @@ class SkippedStages(Stages):
     """Replaces stages in this process by their earlier results.
 
     Attributes:
-        is_training: tells whether the loader that makes a batch trains; samples of other loaders are left alone.
+        is_training: returns whether the loader that now makes a batch trains; if not, its samples are not replaced.
         by_place: the results of each stage that began in this process, unless they were dropped.
 
     Args:
@@ -131,7 +131,7 @@ class SkippedStages(Stages):
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
             self._begin_with(fetcher)
-        self._is_timing = True  # in this class, this means that stages are skipped; they are in every batch
+        self._is_timing = True  # in this class, it means that stages are skipped, which is done in every batch
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
