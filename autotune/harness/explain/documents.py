@@ -105,7 +105,7 @@ class Site:
     Such a place copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
 
     Attributes:
-        kind: "item", "cpu", "synchronize", "copy" (pageable, blocking, host to device), "nonzero", ...
+        kind: "item", "cpu", "synchronize", "nonzero", "copy" (to the device, from pageable memory or without non_blocking), ...
         file, line, function, text: as in `Line`.
         phase: of the step.
         count: calls per step.
