@@ -146,7 +146,7 @@ class Lines:
         device: "cuda" or "cpu".
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
-        phases_s: phase of STEP_PHASES -> host seconds per step; they sum to seconds / steps.
+        phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
         device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
@@ -231,7 +231,7 @@ class Memory:
         samples: work units of that step, in `unit`.
         products: seconds of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
             each run again alone: "float32" and "bfloat16" -> their sum in this type; "casts" -> seconds to convert all inputs;
-            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are none.
+            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are no products.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -1,7 +1,8 @@
 """Trains without some stages of the loader or functions of the program, to measure what they cost.
 
-Each process keeps their first few results and then hands these out in turn, so shapes and sizes stay realistic. The rate is
-what training would reach if the skipped code took no time. What the program computes means nothing in such a trial.
+Each process keeps the first few results of the skipped code and then hands these out in turn, so shapes and sizes stay
+realistic. The rate is what training would reach if that code took no time. What the program computes means nothing in such a
+trial.
 """
 
 from __future__ import annotations

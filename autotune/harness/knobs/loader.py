@@ -66,7 +66,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
-        self._why_forked = ""  # why added workers had to be forked; "" if they did not
+        self._why_forked = ""  # why added workers had to be forked; "" if none had to be
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -221,7 +221,7 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 def start_method(context: Any) -> str:
     """Returns "fork", "forkserver" or "spawn": how a multiprocessing_context (None for the default one) starts workers."""
-    # Without allow_none, this would fix the default, and the program could not choose another afterwards.
+    # Without allow_none, this would set the default for good, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])
 
