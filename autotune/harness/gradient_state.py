@@ -8,7 +8,7 @@ from . import members
 
 
 def parameters_of(optimizer: Any) -> List[Any]:
-    """Returns the parameters that an optimizer holds; [] for none."""
+    """Returns the parameters that an optimizer holds; [] if `optimizer` is None."""
     return [parameter for group in members.attribute(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 

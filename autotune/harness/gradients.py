@@ -58,7 +58,7 @@ class Gradients:
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass started from
-        self._first_samples = 0.0  # samples of the first forward call
+        self._first_samples = 0.0  # samples of the forward calls before the first backward pass
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
         self.is_in_place = False

@@ -3,8 +3,8 @@
 Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
 55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
 for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
-Analysis). If too few effective blocks remain, no interval is given. With so few blocks, intervals would mostly come from
-correlated blocks that look independent by chance, and would be too narrow.
+Analysis). If too few effective blocks remain, no interval is given: a few correlated blocks may look independent by chance, and
+their interval would be too narrow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 
 MIN_BLOCKS = 32  # the correlation of fewer blocks cannot be estimated; the shortest window, 2 s, has 33 to 40 blocks
 MIN_EFFECTIVE_BLOCKS = 6.0  # smallest effective number of independent blocks for an interval
-MAX_CORRELATION = 0.95  # an estimate further from 0, on either side, is reduced to this
+MAX_CORRELATION = 0.95  # estimates of the correlation are limited to the range from -0.95 to 0.95
 MERGED_BLOCKS = 20  # neighbours are merged until fewer than twice this number are left: longer blocks are less correlated
 
 
@@ -23,9 +23,9 @@ def mean_half_width_frac(
 ) -> Tuple[Optional[float], str]:
     """Returns the relative 95 % half-width of a window's rate and "", or None and the reason why no interval can be given.
 
-    The rate is the samples of the whole window divided by its seconds. The relative error of such a ratio of two sums is that
-    of the mean, over the blocks, of samples / mean samples - seconds / mean seconds (Cochran, Sampling Techniques, 6.3). So
-    each block is weighted by its duration: a long pause counts in full.
+    The rate is the samples of the whole window divided by its seconds. Let d = samples / mean samples - seconds / mean seconds
+    for each block. The relative error of the rate is the error of the mean of d (Cochran, Sampling Techniques, 6.3). So each
+    block is weighted by its duration: a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.

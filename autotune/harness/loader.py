@@ -113,7 +113,7 @@ class Loader:
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:
-        """Notes where the program starts to iterate over the loader, which starts its workers."""
+        """Notes the line at which the program starts to iterate over the loader and thus starts its workers."""
         self._iterator = _weakly(iterator)
         line = startable.main_line()
         if line is not None:

@@ -2,8 +2,8 @@
 
 Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
 the training loader is the one whose batches come with the optimizer's steps. It is identified by the site that constructs it,
-"file:line", and its ordinal among the loaders made there. So is any loader that it was made from (libraries construct a second
-loader around the batch sampler of the first). Later trials set knobs at these sites.
+"file:line", and its ordinal among the loaders made there. A loader that it was made from is identified in the same way
+(libraries construct a second loader around the batch sampler of the first). Later trials set knobs at these sites.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class LoaderWatch:
         info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
 
     def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
-        """Returns a function for each worker to call, which observes it in the pass "lines" or skips stages; None otherwise."""
+        """Returns the function by which a worker observes itself (pass "lines") or skips stages; None if it must do neither."""
         if self._spec.skipped:
             number = -1 if info is None else info.number
             trains = info is None or self._may_train(info)

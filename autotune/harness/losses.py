@@ -14,7 +14,7 @@ from .context import TrialContext
 from .knobs import attention
 from .patches import patches
 
-FIRST_GAP_S = 0.25  # seconds between two recorded losses after the first MAX_LOSSES; doubled each time
+FIRST_GAP_S = 0.25  # doubled before each use: `look_again` has losses recorded 0, 0.5, 1.5, 3.5, ... s after its first call
 MAX_LOSSES = 64  # losses that are recorded one by one
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 

@@ -64,7 +64,7 @@ class Meter:
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
-        self._compiling_s = self._longest_compiling_s = 0.0  # steps in which something was compiled: all, and the longest
+        self._compiling_s = self._longest_compiling_s = 0.0  # seconds of the steps that compiled: their sum, the longest
         self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0

@@ -120,7 +120,7 @@ class ModuleWatch:
             finally:
                 nesting.depth -= 1
 
-        # The compiler traces `call`: a graph that contains our function would be compiled again once the patch is removed.
+        # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
 

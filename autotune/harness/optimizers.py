@@ -20,7 +20,7 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # if another optimizer makes this many steps while the clock makes none, the program has switched
+SILENT_STEPS = 64  # if other optimizers make this many steps while the clock makes none, the program has switched
 ADDED_TOGETHER = 32  # number of a scaler's results that are kept before they are added up on the device
 
 

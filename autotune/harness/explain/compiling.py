@@ -63,7 +63,7 @@ def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]
 
 
 def _failed_guard(metric: Any) -> str:
-    """Returns why a function was compiled again, where the metrics do not say it (torch 2.6 and older); "" if not known."""
+    """Returns why a function was compiled again; "" if unknown. For torch 2.6 and older, whose metrics do not say it."""
     code = (metric.co_filename, metric.co_firstlineno, metric.co_name)
     for each, reasons in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).items():
         if (each.co_filename, each.co_firstlineno, each.co_name) == code and reasons:
@@ -72,7 +72,10 @@ def _failed_guard(metric: Any) -> str:
 
 
 def _graph_breaks(sources: Sources) -> List[Dict[str, Any]]:
-    """Returns the breaks by place: the innermost line of the program's own code or, if there is none, of a library."""
+    """Returns one row for each place and reason, the most frequent first.
+
+    The place is the innermost line of the program's own code or, if there is none, of a library.
+    """
     found: Dict[Any, int] = {}
     for each in getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", []):
         stack = getattr(each, "user_stack", None) or []

@@ -52,13 +52,13 @@ class Line:
         text: the stripped source line; "" if it cannot be read.
         phase: one of STEP_PHASES; "input" for worker processes.
         where: MAIN, WORKER or THREAD.
-        is_own: whether the file belongs to the program: not to torch, the standard library or an installed package.
+        is_own: whether the file belongs to the program, not to torch, the standard library or an installed package.
         self_s: for a line of the program, the seconds per step in which it was the innermost of the program's own lines; the
             library code that it calls is included. For a line of a library, the seconds per step in which it was the innermost
             line of all. For workers, summed over workers.
         total_s: seconds per step in which the line was anywhere on the stack. For workers, summed over workers.
-        callee: "file name:function" of the library function in which most of self_s is spent; "" if most of it is spent in the
-            line itself.
+        callee: "file name:function" of the library function that takes the largest part of self_s; "" if less than half of
+            self_s is spent in library functions.
     """
 
     file: str
@@ -105,7 +105,7 @@ class Site:
     Such a place copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
 
     Attributes:
-        kind: "item", "cpu", "synchronize", "copy" (pageable, blocking, host to device), "nonzero", ...
+        kind: "item", "cpu", "synchronize", "nonzero", "copy" (to the device, from pageable memory or without non_blocking), ...
         file, line, function, text: as in `Line`.
         phase: of the step.
         count: calls per step.
@@ -146,7 +146,7 @@ class Lines:
         device: "cuda" or "cpu".
         steps, seconds: observed optimizer steps, and the wall seconds that they took.
         samples: work units of these steps, in `unit`.
-        phases_s: phase of STEP_PHASES -> host seconds per step; they sum to seconds / steps.
+        phases_s: phase of STEP_PHASES -> host seconds per step; all phases together take seconds / steps.
         device_phases_s: the same, timed on the GPU with CUDA events; None on the CPU.
         wait_s: seconds per step inside the training loader's __next__; None without a DataLoader.
         num_workers, batch_size: of the training loader; None if unknown.
@@ -194,13 +194,13 @@ class Traced:
 
     Attributes:
         file: name of the trace in this document's folder; "" if there is none, and `notes` says why.
-        steps: profiled optimizer steps; each is a `ProfilerStep#` range in the trace. Those in `left_out` do not count.
+        steps: number of profiled optimizer steps without those in `left_out`; each is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
             per second of a matrix product, "bytes" -> bytes per second of a copy. {} if they could not be measured.
         left_out: numbers of the ranges in which the program evaluated its model.
-        notes: for example that CUPTI was refused.
+        notes: what could not be measured, for example because CUPTI was refused.
     """
 
     rank: int
@@ -231,7 +231,7 @@ class Memory:
         samples: work units of that step, in `unit`.
         products: seconds of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
             each run again alone: "float32" and "bfloat16" -> their sum in this type; "casts" -> seconds to convert all inputs;
-            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are none.
+            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are no products.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

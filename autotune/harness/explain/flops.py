@@ -14,7 +14,7 @@ class StepFlops:
 
     Attributes:
         total: FLOPs of the step.
-        products: its matrix products and convolutions.
+        products: those of its operations that `products.py` times again.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import MutableMapping
 from typing import Any, Dict, Iterator, List, Tuple
 
 KEPT = 16  # results of a stage that are kept in each process
-KEPT_BYTES = 256 << 20  # no more results are kept once they take this much memory
+KEPT_BYTES = 256 << 20  # once the results of a stage take this much memory, no more of them are kept
 LEFT_BYTES = 64 << 20  # a worker leaves at most this much for later workers
 SENT_BYTES = KEPT_BYTES  # at most this much is sent to a worker that is not forked
 
@@ -46,7 +46,7 @@ class Again:
 
     @property
     def is_full(self) -> bool:
-        """Whether there are enough results."""
+        """Whether no more results are to be kept: there are `most` of them, or they take KEPT_BYTES."""
         return bool(self._results) and (len(self._results) >= self._most or self.num_bytes >= KEPT_BYTES)
 
     def keep(self, result: Any) -> Any:
@@ -56,7 +56,7 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the next kept result; the first comes after the last. So images and masks still alternate, for example."""
+        """Returns the next kept result; after the last, the first. So a stage that loads image, mask, image, ... still does."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -90,7 +90,7 @@ class Pixels:
         self.mode, self.size, self._im = image.mode, image.size, image.im
 
     def put_into(self, image: Any) -> None:
-        """Gives another image of the same mode these pixels, as if it had been decoded."""
+        """Puts these pixels into another image of the same mode, as if that image had been decoded."""
         image.tile, image.im, image._size = [], self._im, self.size
         image.readonly = 1  # PIL copies the pixels before it writes into the image
 
@@ -221,7 +221,7 @@ def copied(batch: Any) -> Any:
 
 
 def apart(result: Any) -> Any:
-    """Returns the same items in copies of their containers: the program may take items out of a list or dictionary."""
+    """Returns the same items in copies of their lists and dictionaries, because the program may take items out of these."""
     if isinstance(result, MutableMapping):
         made = copy.copy(result)
         for key, each in result.items():

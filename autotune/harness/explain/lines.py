@@ -24,7 +24,7 @@ INTERVAL_S = 0.002  # between samples of the training thread
 # A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
 # pass still has a thousand samples.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
-NO_DELAYS = "how long loader stages wait for storage is not known: the kernel does not record how long threads wait"
+NO_DELAYS = "how long loader stages wait for storage is not known: the operating system does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
 
 
@@ -65,7 +65,7 @@ class LinesPass(Pass):
         self._sources = Sources()
         self._began_s = 0.0
         self._before = (0, 0, 0.0, 0.0)
-        self._left_out = (0.0, 0.0)  # samples and seconds waited for the loader, of steps with an evaluation
+        self._left_out = (0.0, 0.0)  # of the steps with an evaluation: their samples, and the seconds waited for the loader
 
     def begin(self) -> None:
         """See the base class."""
@@ -104,7 +104,7 @@ class LinesPass(Pass):
         return SHORT_INTERVAL_S if step_s is not None and step_s < SHORT_S else INTERVAL_S
 
     def _now(self) -> Tuple[int, int, float, float]:
-        """Returns the counts so far: optimizer steps, window steps, seconds waited for the loader, batches of the loader."""
+        """Returns counts so far: optimizer steps, steps whose samples are known, seconds waited for the loader, its batches."""
         training = self.context.loaders.training
         waited = (training.total_wait_s, training.total_batches) if training is not None else (0.0, 0.0)
         return (self.context.num_steps, len(self.context.window.steps["samples"]), *waited)

@@ -1,8 +1,8 @@
 """The pass "memory": what uses the memory at the peak, and the FLOPs of one step.
 
-Parameters, gradients and the optimizer's state are counted from their tensors, activations when autograd saves them. The first
-two steps show the allocations (from the profiler's records on the CPU, from the allocator's on a GPU). The third step shows
-what autograd saves, and the fourth how many FLOPs a step has.
+Parameters, gradients and the optimizer's state are counted from their tensors. Activations are counted when autograd saves
+them. The first two steps show the allocations (from the profiler's records on the CPU, from the allocator's on a GPU). The
+third step shows what autograd saves, and the fourth how many FLOPs a step has.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from .documents import BYTES, NARROW, WIDE
 LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
-# On a GPU, calls are queued until they make up QUEUED_S of work, but at most MOST_QUEUED, before waiting for the device.
+# On a GPU, the host queues about QUEUED_S of work, but at most MOST_QUEUED calls, and only then waits for the device.
 QUEUED_S, MOST_QUEUED = 0.001, 50
-MEASURED_S, MOST_CALLS = 0.03, 10  # a call is repeated for this long, but at most this many times
+MEASURED_S, MOST_CALLS = 0.03, 10  # a call (on a GPU, a queue of calls) is repeated for this long, at most this many times
 
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:

@@ -1,7 +1,7 @@
 """Times the convolutions, matrix products and attention of a step again, each call alone, in 32 and in 16 bits.
 
-The ratio shows how much faster 16 bits are on this device with the shapes of this program. The device's peaks do not show this,
-because small products are far from the peaks.
+The ratio of the two times shows how much faster 16 bits are on this device with the shapes of this program. The device's peaks
+do not show this, because small products are far from the peaks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Described(NamedTuple):
 
 
 class Products:
-    """The products and attention calls of one step whose inputs are in 32 bits."""
+    """Those matrix products, convolutions and attention calls of one step that have inputs in 32 bits."""
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from .documents import MAIN, THREAD, WORKER, Line
 from .sources import HARNESS, OWN, Sources, name_of, text_of
 
-SWITCH_S = 0.0005  # the interpreter's switch interval while sampling: the sampler waits at most this long for Python code
+SWITCH_S = 0.0005  # the interpreter's switch interval while sampling: running Python code delays a sample by at most this
 # A thread whose innermost frame is in one of these files waits for other threads, so its time does not count.
 IDLE = ("threading.py", "queue.py", "selectors.py", "connection.py", "synchronize.py", "socket.py")
 MAX_LINES = 300  # lines that are returned for each of MAIN, WORKER and THREAD

@@ -1,7 +1,8 @@
 """Trains without some stages of the loader or functions of the program, to measure what they cost.
 
-Each process keeps their first few results and then hands these out in turn, so shapes and sizes stay realistic. The rate is
-what training would reach if the skipped code took no time. What the program computes means nothing in such a trial.
+Each process keeps the first few results of the skipped code and then hands these out in turn, so shapes and sizes stay
+realistic. The rate is what training would reach if that code took no time. What the program computes means nothing in such a
+trial.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SkippedStages(Stages):
     """Replaces stages in this process by their earlier results.
 
     Attributes:
-        is_training: tells whether the loader that makes a batch trains; samples of other loaders are left alone.
+        is_training: returns whether the loader that now makes a batch trains; if not, its samples are not replaced.
         by_place: the results of each stage that began in this process, unless they were dropped.
 
     Args:
@@ -131,7 +132,7 @@ class SkippedStages(Stages):
     def _timed_fetch(self, fetch: Any, fetcher: Any, index: Any, num: int) -> Any:
         if not self._collating or self._collating[-1][0] is not fetcher:
             self._begin_with(fetcher)
-        self._is_timing = True  # in this class: skip stages, in every batch
+        self._is_timing = True  # in this class, it means that stages are skipped, which is done in every batch
         batch = fetch(fetcher, index)
         if self.num_fetches == 1:
             self._patch_libraries()  # those that the first batch has imported
@@ -216,7 +217,7 @@ def check_skipped() -> None:
 
 
 def _is_running(file: str, name: str) -> bool:
-    """Whether a function is running in this thread. If so, it calls the optimizer, as the optimizer's step runs this code."""
+    """Whether a function is running in this thread. If so, it calls the optimizer, whose step has called this code."""
     frame: Any = sys._getframe()
     while frame is not None:
         if _is_code(frame.f_code, file, name):
@@ -351,7 +352,7 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
     """Returns the function that the workers which are about to start must call to skip stages.
 
     Args:
-        names: as for `begin`.
+        names: as in `SkippedStages`.
         folder: the trial's folder.
         number: number of the loader.
         is_training: whether this loader trains.

@@ -1,4 +1,4 @@
-"""Counts the places where the program waits for its device or converts tensors to Python numbers."""
+"""Counts, by place, the calls in which the program waits for its device or converts tensors to Python numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Binds the training process and its loader's workers to cores (threads.affinity, loader.own_cores).
 
 The process is bound before torch is imported, so that torch makes one thread for each core. A launcher's agent may be bound as
-well, and ranks inherit that. So an environment variable contains the original set of cores, from which each rank chooses.
+well, and ranks inherit its cores. So an environment variable contains the original cores, from which each rank chooses.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class EightBitKnobs(KnobHandler):
 
 
 def are_bytes(batch: Any) -> bool:
-    """Returns whether a loader's batch seems to have been uint8: a channel of an image has few different values."""
+    """Returns whether a batch seems to hold images that were uint8: their channels have few different values."""
     return any(_is_image_of_bytes(tensor) for tensor in islice(batches._tensors(batch), MAX_TENSORS))
 
 

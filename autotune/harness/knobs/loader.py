@@ -51,7 +51,7 @@ class Making(NamedTuple):
         is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already set.
         is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be changed.
         is_shuffled: whether its samples are drawn at random.
-        main_line: the line of the main module that led here; None if the call began elsewhere.
+        main_line: the line of the main module that led to the call; None if the call began in a thread, say.
     """
 
     is_chained: bool
@@ -66,7 +66,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
-        self._why_forked = ""  # why added workers had to be forked; "" if they did not
+        self._why_forked = ""  # why added workers had to be forked; "" if none had to be
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -98,9 +98,9 @@ class LoaderKnobs(KnobHandler):
         return bool(arguments.get("persistent_workers")) and not were_persistent
 
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
-        """Makes a loader fork its workers if they cannot start in the default way (which is not fork from Python 3.14 on).
+        """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
 
-        Called for a program without workers of its own. Its author may never have noticed that workers cannot start by default.
+        Called for a program without workers of its own, whose author may never have noticed that workers cannot start that way.
         """
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
@@ -221,7 +221,7 @@ def settings(loader: Any, batch_size: Optional[int]) -> Dict[str, Any]:
 
 def start_method(context: Any) -> str:
     """Returns "fork", "forkserver" or "spawn": how a multiprocessing_context (None for the default one) starts workers."""
-    # Without allow_none, this would fix the default, and the program could not choose another afterwards.
+    # Without allow_none, this would set the default for good, and the program could not choose another afterwards.
     own = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
     return str(own or multiprocessing.get_all_start_methods()[0])
 

@@ -11,7 +11,7 @@ from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
-COLLECTING = "collect_80"  # torch collects garbage only if a memory fraction is set
+COLLECTING = "collect_80"  # torch's allocator frees unused blocks early only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # allowed difference between a requested fraction and the one read back: torch stores bytes

@@ -53,7 +53,7 @@ class StepKnobs(KnobHandler):
         return {ACCUMULATION: reason} if reason else {}
 
     def verify(self) -> Dict[str, KnobReport]:
-        """Returns a report for each knob, and for accumulation if a global batch requires it."""
+        """Returns a report for each requested knob and, if only a global batch requires accumulation, one for accumulation."""
         reports = super().verify()
         if ACCUMULATION not in reports and self._context.gradients.global_batch:
             reports[ACCUMULATION] = self._accumulation(None)
