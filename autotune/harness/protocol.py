@@ -35,8 +35,8 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of the value of `env.NAME`}, if the spec holds a stand-in for it
-STAND_IN = "***"  # followed by a number, replaces the value of a secret environment variable in the spec
+HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
+STAND_IN = "***"  # stands in the spec for a secret variable's value; "***1", "***2", ... if the study tries several values
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
@@ -109,7 +109,7 @@ class MeasureRules:
     warmup_quartile_frac: float = 0.05  # the quartiles of the last two blocks must agree within this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
+    trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
@@ -223,7 +223,7 @@ class Window:
         seconds: wall time; on CUDA, the device is synchronised at both ends.
         samples: work units consumed.
         rate_per_s: samples consumed per second.
-        block_rates_per_s: the rate of each block; a block's steps are a whole multiple of the worker count.
+        block_rates_per_s: the rate of each block; a block's number of steps is a multiple of the number of workers.
         half_width_frac: half the width of the rate's 95 % interval, divided by the rate; None if the blocks are too few or too
             correlated.
         is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.

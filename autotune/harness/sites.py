@@ -88,7 +88,7 @@ class TargetSites:
 
     @property
     def is_unshared(self) -> bool:
-        """Whether the target is a stream that does not ask which worker it is in; its workers must not be changed."""
+        """Whether the target is a stream that does not ask which worker it is in; its number of workers must not change."""
         return any(each.get("is_unshared") for each in self._target or ())
 
     def nth(self, code: str) -> int:

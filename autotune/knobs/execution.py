@@ -111,7 +111,7 @@ OPTIMIZER_IMPLEMENTATION = Knob(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
         "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel."
     ),
-    helps="Models of many small parameters and Adam-like optimizers: the update is bound by launches and memory.",
+    helps="Models with many small parameters, and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
         "Not applicable to optimizers without such an implementation (LBFGS, many third-party ones). At its peak, `foreach` "
         "needs memory for one more copy of the gradients. The update is rounded differently in the last bits."
