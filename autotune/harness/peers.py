@@ -98,7 +98,7 @@ class Peers:
                 self._context.ending.give_up(TWO_LEADERS.format(other["host"], self._host))
 
     def look(self, now_s: float) -> None:
-        """Looks for other processes and announces this one; the window restarts if there are more than before.
+        """Looks for other processes and announces this one; the window restarts if more processes train than before.
 
         If there are no other processes, this costs one access to the file system.
         """

@@ -105,8 +105,8 @@ class MeasureRules:
 
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
-    warmup_mean_frac: float = 0.03  # the means of the last two blocks must agree within this share
-    warmup_quartile_frac: float = 0.05  # the quartiles of the last two blocks must agree within this share
+    warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
+    warmup_quartile_frac: float = 0.05  # so may the quartiles of their step times
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
@@ -153,8 +153,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} of a cycle in the baseline; a window stays open for such a cycle. {} if the baseline's steps
-            do not come in cycles, None in the baseline itself.
+        cycle: {"steps", "seconds"} of a cycle in the baseline; a window does not end while such a cycle may still come
+            (cycles.py). {} if the baseline's steps do not come in cycles, None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.

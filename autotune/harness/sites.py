@@ -40,7 +40,7 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
 
 
 def marked(code: str, arguments: Dict[str, Any]) -> str:
-    """Returns the code, marked if the loader looks like a training loader, since one line may make all loaders."""
+    """Returns the code, with SHUFFLED added if the loader looks like a training loader, since one line may make all loaders."""
     return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
 
 
