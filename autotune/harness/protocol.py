@@ -106,7 +106,7 @@ class MeasureRules:
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
     warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
-    warmup_quartile_frac: float = 0.05  # so may the quartiles of their step times
+    warmup_quartile_frac: float = 0.05  # the quartiles of their step times may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
