@@ -21,8 +21,8 @@ KNOBS = {
     **{variable: key for key, variable in nccl.VARIABLES.items()},
 }
 LAUNCHERS = (
-    "A launcher sets it for each process. To start several processes, use launch.nproc=N, or -- torchrun --nproc_per_node=N "
-    "SCRIPT."
+    "A launcher sets it for each process. To start several processes, use launch.nproc=N, or give the program as "
+    "`-- torchrun --nproc_per_node=N SCRIPT`."
 )
 
 # Variables that env.NAME must not set: name -> what to use instead. Variables that a knob sets only for some of its values

@@ -49,7 +49,7 @@ class Guarded:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: when another program's writing began to leave the file unguarded, on the monotonic clock; else None.
+        open_since_s: since when another program's writing leaves the file unguarded, on the monotonic clock; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 

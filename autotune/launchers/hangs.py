@@ -225,7 +225,7 @@ def _loader(ranks: Sequence[Looked], workers: Sequence[Looked]) -> tuple[str, st
     if busy is not None:
         return "loader", f"waiting for the loader, whose worker process {busy.pid} is at {busy.where}"
     if workers:
-        return "loader", f"waiting for the loader, whose workers are idle, at {waiting.where}"
+        return "loader", f"waiting at {waiting.where} for the loader, whose workers are idle"
     return "loader", f"in the loader at {waiting.where}"
 
 
