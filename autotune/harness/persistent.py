@@ -130,7 +130,8 @@ def _is_in_use(kept: Dict[str, Any]) -> bool:
         is_at_end = False
     if not is_at_end:
         return True
-    # After the last batch, a `for` loop asks once more. Libraries that count batches do not; they keep the iterator in a list.
+    # After the last batch, a `for` loop asks once more. Libraries that count batches do not. They keep the iterator in a list
+    # or an attribute, so references from lists and dictionaries do not count here.
     holders = [each for each in gc.get_referrers(iterator) if type(each) in (list, dict) and each is not kept]
     return num_others > len(holders)
 

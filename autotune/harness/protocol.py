@@ -40,7 +40,7 @@ STAND_IN = "***"  # stands in the spec for a secret variable's value; "***1", "*
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
-# In "scratch": the tuner's request for the stacks of processes that it cannot signal (away.py), and the file of each answer.
+# In the folder "scratch": the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
