@@ -109,7 +109,7 @@ def _of_suspicion(line: str, facts: Facts) -> Verdict:
 
 
 def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
-    """Returns each known (peak use as a share of the memory or its limit, outcome of using all): [(0.97, device_oom)]."""
+    """Returns each known (peak use as a share of the memory or its limit, outcome if it runs out): [(0.97, device_oom)]."""
     shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")

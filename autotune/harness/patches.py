@@ -140,7 +140,7 @@ class Patches:
     def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
         """Replaces a function in several modules by one new function.
 
-        Pickle rejects a function unless its `__module__` holds this very function under its name.
+        Pickle rejects a function if the module named by its `__module__` holds another one under the same name.
         """
         made: Dict[int, Any] = {}
 

@@ -146,7 +146,7 @@ class Supply:
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
-        With workers, it is the sum of what each makes per busy second, not counting seconds in which the worker had no core.
+        With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core.
         The sum is limited to what all cores together can make. Without workers, it is the samples per second spent in __next__.
         """
         training = self._loaders.training
