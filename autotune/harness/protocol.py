@@ -12,7 +12,8 @@ stored document carries `schema`. History of the schema: 1, the first.
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
     explained.*.json      harness -> tuner   results of a pass, see explain/documents.py; trace.rank<R>.json.gz is the trace
-    peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
+    peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py; their
+                                             stop.json is {"span", "pids"}
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
     spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
@@ -264,7 +265,7 @@ class RankResult:
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if the trial did not reach it.
-        throughput_per_s: the rank's throughput: the consumed rate, minus the part from a queue that was filled earlier.
+        throughput_per_s: the rank's throughput: the rate that lasts once a queue that was filled earlier is empty (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
