@@ -1,4 +1,4 @@
-"""Tells what outcome a known message in a log or an exception stands for, given the other facts about a trial's end."""
+"""Maps a known message, from a log or an exception, to a trial's outcome, given the other facts about the trial's end."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _of_suspicion(line: str, facts: Facts) -> Verdict:
 
 
 def _memory_in_use(facts: Facts) -> list[tuple[float, Outcome]]:
-    """Returns each known peak use of memory, as a share of the memory or the limit, with the outcome of running out of it."""
+    """Returns each known (peak use as a share of the memory or its limit, outcome if it runs out): [(0.97, device_oom)]."""
     shares = [] if facts.device_used_frac is None else [(facts.device_used_frac, Outcome.device_oom)]
     for memory in (result.memory for result in facts.results):
         peak, capacity = memory.get("peak_reserved_bytes") or memory.get("peak_bytes"), memory.get("capacity_bytes")

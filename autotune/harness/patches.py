@@ -83,7 +83,7 @@ class _Site:
         if patch in self._layers:
             return  # it is still there, because it could not be removed
         if not self._layers:
-            self._before = vars(self.owner).get(self._name, MISSING)  # a library may have replaced and restored it
+            self._before = vars(self.owner).get(self._name, MISSING)  # it may have changed since `__init__`
         self._put(patch)
         self._layers.append(patch)
 
@@ -140,7 +140,7 @@ class Patches:
     def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
         """Replaces a function in several modules by one new function.
 
-        Pickle rejects a function if the module that it names holds another one.
+        Pickle rejects a function if the module named by its `__module__` holds another one under the same name.
         """
         made: Dict[int, Any] = {}
 

@@ -69,7 +69,7 @@ class Peers:
         self._full_s: Optional[float] = None  # when this process had made enough steps in that window
         self._first_s = self._last_look_s = 0.0
         self._next_look_s = 0.0
-        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # number -> (last beat, number of renewals, time of the last)
+        self._seen: Dict[int, "tuple[int, int, float]"] = {}  # claim -> (its last beat, how often it was renewed, when last)
         self._active: Dict[int, Dict[str, Any]] = {}
 
     def claim(self) -> None:
@@ -94,11 +94,11 @@ class Peers:
                 json.dump({"host": self._host, "pid": self._context.pid}, file)
         except FileExistsError:
             other = _read(path)
-            if other is not None and other["host"] != self._host:  # on this host, torchrun may have started it anew
+            if other is not None and other["host"] != self._host:  # on this host, torchrun may have restarted rank 0
                 self._context.ending.give_up(TWO_LEADERS.format(other["host"], self._host))
 
     def look(self, now_s: float) -> None:
-        """Looks for other processes and announces this one; the window restarts if there are more than before.
+        """Looks for other processes and announces this one; the window restarts if more processes train than before.
 
         If there are no other processes, this costs one access to the file system.
         """

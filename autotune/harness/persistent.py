@@ -27,9 +27,10 @@ SENT = "_autotune_sent"  # attribute of a loader: facts about what its workers w
 OVER = "_autotune_is_over"  # attribute of an iterator: whether the program has received all batches of the epoch
 LEFT = "_autotune_left"  # attribute of an iterator that another one has replaced: the loader's record
 PARTS = ("dataset", "collate_fn", "worker_init_fn")
-# Number of levels, for example ConcatDataset, list, Subset, data set, Compose, list, transform, size; number of facts in total.
+# How many levels of objects `facts` looks at (ConcatDataset, list, Subset, data set, Compose, list, transform, size are eight),
+# and how many facts it returns at most.
 MAX_DEPTH, MAX_FACTS = 8, 1000
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # compared items of a list, and bytes of an array; this takes milliseconds
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most so many items of a list, and bytes of an array, are hashed, in milliseconds
 CONTAINERS = (list, tuple, dict, set, deque)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
@@ -55,7 +56,7 @@ def watch(loader: Any) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library has made a loader from a watched one: it copies all arguments, even those that the knob has set."""
+    """Whether a library has made a loader from a watched one, with all its arguments, even those that the knob has set."""
     kept = loader.__dict__
     data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
     others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
@@ -129,7 +130,8 @@ def _is_in_use(kept: Dict[str, Any]) -> bool:
         is_at_end = False
     if not is_at_end:
         return True
-    # After the last batch, a `for` loop asks once more. Libraries that count batches do not; they keep the iterator in a list.
+    # After the last batch, a `for` loop asks once more. Libraries that count batches do not. They keep the iterator in a list
+    # or an attribute, so references from lists and dictionaries do not count here.
     holders = [each for each in gc.get_referrers(iterator) if type(each) in (list, dict) and each is not kept]
     return num_others > len(holders)
 
@@ -142,9 +144,10 @@ ALONE = _num_references({"_iterator": object()})  # number if only the loader re
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
-    """Returns facts about objects and what these hold. If the program changes any of it, a later call returns other facts.
+    """Returns facts about objects and what these hold: (5,) for the number 5, (id, length, hash of the content) for a list.
 
-    Objects that are held directly come first, so that a large one does not use up MAX_FACTS.
+    If the program changes any of it, a later call returns other facts. Objects that are held directly come first, so that a
+    large one does not use up MAX_FACTS.
     """
     found: List[Tuple[Any, ...]] = []
     known: Set[int] = set()

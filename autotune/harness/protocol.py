@@ -12,7 +12,8 @@ stored document carries `schema`. History of the schema: 1, the first.
     stop.json             rank 0 -> ranks    {"step": n}: every rank writes its result and exits after its n-th step
     explain.json          rank 0 -> ranks    {"step": n}: in mode "explain", every rank begins its pass after its n-th step
     explained.*.json      harness -> tuner   results of a pass, see explain/documents.py; trace.rank<R>.json.gz is the trace
-    peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py
+    peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py; their
+                                             stop.json is {"span", "pids"}
     loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
     spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
@@ -35,12 +36,12 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of the value of `env.NAME`}, if the spec holds a stand-in for it
-STAND_IN = "***"  # followed by a number, replaces the value of a secret environment variable in the spec
+HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
+STAND_IN = "***"  # stands in the spec for a secret variable's value; "***1", "***2", ... if the study tries several values
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
-# In "scratch": the tuner's request for the stacks of processes that it cannot signal (away.py), and the file of each answer.
+# In the folder "scratch": the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
@@ -105,11 +106,11 @@ class MeasureRules:
 
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
-    warmup_mean_frac: float = 0.03  # the means of the last two blocks must agree within this share
-    warmup_quartile_frac: float = 0.05  # the quartiles of the last two blocks must agree within this share
+    warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
+    warmup_quartile_frac: float = 0.05  # the quartiles of their step times may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    trend_frac: float = 0.05  # a step time that changes by more than this from one window to the next is not steady
+    trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
@@ -153,8 +154,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} of a cycle in the baseline; a window stays open for such a cycle. {} if the baseline's steps
-            do not come in cycles, None in the baseline itself.
+        cycle: {"steps", "seconds"} of a cycle in the baseline; a window does not end while such a cycle may still come
+            (cycles.py). {} if the baseline's steps do not come in cycles, None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
@@ -223,7 +224,7 @@ class Window:
         seconds: wall time; on CUDA, the device is synchronised at both ends.
         samples: work units consumed.
         rate_per_s: samples consumed per second.
-        block_rates_per_s: the rate of each block; a block's steps are a whole multiple of the worker count.
+        block_rates_per_s: the rate of each block; a block's number of steps is a multiple of the number of workers.
         half_width_frac: half the width of the rate's 95 % interval, divided by the rate; None if the blocks are too few or too
             correlated.
         is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.
@@ -264,7 +265,7 @@ class RankResult:
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if the trial did not reach it.
-        throughput_per_s: the rank's throughput: the consumed rate, minus the part from a queue that was filled earlier.
+        throughput_per_s: the rank's throughput: the rate that lasts once a queue that was filled earlier is empty (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"

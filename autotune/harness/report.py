@@ -145,7 +145,7 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
     capacity = found.loader_rate_per_s = supply.capacity_per_s()
     found.throughput_per_s = supply.lasting_per_s(rate_per_s, capacity)
     if regime == protocol.SHARED:
-        found.device_rate_per_s = None  # the workers slow the step down, so its rate without them is unknown
+        found.device_rate_per_s = None  # the workers slow the device's steps down: the rate without them is unknown
 
 
 def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: TrialContext) -> None:

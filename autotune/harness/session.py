@@ -41,9 +41,9 @@ class Session(TrialContext):
         self._next_look_s = 0.0
         self._eager_steps = max(EAGER_STEPS, self.spec.max_steps or 0)
         self.explained = None
-        self._is_stepped_by_hand = False  # the program calls `autotune.trial_step`
+        self._is_stepped_by_hand = False  # whether the program calls `autotune.trial_step`
         self._stated_samples: Optional[float] = None
-        self._is_plain = False  # nothing is left to find: steps may use the short hook
+        self._is_plain = False  # whether steps may use the short hook, because nothing is left to find out
         self.phases.enter("import")
 
     # --- start ---
@@ -214,7 +214,7 @@ class Session(TrialContext):
             self.explained.look()
             self.window.is_full = self.explained.is_over
         if self.last_step.is_reached():
-            if self.spec.skipped and self.rank == 0:  # the finding is about rank 0; other ranks may not call that code
+            if self.spec.skipped and self.rank == 0:  # only rank 0 has to run the functions that are skipped
                 skipping.check_skipped()
             self.ending.leave("measured")
         if self.phases.is_beat_due(now_s):

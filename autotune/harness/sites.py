@@ -40,7 +40,7 @@ def code_of(frame: Any, is_skipped: Callable[[str], bool]) -> str:
 
 
 def marked(code: str, arguments: Dict[str, Any]) -> str:
-    """Returns the code, marked if the loader looks like a training loader, since one line may make all loaders."""
+    """Returns the code, with SHUFFLED added if the loader looks like a training loader, since one line may make all loaders."""
     return f"{code}{SHUFFLED}" if code and looks_like_training(arguments) else code
 
 
@@ -88,7 +88,7 @@ class TargetSites:
 
     @property
     def is_unshared(self) -> bool:
-        """Whether the target is a stream that does not ask which worker it is in; its workers must not be changed."""
+        """Whether the target is a stream that does not ask which worker it is in; its number of workers must not change."""
         return any(each.get("is_unshared") for each in self._target or ())
 
     def nth(self, code: str) -> int:

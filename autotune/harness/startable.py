@@ -42,8 +42,8 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
 def main_line() -> Optional[int]:
     """Returns the line of the main module that led here; None if the call began elsewhere.
 
-    Elsewhere means in a thread, or in a process that was itself started by spawn. Tools that run a program in their own process
-    (coverage, `runpy.run_path`) install the program's module as the main module.
+    Elsewhere means in a thread, or in a process that was itself started by spawn. The line is found under coverage and
+    `runpy.run_path`, too: these run a program in their own process and install its module as the main module.
     """
     main, line = sys.modules.get("__main__"), None
     frame: Any = sys._getframe(1) if getattr(main, "__file__", None) else None  # None for `python -c` and in spawned processes

@@ -24,7 +24,7 @@ from .protocol import SEPARATE, SHARED
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
 FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
-GLANCE_S = 0.1  # minimum time between two readings within a window, because ranks of a group look at every step
+GLANCE_S = 0.1  # minimum time between two readings, which the ranks of a group would otherwise make at every step
 # The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
 # available cores, and by more than SHARED_CORES cores.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
@@ -146,7 +146,7 @@ class Supply:
     def capacity_per_s(self) -> Optional[float]:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
-        With workers, it is the sum of the workers' batches per busy second, not counting seconds in which a worker had no core.
+        With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core.
         The sum is limited to what all cores together can make. Without workers, it is the samples per second spent in __next__.
         """
         training = self._loaders.training

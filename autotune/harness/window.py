@@ -20,7 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
-        wait_s, busy_s, step_s, samples: sums over the steps of the window.
+        wait_s, busy_s, step_s, samples: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.
     """
@@ -85,7 +85,7 @@ class Window:
         if context.explained is not None:
             self._warm_up(meter, [step for step in steps if not step.is_foreign])
             return
-        # Foreign steps contain an evaluation and are not training time. But if no loader feeds the steps, what looks like an
+        # Foreign steps (`Finished.is_foreign`) are not training time. But if no loader feeds the steps, what looks like an
         # evaluation may be a rollout, which is part of the training.
         may_feed = context.loaders.unit_source != "loader"
         while may_feed and (number := _next_evaluated(steps)) is not None:

@@ -19,7 +19,7 @@ from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional, Tuple
 from .patches import patches
 
 SLOT = struct.Struct("6d")
-READINGS = 8  # maximum number of readings; if the thread loses its core during each of them, the last one is used
+READINGS = 8  # tries of `read_together`; if the thread loses its core during each of them, the last one is used
 COUNTS, ASKED = struct.Struct("5d"), struct.Struct("d")  # the two parts of a slot
 OWN_DELAYS = "/proc/thread-self/schedstat"  # nanoseconds on a core, nanoseconds of waiting for a core, number of time slices
 

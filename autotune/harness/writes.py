@@ -19,8 +19,8 @@ from .context import TrialContext
 from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
-# The harness gives up after MOST_PASSES backward passes without a detected step. By then, a program that
-# accumulates gradients before its first step would have made its optimizer. If the program has made an optimizer, nothing is
+# The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer by then:
+# even a program that accumulates gradients before its first step would have made it. If the program has made one, nothing is
 # examined in its first MOST_PASSES passes.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN

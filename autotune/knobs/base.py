@@ -168,7 +168,7 @@ class Knob:
         return type(self.default)
 
     def phrase_of(self, value: KnobValue) -> str:
-        """Returns a value in at most two words: "bf16", "batch 64", "channels_last", "no pin_memory"."""
+        """Returns a value in one to three words: "bf16", "batch 64", "no pin_memory", "buckets 25 MiB"."""
         if value == "off" and self.off_phrase:
             return self.off_phrase
         if isinstance(value, bool) and not self.phrase:

@@ -21,8 +21,8 @@ KNOBS = {
     **{variable: key for key, variable in nccl.VARIABLES.items()},
 }
 LAUNCHERS = (
-    "A launcher sets it for each process. To start several processes, use launch.nproc=N, or -- torchrun --nproc_per_node=N "
-    "SCRIPT."
+    "A launcher sets it for each process. To start several processes, use launch.nproc=N, or give the program as "
+    "`-- torchrun --nproc_per_node=N SCRIPT`."
 )
 
 # Variables that env.NAME must not set: name -> what to use instead. Variables that a knob sets only for some of its values
@@ -69,8 +69,8 @@ def env_knob(name: str) -> Knob:
         is_unknown=not HARMLESS.fullmatch(name),
         brief="any environment variable",
         summary=(
-            f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, "
-            "`tiers=exact` too. Losses are compared with the baseline's before a value may win, unless the variable is known "
+            f"Sets the environment variable {name} before the program's interpreter starts. It is searched at every tier, even "
+            "with `tiers=exact`. Losses are compared with the baseline's before a value may win, unless the variable is known "
             "to leave results unchanged (allocators, threads, NCCL). If a knob sets the same variable (memory.malloc sets "
             "LD_PRELOAD), name only one of the two; the other is then not searched."
         ),

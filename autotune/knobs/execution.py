@@ -39,7 +39,7 @@ CHANNELS_LAST = Knob(
     ),
     helps=(
         "Convolutional networks with precision.amp=bf16: Tensor Core, AMX and oneDNN kernels want this layout, and without it "
-        "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs more."
+        "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs even faster."
     ),
     hurts=(
         "Float32 CNNs gain little; on older GPUs they can be slower. Operators without a channels_last kernel copy back and "
@@ -79,9 +79,9 @@ COMPILE_MODE = Knob(
         "typically 1.1 to 1.5 times as fast. `reduce-overhead` suits small batches, `max-autotune` long runs with fixed shapes."
     ),
     hurts=(
-        "Shapes that keep changing recompile until torch's limit and then run eagerly. Data-dependent control flow breaks "
-        "graphs. CUDA graphs keep their memory pool to the end and forbid reading a tensor after the next step. Models that "
-        "are one big convolution after another gain nothing. Fused operations round differently."
+        "Shapes that keep changing cause recompilations; past torch's limit, the model runs eagerly. Data-dependent control "
+        "flow breaks graphs. CUDA graphs keep their memory pool to the end, and a step's outputs cannot be read after the next "
+        "step. Models that are one big convolution after another gain nothing. Fused operations round differently."
     ),
     start_cost="20 s to several minutes at the first step; max-autotune takes longest",
 )
@@ -111,7 +111,7 @@ OPTIMIZER_IMPLEMENTATION = Knob(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
         "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel."
     ),
-    helps="Models of many small parameters and Adam-like optimizers: the update is bound by launches and memory.",
+    helps="Models with many small parameters, and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
         "Not applicable to optimizers without such an implementation (LBFGS, many third-party ones). At its peak, `foreach` "
         "needs memory for one more copy of the gradients. The update is rounded differently in the last bits."
@@ -130,7 +130,7 @@ CUDNN_BENCHMARK = Knob(
     brief="cuDNN times its kernels first",
     in_code="torch.backends.cudnn.benchmark = {value!r}",
     summary=(
-        "torch.backends.cudnn.benchmark: cuDNN times its convolution kernels at the first call of every shape and keeps the "
+        "torch.backends.cudnn.benchmark: cuDNN times its convolution kernels at the first call with each shape and keeps the "
         "fastest, instead of choosing by a heuristic."
     ),
     helps="Convolutional networks with fixed input shapes, above all unusual channel counts: 0 to 20 % faster.",
@@ -286,8 +286,8 @@ L2_FETCH_GRANULARITY = Knob(
     brief="bytes fetched on an L2 cache miss",
     in_code="cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     summary=(
-        "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. A hint to "
-        "the driver that holds for this process only; it is set once training begins and read back."
+        "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. It is a "
+        "hint to the driver, for this process only. It is set once training begins and read back."
     ),
     helps="128: memory-bound steps that read long runs of adjacent bytes. 32: scattered reads (embeddings, graphs).",
     hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that are not read.",

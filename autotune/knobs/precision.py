@@ -143,7 +143,7 @@ FLOAT8 = Knob(
     ),
     hurts=(
         "Without compile.mode, scaling and rounding cost more than the products save. Small layers lose, too. Gradients have 2 "
-        "bits of mantissa (`tensorwise`) or 3 (`rowwise`, which needs bf16): losses are compared before it may win."
+        "bits of mantissa (`tensorwise`) or 3 (`rowwise`, which needs bf16): losses are compared before either may win."
     ),
 )
 

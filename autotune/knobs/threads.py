@@ -31,7 +31,7 @@ INTRA = Knob(
         "Training on a CPU in a container: torch counts the host's cores, not the quota, and too many threads fight over too "
         "few cores. On a GPU machine fewer threads leave cores to the loader's workers."
     ),
-    hurts="Fewer threads than cores slow down CPU training and decoding done in the training process (num_workers=0).",
+    hurts="Fewer threads than cores slow down training on a CPU, and decoding in the training process (num_workers=0).",
 )
 
 OMP = Knob(

@@ -95,7 +95,7 @@ def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
 
 
 def agent_command(*seen: str) -> list[str]:
-    """Returns the command that starts the agent on a node, after checking that the node sees `seen` and the interpreter."""
+    """Returns the command that checks, on a node, that it sees `seen`, the interpreter and autotune, then starts the agent."""
     return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 

@@ -27,7 +27,7 @@ from autotune.launchers.leases import Lease
 # Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". It contains "autotune" because the program itself may
 # save under ".NAME.PID.tmp".
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-# Before each trial, at most this many names of a folder are searched for left copies: a folder with a data set has millions.
+# Before each trial, at most this many names of a folder are searched for leftover copies: a data set's folder has millions.
 MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
@@ -49,7 +49,7 @@ class Guarded:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: when another program's writing began to leave the file unguarded, on the monotonic clock; else None.
+        open_since_s: since when another program's writing leaves the file unguarded, on the monotonic clock; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 

@@ -120,7 +120,7 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in the user's own code; if it called a library, also the innermost call of all."""
+        """The innermost call in user code, and in a library that it called: "train.py:9 in f (inside poll, popen.py:7)"."""
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's
@@ -225,7 +225,7 @@ def _loader(ranks: Sequence[Looked], workers: Sequence[Looked]) -> tuple[str, st
     if busy is not None:
         return "loader", f"waiting for the loader, whose worker process {busy.pid} is at {busy.where}"
     if workers:
-        return "loader", f"waiting for the loader, whose workers are idle, at {waiting.where}"
+        return "loader", f"waiting at {waiting.where} for the loader, whose workers are idle"
     return "loader", f"in the loader at {waiting.where}"
 
 

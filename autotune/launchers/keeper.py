@@ -278,7 +278,7 @@ class Keeper:
             if STDIN in readable:
                 self._hear()
         if self._trial is not None:
-            self._trial.end()  # so that no process stays stopped, such as one of another study's trial
+            self._trial.end()  # so that no process stays stopped, for example in another study's trial
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []

@@ -102,7 +102,7 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         (
             [found(LOADER_WAIT), found(IDLE_WORKER)],
             "loader",
-            f"waiting for the loader, whose workers are idle, at {AT} {SELECT}",
+            f"waiting at {AT} {SELECT} for the loader, whose workers are idle",
         ),
         (
             [found(AGENT), found(BARRIER, 0, 2), found(MAIN, 1, 2)],
