@@ -34,7 +34,7 @@ from autotune.plain_text import shortened
 from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORTS_BYTES = 256 << 10  # size of the end of the log that is searched for reports of torchrun
+REPORTS_BYTES = 256 << 10  # torchrun's reports are looked for in this many bytes at the end of the log
 LOG_S = 2.0  # between two looks into a running trial's log
 MAX_SUPERVISORS = 5  # supervisors that may be killed in a row while a trial is started
 STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as hanging
@@ -101,7 +101,7 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process that carries a mark of this study or, on a slot, a mark of the slot. See `Launcher.sweep`."""
+        """Ends every process with a mark of this study; on a slot, only those with the slot's mark. See `Launcher.sweep`."""
         name = self.slot.name if self.slot else None
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
@@ -237,7 +237,7 @@ class LocalRunning(Running):
         return self._progress.newest
 
     def stop(self, reason: str) -> None:
-        """See `Running.stop`. Ctrl-C and other interrupting signals are delivered once it is done."""
+        """See `Running.stop`. Ctrl-C and other interrupting signals are held back until the trial has ended."""
         with signals_held():
             if self.poll() is None and self._cause is None:
                 self._why["stop_reason"] = reason

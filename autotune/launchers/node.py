@@ -1,9 +1,9 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
-The agent handles deadlines, progress, counters and the monitoring of the machine, because clocks and /proc are only valid on
-the node. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link closes,
-or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
+The agent handles deadlines, progress, counters and the monitoring of the machine, because its clocks and /proc can be
+read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link
+closes, or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
@@ -60,8 +60,8 @@ DEVICE_VARIABLES = (
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
-# Variables by which srun in a trial finds the agent's job, and by which programs find each other. The number of tasks is left
-# out: the agent's environment has that of the agent's step. So srun starts one task per node by default, as in a batch script.
+# Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left
+# out, because the agent has the value of its own step. Without it, srun starts one task per node, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",

@@ -69,7 +69,8 @@ def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
 def forget(place: Path) -> None:
     """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here.
 
-    Other hosts' lines stay, since those hosts need them to remove what is left there. So the file is replaced atomically.
+    Other hosts' lines stay, since those hosts need them to remove what is left there. The file is replaced atomically, so
+    that they are not lost if this process is killed meanwhile.
     """
     file, here = place / LIST_FILE, _here()
     lines = _lines(file)

@@ -36,7 +36,7 @@ from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
+ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))

@@ -31,7 +31,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Ray's workers get this list, without the folder of this file.
+# Without the folder of this file, because Ray's workers get this list.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
