@@ -47,13 +47,13 @@ from autotune.plain_json import from_json
 from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
-IDLE_S = 1.0
+IDLE_S = 1.0  # longest wait for a message while no trial runs
 LEAVE_S = 15.0  # an agent that should exit and is still busy after this time exits at once; the supervisor then ends the trial
-# Signals with which an engine ends a job, and the longest time between signalling two processes of the job.
+# Signals with which an engine ends a job. It sends them to the job's processes one after another, within FOREIGN_S in all.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
 # Variables by which the engine says which devices a job may use. Trials get no other variables of the engine, except those in
-# ALLOCATION if they start steps of the job.
+# ALLOCATION if the trials start steps of the job.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",

@@ -141,7 +141,7 @@ def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
     Leaves out jobs with a step: there an agent runs, which would exit without its tuner.
 
     Returns:
-        Name -> number, and whether the tuner is certainly gone.
+        Name -> (number, whether the tuner is certainly gone).
     """
     jobs = _squeue(f"{NAME}{','.join(names)}", "--format=%j|%i|%T|%M")
     words = [line.split("|") for line in jobs or () if line.count("|") == 3]
