@@ -109,7 +109,7 @@ class SlurmLauncher(RemoteLauncher):
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
         return [
-            f"{named(job)} may still hold nodes: Slurm did not answer when it was to end the job. When Slurm answers again, "
+            f"{named(job)} may still hold nodes: Slurm did not answer when asked to end the job. When Slurm answers again, "
             f"end it: scancel {job}"
             for job in sorted(self._unended)
         ]
