@@ -18,8 +18,8 @@ from typing import Any
 MASK = "***"
 # Values shorter than these limits are not masked: a secret-sounding variable may hold "0" or "true", which occur in every log.
 MIN_CHARS = 8  # a value with at least this many characters is masked even inside a word
-MIN_WORD_CHARS = 4  # from this many on, one that mixes letters with other characters ("hunter2") is masked as a whole word
-MIN_TYPED_CHARS = 3  # from this many on, one that the user typed as a secret is masked as a whole word
+MIN_WORD_CHARS = 4  # the same for a value neither all letters nor all digits ("hunter2"), but only as a whole word
+MIN_TYPED_CHARS = 3  # the same for any value that the user typed as a secret, also only as a whole word
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",
@@ -81,7 +81,7 @@ class Secrets:
 
     Args:
         values: values of secret environment variables. Values of at least MIN_CHARS characters are masked even inside words,
-            shorter ones (at least MIN_WORD_CHARS) only as whole words.
+            shorter ones (at least MIN_WORD_CHARS, neither all letters nor all digits) only as whole words.
         typed: values that the user gave as secrets. They are masked as whole words if they have at least MIN_TYPED_CHARS
             characters, even if they are ordinary words.
 

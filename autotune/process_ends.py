@@ -27,7 +27,7 @@ class Killed(NamedTuple):
     """A signal that ended a process of the program.
 
     Attributes:
-        name: "SIGSEGV"; "" if there was none.
+        name: "SIGSEGV"; "" for no signal.
         is_relayed: whether a shell or another parent reported the signal.
         rank: rank of the process; None when unknown.
         host: the node that the process ran on, if Slurm has named it; "" otherwise.

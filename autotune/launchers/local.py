@@ -34,10 +34,10 @@ from autotune.plain_text import shortened
 from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORTS_BYTES = 256 << 10  # size of the end of the log that is searched for reports of torchrun
+REPORTS_BYTES = 256 << 10  # torchrun's reports are looked for in this many bytes at the end of the log
 LOG_S = 2.0  # between two looks into a running trial's log
-MAX_SUPERVISORS = 5  # supervisors that may be killed in a row while a trial is started
-STUCK_S = 10.0  # if a trial has not ended this long after all grace periods, the supervisor itself counts as hanging
+MAX_SUPERVISORS = 5  # the start of a trial is given up once it has failed this often because the supervisor was lost
+STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after all grace periods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class LocalLauncher(Launcher):
     Args:
         graces: the grace periods.
         slot: the part of the machine that its trials may use; None for all of it.
-        made: files that trials have made, shared with the other slots.
+        made: the files that trials have made, a set shared with the other slots.
         temporary: TMPDIR of the slot's trials, unless the configuration sets it; None for this process's own.
     """
 
@@ -101,7 +101,7 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process that carries a mark of this study or, on a slot, a mark of the slot. See `Launcher.sweep`."""
+        """Ends every process with a mark of this study; on a slot, only those with the slot's mark. See `Launcher.sweep`."""
         name = self.slot.name if self.slot else None
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
@@ -237,7 +237,7 @@ class LocalRunning(Running):
         return self._progress.newest
 
     def stop(self, reason: str) -> None:
-        """See `Running.stop`. Ctrl-C and other interrupting signals are delivered once it is done."""
+        """See `Running.stop`. Ctrl-C and other interrupting signals are held back until the trial has ended."""
         with signals_held():
             if self.poll() is None and self._cause is None:
                 self._why["stop_reason"] = reason
@@ -266,7 +266,7 @@ class LocalRunning(Running):
         self._progress.read()
         if self._results.missing or self._exited_s is not None:
             self._results.refresh()
-        self._results.collect()  # after the messages: a process that has exited writes no more
+        self._results.collect()  # after the messages: a process that is known to have exited writes no more
         if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:

@@ -1,9 +1,9 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
-The agent handles deadlines, progress, counters and the monitoring of the machine, because clocks and /proc are only valid on
-the node. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link closes,
-or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
+The agent handles deadlines, progress, counters and the monitoring of the machine, because its clocks and /proc can be
+read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link
+closes, or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
@@ -47,21 +47,21 @@ from autotune.plain_json import from_json
 from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
-IDLE_S = 1.0
+IDLE_S = 1.0  # longest wait for a message while no trial runs
 LEAVE_S = 15.0  # an agent that should exit and is still busy after this time exits at once; the supervisor then ends the trial
-# Signals with which an engine ends a job, and the longest time between signalling two processes of the job.
+# Signals with which an engine ends a job. It sends them to the job's processes one after another, within FOREIGN_S in all.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
 # Variables by which the engine says which devices a job may use. Trials get no other variables of the engine, except those in
-# ALLOCATION if they start steps of the job.
+# ALLOCATION if the trials start steps of the job.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
-# Variables by which srun in a trial finds the agent's job, and by which programs find each other. The number of tasks is left
-# out: the agent's environment has that of the agent's step. So srun starts one task per node by default, as in a batch script.
+# Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left
+# out, because the agent has the value of its own step. Without it, srun starts one task per node, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",

@@ -80,7 +80,7 @@ class Ending:
         self._since_s = 0.0
 
     def is_over(self, alive: list[psutil.Process]) -> bool:
-        """Takes the step that is due; returns whether no step is left."""
+        """Takes the step that is due; returns whether the last grace period is over."""
         now_s = time.monotonic()
         if not self.is_signalled:
             self.is_signalled, self._since_s = True, now_s

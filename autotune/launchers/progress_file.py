@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.harness.protocol import PHASES, Progress
 
-MAX_READ_BYTES = 1 << 20  # a program that writes into this file must not exhaust the tuner's memory
+MAX_READ_BYTES = 1 << 20  # most that one call reads: a program that writes into this file must not exhaust the tuner's memory
 _FIELDS = {field.name for field in dataclasses.fields(Progress)}
 
 

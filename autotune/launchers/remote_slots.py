@@ -34,7 +34,7 @@ class RemoteSlots(Launcher):
         if self._are_ready:
             return found
         if len(found) < len(self._parts):
-            self.clock.pause()  # waiting for the other slots costs no budget either
+            self.clock.pause()  # waiting for the other slots costs no budget, like waiting for a node
             return []
         if problems := [problem for slot in found[1:] for problem in unlike(found[0], slot)]:
             self.close()

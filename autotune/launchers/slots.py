@@ -83,7 +83,7 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 def _turns(gpus: Sequence[str]) -> list[int]:
     """Returns each slot's place in the order in which cores are handed out.
 
-    Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known.
+    Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known: [1, 0] for GPUs on nodes 1 and 0.
     """
     nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
     order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))

@@ -36,7 +36,7 @@ from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # squeue asks the controller, which all users share
+ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
@@ -109,7 +109,7 @@ class SlurmLauncher(RemoteLauncher):
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
         return [
-            f"{named(job)} may still hold nodes: Slurm did not answer when it was to end the job. When Slurm answers again, "
+            f"{named(job)} may still hold nodes: Slurm did not answer when asked to end the job. When Slurm answers again, "
             f"end it: scancel {job}"
             for job in sorted(self._unended)
         ]
@@ -185,7 +185,7 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a number, the job was never queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # if srun has printed no number, the job was never queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

@@ -26,7 +26,7 @@ DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user'
 NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
 NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
-OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job: it may be another cluster's
+OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job, which may be another cluster's
 EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step of Slurm's own that some sites add to each job
 
 
@@ -141,7 +141,7 @@ def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
     Leaves out jobs with a step: there an agent runs, which would exit without its tuner.
 
     Returns:
-        Name -> number, and whether the tuner is certainly gone.
+        Name -> (number, whether the tuner is certainly gone).
     """
     jobs = _squeue(f"{NAME}{','.join(names)}", "--format=%j|%i|%T|%M")
     words = [line.split("|") for line in jobs or () if line.count("|") == 3]

@@ -204,7 +204,7 @@ class SupervisorProcess:
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:
-    """Closes a supervisor's socket, which makes it end every trial, and waits for its exit. Also called at the tuner's exit."""
+    """Closes a supervisor's socket, so that it ends every trial, and waits for its exit. Also called at the tuner's exit."""
     ours.close()
     exit_status(process, patience_s)
     log.close()

@@ -46,7 +46,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 1.0  # between reads of the process list while a trial runs; a shorter-lived process may not be seen
 END_LOOK_S = 0.05  # between reads of the process list while a trial is being ended
 READ_BYTES = 1 << 16
-FORK_S = 5.0  # a warm server normally forks within 10 ms
+FORK_S = 5.0  # longest wait for a warm server to fork, which normally takes less than 10 ms
 
 
 @dataclass(kw_only=True)

@@ -28,14 +28,14 @@ from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
 from autotune.studies import RESERVED_NAMES
 
-ANSWER_S = 30.0  # generous: the machine may be swapping
+ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
-MAX_NAMED = 500  # maximum number of files passed to the keeper, which may guard fewer of them, and reports the rest
+MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper, which may guard fewer of them, and reports the rest
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
-MANY_LOGS = 100  # if more files of a folder are named like logs, they are taken for a data set
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # maximum numbers of folders searched and of entries in each; folders of logs have fewer
+MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
+MAX_FOLDERS, MAX_INSIDE = 100, 1000  # most folders searched; most entries of a searched subfolder (folders of logs have fewer)
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
 STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store

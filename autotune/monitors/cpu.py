@@ -188,8 +188,8 @@ class CpuMonitor:
         Args:
             before: the first look.
             after: the second look.
-            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. If empty, the
-                tuner's cores are used.
+            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. Empty stands
+                for the tuner's cores.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:

@@ -26,7 +26,7 @@ ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all we
 STEAL_CORES = 0.1  # cores that the hypervisor gave to others
 SLOWDOWN_FRAC = 0.001  # share of the window under thermal or brake slowdown, by NVML's counters
 MIN_CLOCK_FRAC = 0.75  # minimum mean clock of the multiprocessors, as a share of their default clock
-DEVICE_FRAC = 0.05  # share of the device's multiprocessors that another process uses
+DEVICE_FRAC = 0.05  # share of the device's multiprocessors that other processes may use
 CPU, STEAL, DEVICE, THERMAL, BRAKE, CLOCK = "cpu", "steal", "device", "thermal", "power_brake", "clock"
 
 

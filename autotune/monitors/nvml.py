@@ -20,7 +20,7 @@ from autotune.plain_text import one_line
 Value = TypeVar("Value")
 
 MIB = 1 << 20
-FOR_GOOD = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
+FOR_GOOD = (3, 4, 13)  # errors that stay: NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
 NONE_FOUND = 6  # NVML_ERROR_NOT_FOUND
 # For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
 # from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.

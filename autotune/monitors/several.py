@@ -17,7 +17,7 @@ _SLOWDOWN = "gpu.slowdown_"
 class SeveralDevices(DeviceMonitor):
     """Several devices, in the order of the ranks, as one. The worst device decides about a trial.
 
-    `memory_used_bytes` and `holders` know nothing here: the memory gate asks each of `devices` instead.
+    `memory_used_bytes` and `holders` report nothing here: the memory gate asks each of `devices` instead.
     """
 
     def __init__(self, devices: Sequence[DeviceMonitor]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.documents import write_bytes
 
-MAX_TEXT_BYTES = 512 << 20  # of the decompressed trace; 200,000 events, the most that a pass records, take about 100 MB
+MAX_TEXT_BYTES = 512 << 20  # most text read from a trace; 200,000 events, the most that a pass records, take about 100 MB
 BLOCK_BYTES = 1 << 20
 NUM_KNOWN = 20_000  # strings whose masked form is remembered, since most strings occur in many events
 LEVEL = 5  # of compression

@@ -1,8 +1,8 @@
 """Connects the tuner to an agent on a node of a Ray cluster: `PYTHON broker.py REQUEST`, a child process of the tuner.
 
-Ray is imported here and nowhere else: when a cluster's head dies, Ray ends every process that is connected to it. PYTHON may be
-another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this program needs
-only Ray and the standard library of Python 3.9, and is run by path.
+Ray is imported here and nowhere else: when the head of a cluster dies, Ray ends every process that is connected to the cluster.
+PYTHON may be another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this
+program needs only Ray and the standard library of Python 3.9, and is run by path.
 
 The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
 through a separate port. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
@@ -31,7 +31,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Ray's workers get this list, without the folder of this file.
+# Without the folder of this file, because Ray's workers get this list.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
@@ -39,17 +39,17 @@ CONNECT_S = 5.0
 LOOK_S = 2.0  # between two looks at why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
-LEAVE_S = 14.0  # an agent that has not exited this long after the tuner closed the link is killed
+LEAVE_S = 14.0  # the agent is killed if it has not exited this many seconds after the tuner closed the link
 KILL_S = 1.0  # longest wait for a call that kills the agent
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
-CLUSTER = "autotune"
+CLUSTER = "autotune"  # Ray's namespace for the actor
 # Of the environment of Ray's worker, the agent gets only these variables. The tuner then sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
 )  # fmt: skip
-# Forks a grandchild of the worker. It sets the tuner's niceness, OOM score and umask (`inherited`), and becomes the agent.
+# Forks a grandchild of the worker, which sets the tuner's niceness, OOM score and umask (`inherited`) and becomes the agent.
 # Ray's workers have niceness 15, are killed first when memory is short, and may ignore SIGCHLD. Only root may lower a niceness.
 DETACH = """
 import os, signal, sys
@@ -109,7 +109,7 @@ class Relay:
         os.close(ours)
 
     def write(self, offset: int, data: bytes) -> None:
-        """Writes to the agent; `offset` is the number of bytes before `data`."""
+        """Writes to the agent; `offset` is the number of bytes sent before `data`."""
         with self._writing, contextlib.suppress(OSError):  # an agent that is gone is noticed by `read`
             left = memoryview(data)[self._num_written - offset :]
             while left:
@@ -130,7 +130,7 @@ class Relay:
             signal.pidfd_send_signal(self._agent, signal.SIGKILL)
 
     def read(self, offset: int, wait_s: float) -> bytes | None:
-        """Returns what the agent has written after the first `offset` bytes; b"" if nothing in `wait_s`; None once it ended."""
+        """Returns what the agent wrote after its first `offset` bytes; b"" if nothing comes in `wait_s`; None once it ended."""
         with self._reading:
             del self._unread[: offset - self._num_read]
             self._num_read = offset

@@ -1,6 +1,6 @@
 """Runs trials on a node of a Ray cluster: a broker, which is a child process, requests the node from Ray and carries the link.
 
-Only the broker (broker.py) imports Ray. It runs as long as the node is used, which is the whole study.
+Only the broker (broker.py) imports Ray. The broker runs as long as the node is used, which is the whole study.
 """
 
 from __future__ import annotations

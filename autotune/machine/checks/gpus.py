@@ -22,7 +22,7 @@ REMEDIES = {
     18: ("driver and library are of different versions: the driver was updated since the system started", "sudo reboot"),
 }
 INSTALL = "pip install nvidia-ml-py"
-REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # both may have written the same files
+REPLACE = "pip uninstall pynvml; pip install --force-reinstall nvidia-ml-py"  # both packages may have written the same files
 SLOWED = {"thermal": "by heat", "hardware": "by the hardware (heat or power)", "power_brake": "by the power brake"}
 
 
