@@ -171,7 +171,7 @@ class TrialRecord:
         seconds: wall time from launch until the last process was gone.
         start: "fresh" for a new interpreter; "warm" for a fork of a process that had imported torch.
         spared_s: seconds that the warm start saved over a fresh one.
-        phases_s: seconds by phase, rank 0.
+        phases_s: rank 0's seconds in each phase.
         peak_memory_bytes: largest over ranks.
         device_rate, loader_rate: D and L, the rates of the step alone and of the loader alone, per second over all ranks; None
             when unknown.

@@ -210,7 +210,7 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json with "num_trials", without the entries that grow with it. This is fast.
+        """Returns summary.json with "num_trials" instead of "trials", which are [], and without "explanation". This is fast.
 
         Raises:
             OSError, ValueError: as `read_summary`.

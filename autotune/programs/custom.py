@@ -48,7 +48,7 @@ def load_base(script: str) -> ModuleType:
 
 
 def named(reference: str) -> Callable[..., Any]:
-    """Returns the function called PACKAGE.MODULE:FUNCTION.
+    """Returns the function that a reference PACKAGE.MODULE:FUNCTION names.
 
     Raises:
         ValueError: there is no such function; the error says why.
@@ -176,7 +176,7 @@ def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]
 
 
 def check_call(function: Callable[..., Any], call: str) -> None:
-    """Checks that a function can be called like `call`, such as "(model, batch)", if its signature is known.
+    """Checks that a function can be called like `call`, such as "(model, batch)". One without a known signature passes.
 
     Raises:
         ValueError: it cannot be called like this; the error says why.
@@ -195,7 +195,7 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = build_parser()
     own, rest = parser.parse_known_args()
-    sys.path[0] = os.getcwd()  # your modules, not this folder's
+    sys.path[0] = os.getcwd()  # so that imports find your modules, not this folder's
     parts = own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]
     if wrong := wrong_parts(parts, own):
         parser.exit(2, "\n".join([*wrong, ""]))

@@ -124,7 +124,7 @@ class Replayed:
 
 
 def _search_beside(session: Session) -> Search:
-    """Returns a search that uses all slots at once."""
+    """Returns a search that uses all slots from the first trial on, without calibrating them."""
     session.schedule.num_slots = len(session.runner.beside)
     return Search(session, Uncalibrated(session))
 

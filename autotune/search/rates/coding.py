@@ -31,7 +31,7 @@ HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
-BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
+BATCH_STEP_VARIANCE = 0.05  # for doubling the batch; less, since the curves of HALF_BATCHES explain most of its effect
 # The model has a joint effect of any number of knobs. TOGETHER_VARIANCE is its prior variance, relative to that of one pair.
 # TOGETHER_LENGTH is the length scale of its kernel: how far apart two rows of `Features.knobs` must be for the effect to
 # differ. Without this effect, forecasts for configurations far from all trials are much too certain.
@@ -137,7 +137,7 @@ class Levelled:
     step: float | None = None
 
     def columns(self) -> tuple[Array, Array]:
-        """Returns the columns of each level, with a last row for absence, and the prior variance of each column's weight."""
+        """Returns a table [level, column], with a last row for absence, and the prior variance of each column's weight."""
         count = len(self.values)
         if self.step is not None:
             return _steps(count), np.array([1.0, *[self.step**2] * (count - 2)])[: count - 1]
@@ -153,7 +153,7 @@ class Levelled:
         return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
-        """Returns the columns of each level for products with other knobs, scaled so that the whole range counts as 1."""
+        """Returns the table [level, column] for products with other knobs; a whole range of numbers has length 1 in it."""
         if not self.is_ordered:
             return self.columns()[0]
         at = np.array([_place(value) for value in self.values])

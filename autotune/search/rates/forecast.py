@@ -15,10 +15,10 @@ from autotune.search.rates.model import LinearModel, Scales
 from autotune.search.rates.regime import combined, device_rate
 from autotune.search.rates.views import ALL, DEVICE, LOADER, REST, REST_USUAL, Views
 
-REST_LEVEL = 0.05
+REST_LEVEL = 0.05  # prior spread of the residual's level, in logarithms
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
-LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
-READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
+LOADER_NOISE = 1.5  # noise of L relative to that of a rate, since L is measured over fewer batches
+READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, relative to a measured D: the interference is unknown
 UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 # D and L are learned separately if at least two trials have a D, or one while trials run: then the forecast may have to be made
@@ -50,7 +50,7 @@ class Forecast:
     Attributes:
         is_decomposed: whether D and L are learned separately, which requires enough measurements of both; otherwise only the
             rate is learned.
-        spread: leave-one-out error of the rates, in logarithms.
+        spread: root mean square of the rates' leave-one-out errors, in logarithms.
         scales: spreads that each model uses, by the model's name.
         evidence: logarithm of the probability density of the rates, given the forecasts of D and L, up to a constant.
 
