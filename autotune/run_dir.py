@@ -86,7 +86,7 @@ class StudyFolder:
         return self.path / "trials" / f"{number:04d}"
 
     def trial_files(self, name: str) -> list[Path]:
-        """Returns the file of this name of every trial that has it. Other folders, such as a copy "0007.bak", are no trials."""
+        """Returns the file `name` of every trial that has one. Other folders, such as a copy "0007.bak", are no trials."""
         return [file for file in sorted(self.path.glob(f"trials/[0-9]*/{name}")) if file.parent.name.isdecimal()]
 
     # Ownership -------------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json with "num_trials" instead of "trials", which are [], and without "explanation". This is fast.
+        """Returns summary.json without its long entries: "trials" is [], "num_trials" their number. This is fast.
 
         Raises:
             OSError, ValueError: as `read_summary`.

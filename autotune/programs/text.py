@@ -244,7 +244,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+    """Yields each item with parameters of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
     If an item is itself an nn.ModuleList, its items are yielded in its place.
     """

@@ -20,7 +20,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
 from autotune.report.study import BASELINE, Study
 
-KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all others are predictions
+KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all other kinds are predictions
 PREDICTED = "predicted"
 
 
@@ -79,7 +79,7 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
 
 
 def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the gains of a finding: predicted and, if it was tried, measured."""
+    """Returns the gains of a finding: predicted and, if its remedy was tried, measured."""
     check = finding.get("check")
     if not check:
         return [finding["gain"]]

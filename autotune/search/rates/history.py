@@ -184,7 +184,7 @@ class Known:
     def measured(self, more: Sequence[Seen] = (), *, most: int) -> list[Seen]:
         """Returns the trials with a rate, in their original order; a selection if there are more than `most`.
 
-        A third of the selection are the fastest trials, a third are the latest, and the rest are evenly spaced by rank.
+        A third of the selection are the fastest trials, a third the latest, and the rest are evenly spaced in order of rate.
 
         Args:
             more: trials to be added after the last one.
