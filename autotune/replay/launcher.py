@@ -18,7 +18,7 @@ from autotune.replay.world import World
 
 START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
 RACE_CONFIDENCE = 0.99  # as in the harness, which stops a trial if the upper end of its rate's 99 % interval is too low
-OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, equal in all trials
+OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, since they are equal in all trials
 
 
 class ReplayLauncher(Launcher):

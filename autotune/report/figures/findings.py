@@ -54,7 +54,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
-        return Figure(key=key, title=title, says="Nothing is known that costs 3 % or more.", notes=notes)
+        return Figure(key=key, title=title, says="No finding costs 3 % or more.", notes=notes)
     says = "The gain of a finding is how much the rate would rise if its cost alone were removed. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)

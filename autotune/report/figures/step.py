@@ -32,7 +32,7 @@ KINDS = {
     **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
-BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts once."
+BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts for one part only."
 BY_GPU = (
     "What the GPU does, from torch.profiler, which slows only the host. Idle time is the duration of a step "
     "without the profiler, less the time that the GPU is busy."

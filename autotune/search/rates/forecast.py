@@ -19,10 +19,10 @@ REST_LEVEL = 0.05  # prior spread of the residual's level, in logarithms
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
 LOADER_NOISE = 1.5  # noise of L relative to that of a rate, since L is measured over fewer batches
 READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, relative to a measured D: the interference is unknown
-UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
+UNSURE = 8.0  # a derived D is discarded if its relative uncertainty is at least this many times the rate's
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
-# D and L are learned separately if at least two trials have a D, or one while trials run: then the forecast may have to be made
-# from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
+# D and L are learned separately if at least two trials have a D. While trials are running, one is enough: then the forecast may
+# have to be made from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
 MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
