@@ -240,7 +240,7 @@ class Coding:
 
     @cached_property
     def _weighted(self) -> dict[tuple[float, ...], list[list[Array]]]:
-        """A dict from the knobs' weights to the tables of the three parts of `Features`, one for each knob."""
+        """A dict from the weights of all knobs to a list for each part of `Features`, which holds one table per knob."""
         return {}
 
     @cached_property
