@@ -62,8 +62,8 @@ class Forecast:
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
         min_device_rates: D and L are learned separately if at least this many trials have a D.
-        like: a forecast from the same trials and scales with another `waiting`. Its model of L is reused, since `waiting` does
-            not affect L. None if there is none.
+        like: a forecast with another `waiting`, from the same trials and with the same scales. Its model of L is reused, since
+            `waiting` does not affect L. None if there is none.
     """
 
     def __init__(
