@@ -105,7 +105,7 @@ class Facts:
 
 
 class Known:
-    """The trials of a study, by number, and what the models need of all of them; valid until the study is read again.
+    """The trials of a study, ordered by number, and what the models need of them all; valid until the study is read again.
 
     Attributes:
         first: finished trials with lower numbers than all others.
