@@ -35,7 +35,7 @@ def rate_text(value: float | None, unit: str) -> str:
 
 
 def interval_text(interval: Sequence[float] | None) -> str:
-    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. A low end below 0, as after few blocks, becomes 0."""
+    """Returns a rate's interval, "[55.9, 57.7]"; "" without one. A low end below 0, possible after few blocks, becomes 0."""
     return "" if interval is None else f"[{number_text(max(0.0, interval[0]))}, {number_text(interval[1])}]"
 
 
@@ -78,7 +78,7 @@ def seconds_text(value: float | None) -> str:
 
 
 def clock_text(value: float) -> str:
-    """Returns a remaining time as "7:32" or "1:07:32"; 0:00 once it is over."""
+    """Returns a remaining time as "7:32" or "1:07:32"; "0:00" for a negative one."""
     minutes, seconds = divmod(max(0, int(value)), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
-# A rank is a straggler if its own work takes longer than another rank's by this share of a step. Established profilers call a
-# loss of this share or more "moderate".
+# There are stragglers if one rank's own work takes longer than another's by at least this share of a step. Established
+# profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
-# Two durations of a window count as equal if they differ by less than this share. Rounding changes them by less, an evaluation
-# between the steps by more.
+# A window contains nothing but steps if its length differs by less than this share from the sum of its steps' durations.
+# Rounding makes a smaller difference, an evaluation between the steps a larger one.
 SAME_FRAC = 0.01
 
 
@@ -69,7 +69,7 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
 
 
 def _is_whole(first: RankResult) -> bool:
-    """Whether nothing lies between the steps of rank 0's window, so that a step number means the same step on every rank."""
+    """Whether nothing, such as an evaluation, lies between the steps of rank 0's window, so that all ranks can use them."""
     whole, window = _over_window_of(first, first), first.window
     return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
 
@@ -96,9 +96,9 @@ def joined(results: Sequence[RankResult]) -> dict[str, Any]:
 
     {"world_size", "skew_frac", "stragglers": [rank, ...], "communication": {...}, "by_rank": [{"rank", "host", "step_s",
     "rate_per_s", "own_s", "exposed_s", "data_wait_frac", "peak_memory_bytes"}, ...]}; an unknown value is None, an unknown
-    host "". `exposed_s` is the time that a rank waits in collectives in each step, and `own_s` is the rest of the step. The
-    rank that enters a collective last waits for no other rank, so the shortest wait is the cost of communication itself. Any
-    longer wait is due to stragglers.
+    host "". `exposed_s` is the time that a rank waits in collectives in each step, and `own_s` is the rest of the step.
+    `skew_frac` is the longest `own_s` minus the shortest, as a share of a step. The rank that enters a collective last waits
+    for no other rank, so the shortest wait is the cost of communication itself. Any longer wait is due to stragglers.
     """
     if len(results) < 2:
         return {}

@@ -156,7 +156,7 @@ class TrialRecord:
         changed: the part of `knobs` that differs from the baseline; what the harness was asked to apply.
         why: one line on why this configuration was tried.
         origin: what proposed it: "earlier" (an earlier study), "expert", "single KEY" (one change to the best), "sampler NAME",
-            "late" (the best plus a costly value, minus needless changes, or limited to a lower tier), "again" (the
+            "late" (the best with a costly value, without needless changes, or limited to a lower tier), "again" (the
             configuration's only rate is in doubt); "attribution N" for the ablation of trial N; for kind explain, the pass; for
             kind check, the cause that it tries to remove; "" for the baseline and the finals.
         outcome: how it ended.
@@ -171,7 +171,7 @@ class TrialRecord:
         seconds: wall time from launch until the last process was gone.
         start: "fresh" for a new interpreter; "warm" for a fork of a process that had imported torch.
         spared_s: seconds that the warm start saved over a fresh one.
-        phases_s: seconds by phase, rank 0.
+        phases_s: rank 0's seconds in each phase.
         peak_memory_bytes: largest over ranks.
         device_rate, loader_rate: D and L, the rates of the step alone and of the loader alone, per second over all ranks; None
             when unknown.
@@ -232,7 +232,7 @@ class TrialRecord:
 
     @property
     def score(self) -> float | None:
-        """What the study maximises, in any unit: a score counts only relative to other scores. None without a measurement."""
+        """What the study maximises; None without a measurement. It has no unit, since scores are only compared with scores."""
         if self.value is None:
             return None
         return next(iter(self.scores.values())) if self.scores else self.value
@@ -309,8 +309,8 @@ class StudyRecord:
         warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
-            divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots took part, "num_sampled" is their
-            number. {} on a machine with one slot.
+            divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
+            their number. {} on a machine with one slot.
     """
 
     name: str

@@ -86,7 +86,7 @@ class StudyFolder:
         return self.path / "trials" / f"{number:04d}"
 
     def trial_files(self, name: str) -> list[Path]:
-        """Returns the file of this name of every trial that has it. Other folders, such as a copy "0007.bak", are no trials."""
+        """Returns the file `name` of every trial that has one. Other folders, such as a copy "0007.bak", are no trials."""
         return [file for file in sorted(self.path.glob(f"trials/[0-9]*/{name}")) if file.parent.name.isdecimal()]
 
     # Ownership -------------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class StudyFolder:
         self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
 
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
-        """Returns every finished trial, by number. Folders without a record (of killed trials) are left out.
+        """Returns every finished trial, ordered by number. Folders without a record (of killed trials) are left out.
 
         Args:
             known: what earlier calls have read, which this call updates. Only files that have changed since are read again.
@@ -173,7 +173,7 @@ class StudyFolder:
         return TrialRecord.from_json(read_json(self.trial_path(number) / "trial.json"))
 
     def read_cut_off(self) -> list[TrialRequest]:
-        """Returns the requests of trials without a record, by number: autotune was killed while they ran."""
+        """Returns the requests of trials without a record, ordered by number: autotune was killed while they ran."""
         found = []
         for file in self.trial_files("asked.json"):
             if not file.with_name("trial.json").exists():
@@ -210,7 +210,7 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json with "num_trials", without the entries that grow with it. This is fast.
+        """Returns summary.json without its long entries: "trials" is [], "num_trials" their number. This is fast.
 
         Raises:
             OSError, ValueError: as `read_summary`.

@@ -9,8 +9,8 @@ Each of your parts is named PACKAGE.MODULE:FUNCTION. Modules are looked for in t
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches
     def step(model, batch) -> Tensor                     # --step: the loss of a batch that is already on the device
 
-Without --step, a batch is either a mapping of keyword arguments for a model that returns an object with a loss, or a pair of
-inputs and class indices. Parts that are not given come from the script named by --base, which also defines the other options.
+Without --step, a batch is either a pair (inputs, class indices), or a mapping of keyword arguments for a model whose result has
+an attribute `loss`. Parts that are not given come from the script named by --base, which also defines the other options.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load_base(script: str) -> ModuleType:
 
 
 def named(reference: str) -> Callable[..., Any]:
-    """Returns the function called PACKAGE.MODULE:FUNCTION.
+    """Returns the function that a reference PACKAGE.MODULE:FUNCTION names.
 
     Raises:
         ValueError: there is no such function; the error says why.
@@ -176,7 +176,7 @@ def wrong_parts(references: Iterable[str], own: argparse.Namespace) -> list[str]
 
 
 def check_call(function: Callable[..., Any], call: str) -> None:
-    """Checks that a function can be called like `call`, such as "(model, batch)", if its signature is known.
+    """Checks that a function can be called like `call`, such as "(model, batch)"; a built-in without a signature passes.
 
     Raises:
         ValueError: it cannot be called like this; the error says why.
@@ -195,7 +195,7 @@ def main() -> None:
     """Reads the command line and trains."""
     parser = build_parser()
     own, rest = parser.parse_known_args()
-    sys.path[0] = os.getcwd()  # your modules, not this folder's
+    sys.path[0] = os.getcwd()  # so that imports find your modules, not this folder's
     parts = own.check or [each for each in (own.model_factory, own.data_factory, own.step) if each]
     if wrong := wrong_parts(parts, own):
         parser.exit(2, "\n".join([*wrong, ""]))
@@ -214,5 +214,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-elif __name__ == "__mp_main__":  # in a spawned loader worker, which needs the class of its data set
+elif __name__ == "__mp_main__":  # in a spawned loader worker, which unpickles a data set of the base script
     load_base(build_parser().parse_known_args()[0].base)

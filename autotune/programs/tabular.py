@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 ENDLESS_SAMPLES = 100_000  # default number of rows of the table
 SYNTHETIC_BATCHES = 4
-TEACHER_SEED, TEACHER_SIZE = 1, 64  # the table does not depend on the training's seed
+TEACHER_SEED, TEACHER_SIZE = 1, 64  # the teacher's seed and hidden width; --seed does not change the table
 
 
 class Table(Dataset[tuple[Tensor, Tensor]]):
@@ -55,7 +55,7 @@ class SyntheticBatches:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns the batches of an epoch, to be iterated once per epoch, as (features of [batch, features], classes)."""
+    """Returns an iterable of batches (features of [batch, columns], classes), to be iterated anew in each epoch."""
     num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
     if options.data == "synthetic":
         shape = (options.batch_size, options.num_features)
@@ -83,7 +83,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
+    """Returns this process's device, such as "cuda:1"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -122,7 +122,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+    """Yields each item with parameters of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
     If an item is itself an nn.ModuleList, its items are yielded in its place.
     """

@@ -38,7 +38,7 @@ PASSED_BY = (
     "__pycache__",
 )  # folders to skip: they lie in the standard library's folder, and are far larger than the library
 MAX_TEXT_BYTES = 16 * 2**20  # every loader process holds the text, and more of it would not change the speed
-MAX_WORD = 12
+MAX_WORD = 12  # characters of a token; a longer word becomes several tokens
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
@@ -115,7 +115,7 @@ class TextWindows(Dataset[Batch]):
 
 
 def masked(tokens: Tensor, vocab_size: int) -> Batch:
-    """Returns the tokens, some of them masked or replaced at random. The labels are the original tokens at these places."""
+    """Returns "input_ids", with some chosen tokens masked or replaced, and "labels": the chosen tokens, IGNORED elsewhere."""
     is_chosen = torch.rand(tokens.shape) < MASKED_FRAC
     is_chosen[int(torch.randint(len(tokens), ()))] = True  # a batch without a chosen token has no loss
     labels = torch.where(is_chosen, tokens, IGNORED)
@@ -143,7 +143,7 @@ def vocab_size(options: argparse.Namespace) -> int:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[Batch]:
-    """Returns the batches of an epoch, to be iterated once per epoch, as {"input_ids", "labels"} of [batch, length].
+    """Returns an iterable of batches {"input_ids", "labels"} of [batch, length], to be iterated anew in each epoch.
 
     Raises:
         FileNotFoundError: the folder holds no text.
@@ -205,7 +205,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
+    """Returns this process's device, such as "cuda:1"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -244,7 +244,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+    """Yields each item with parameters of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
     If an item is itself an nn.ModuleList, its items are yielded in its place.
     """
@@ -304,7 +304,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", choices=tuple(MODELS), default="gpt2_small")
     parser.add_argument("--num-layers", type=positive, help="default: the model's own")
     parser.add_argument("--hidden-size", type=positive, help="default: the model's own")
-    parser.add_argument("--num-heads", type=positive, help=f"attention heads; default: one for each {HEAD_SIZE} of the width")
+    parser.add_argument("--num-heads", type=positive, help=f"attention heads; default: hidden size / {HEAD_SIZE}, at least 1")
     parser.add_argument("--vocab-size", type=positive, help="number of different tokens; default: the model's own")
     parser.add_argument("--data", choices=("text", "synthetic"), default="text")
     parser.add_argument("--data-root", type=Path, help="folder of text files; default: Python's standard library")
@@ -330,7 +330,7 @@ def main() -> None:
     hidden = options.hidden_size or MODELS[options.model].hidden_size
     heads = options.num_heads or max(1, hidden // HEAD_SIZE)
     if hidden % (2 * heads):
-        parser.error(f"--hidden-size: must be a multiple of {2 * heads}, twice the attention heads, got {hidden}")
+        parser.error(f"--hidden-size: must be a multiple of {2 * heads}, twice the number of attention heads, got {hidden}")
     if vocab_size(options) <= NUM_SPECIAL:
         parser.error(f"--vocab-size: must be more than {NUM_SPECIAL}, got {options.vocab_size}")
     if options.device == "cuda" and not torch.cuda.is_available():

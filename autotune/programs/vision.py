@@ -35,7 +35,7 @@ ENDLESS_SAMPLES = 100_000  # length of an epoch with the small data sets that st
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # in training, these return a plain tensor only if built without such heads
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without their auxiliary heads, with which training returns a tuple
 
 
 class Repeated(Dataset[Any]):
@@ -161,7 +161,7 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns the batches of an epoch, to be iterated once per epoch, as (images of [batch, 3, size, size], classes)."""
+    """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated anew in each epoch."""
     if options.data == "synthetic":
         num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
         shape = (options.batch_size, 3, options.image_size, options.image_size)
@@ -202,7 +202,7 @@ def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optim
 
 
 def join_processes(kind: str) -> torch.device:
-    """Returns the device of this process, "cuda" or "cpu"; joins the process group if a launcher started several processes."""
+    """Returns this process's device, such as "cuda:1"; joins the process group if a launcher started several processes."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return torch.device(kind)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
@@ -246,7 +246,7 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the model's outermost module lists, such as the layers of a transformer, if they have parameters.
+    """Yields each item with parameters of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
     If an item is itself an nn.ModuleList, its items are yielded in its place.
     """

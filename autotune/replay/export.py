@@ -129,7 +129,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether `classify` still returns the trial's outcome after the export; True for outcomes that it never returns."""
+    """Whether `classify` still returns the outcome after the export; True for outcomes that `classify` never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
@@ -154,7 +154,7 @@ def _with_plain_ending(made: Measurement) -> Measurement:
 
 
 def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
-    """Returns a rank's result without raw steps, paths and pids; if `is_first`, includes what only the baseline reports."""
+    """Returns a rank's result without raw steps, paths and pids. Facts of the program are kept only if `is_first`."""
     window = result.window
     kept: dict[str, Any] = {
         "rank": result.rank,

@@ -36,7 +36,10 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the cases to explain: each table and time at which another strategy's median exceeds the first strategy's."""
+    """Returns the cases to explain, in which another strategy's median exceeds the first strategy's by more than LOSS_FRAC.
+
+    A case is a table, a rival and a number of AT_TRIALS: medians are compared after the time of so many average trials.
+    """
     found = []
     for table in tables:
         own = table["strategies"][names[0]]["at_seconds_of_trials"]

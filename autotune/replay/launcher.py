@@ -18,7 +18,7 @@ from autotune.replay.world import World
 
 START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
 RACE_CONFIDENCE = 0.99  # as in the harness, which stops a trial if the upper end of its rate's 99 % interval is too low
-OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, equal in all trials
+OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, since they are equal in all trials
 
 
 class ReplayLauncher(Launcher):
@@ -85,8 +85,8 @@ class ReplayLauncher(Launcher):
     def _make_first_steps(self, ended: Ended, spec: Spec) -> None:
         """Changes a recorded trial into one that ended after its first steps, with the baseline's losses.
 
-        A trial's own first losses were not recorded. With the baseline's, a comparison of losses takes a realistic time but
-        never rejects a trial. Recorded failures, for example for lack of memory, stay failures.
+        A trial's own first losses were not recorded. With the baseline's in their place, a comparison of losses takes a
+        realistic time but never rejects a trial. Recorded failures, for example for lack of memory, stay failures.
         """
         for result, loss in zip(ended.results, self._losses, strict=False):
             if result.status == "failed":

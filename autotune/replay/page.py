@@ -68,7 +68,7 @@ EXPLAINED = (
     "from recorded repeats that the search did not see. The thick line is the median over the seeds, the thin line the 10th "
     "percentile. Seconds of 10: the fraction reached in the time that 10 average trials of the table take. To 95 %: trials or "
     "seconds until the best so far reaches 95 % of the optimum and stays there, including the finals' choosing rounds and the "
-    "ablation. Trials: how many the search took. Final: rate of the configuration that the study ends with. Out of memory: "
+    "ablation. Trials: number of search trials. Final: rate of the configuration that the study ends with. Out of memory: "
     "share of the first 20 trials that ran out of it. Verified: claimed speed-ups that a later verify agrees with. "
     "Overstated: by how much the winner's reported rate exceeds its true rate, in the median."
 )

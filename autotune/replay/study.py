@@ -77,8 +77,8 @@ class Claim:
         ratio, ci: the reported speed-up over the baseline.
         overstated_frac: by how much the winner's reported rate exceeds its true rate, as a fraction of the true rate.
         is_truth_inside: whether the reported interval of the winner's rate contains the true rate (itself an estimate).
-        is_verified: whether a later `verify` agrees with the claim: whether the interval of the ratio "measured speed-up /
-            claimed speed-up" contains 1. None if there is no interval.
+        is_verified: whether a later `verify` agrees with the claim: the interval of measured speed-up / claimed speed-up
+            contains 1. None if there is no interval.
         verdict: the verdict of `verify`: "holds", "no longer holds" or "ambiguous".
     """
 
@@ -124,7 +124,7 @@ class Replayed:
 
 
 def _search_beside(session: Session) -> Search:
-    """Returns a search that uses all slots at once."""
+    """Returns a search that uses all slots from the first trial on, without calibrating them."""
     session.schedule.num_slots = len(session.runner.beside)
     return Search(session, Uncalibrated(session))
 

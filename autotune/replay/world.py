@@ -91,7 +91,10 @@ class World:
         return mean(unseen) or mean(self._all[key]) or 0.0
 
     def held_out(self, key: Key) -> float:
-        """Returns the rate of the held-out repeat, which is never served; 0 for a configuration without a rate."""
+        """Returns the rate of the held-out repeat, which is never served; 0 for a configuration without a rate.
+
+        If no repeat is held out, or the held-out one has no rate, returns the mean over all.
+        """
         served = {one.number for one in self._may_be_served[key]}
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0

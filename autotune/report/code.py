@@ -49,6 +49,6 @@ def codes(study: Study) -> list[Code]:
             exported = render(study.summary, name, None)
         except (BadInput, AttributeError, KeyError, TypeError, ValueError):  # a summary of another version
             continue
-        left_out = exported.left_out if exported.header else ()  # a format without a header lists them in its comments
+        left_out = exported.left_out if exported.header else ()  # if there is no header, comments in the text list them
         made.append(Code(format=name, use=USES.get(name, ""), text=exported.text.rstrip(), left_out=left_out))
     return made

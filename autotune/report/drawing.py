@@ -1,4 +1,4 @@
-"""Draws charts as SVG and HTML, without scripts and without inline styles: positions are percentages, sizes are pixels.
+"""Draws charts as SVG and HTML, without scripts and without inline styles. x is in percent, y in pixels.
 
 A chart is as wide as its container, and its text is never scaled. A bar chart is a list of rows, each with text and a drawn
 track. A plot is one drawing whose marks are placed at percentages of its width. Colours are classes of style.css.

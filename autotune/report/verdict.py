@@ -22,7 +22,7 @@ from autotune.wording import (
     own_command_text,
 )
 
-MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and the characters of the reason of each
+MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and how many characters of each reason
 MAX_FILES = 5  # how many file names a line lists
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}

@@ -198,7 +198,11 @@ def test_batches_of_a_table_may_lie_on_the_device(tabular: ModuleType, capsys, m
     ("program", "arguments", "message"),
     [
         ("text", ("--model", "gpt5"), "--model: invalid choice: 'gpt5'"),
-        ("text", ("--hidden-size", "65"), "--hidden-size: must be a multiple of 2, twice the attention heads, got 65"),
+        (
+            "text",
+            ("--hidden-size", "65"),
+            "--hidden-size: must be a multiple of 2, twice the number of attention heads, got 65",
+        ),
         ("text", ("--vocab-size", "2"), "--vocab-size: must be more than 2, got 2"),
         ("text", ("--data-root", "/no/such"), "--data-root: no text in /no/such"),
         ("tabular", ("--num-layers", "0"), "--num-layers: must be 1 or more, got 0"),

@@ -70,7 +70,7 @@ def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_it
     assert figure.grid is not None
     assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
     assert "50.0 ms" in figure.says
-    assert "Idle time is what remains of the time that a step takes without the profiler" in figure.says
+    assert "Idle time is the duration of a step without the profiler" in figure.says
 
 
 def test_what_else_holds_memory_on_a_gpu_is_named(study: Study) -> None:

@@ -139,7 +139,7 @@ def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(t
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ("ok", "Nothing is known that costs 3 % or more."),
+        ("ok", "No finding costs 3 % or more."),
         ("timeout", "Not known, because no pass succeeded."),
     ],
 )

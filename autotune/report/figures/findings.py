@@ -20,7 +20,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
 from autotune.report.study import BASELINE, Study
 
-KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all others are predictions
+KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all other kinds are predictions
 PREDICTED = "predicted"
 
 
@@ -54,7 +54,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
-        return Figure(key=key, title=title, says="Nothing is known that costs 3 % or more.", notes=notes)
+        return Figure(key=key, title=title, says="No finding costs 3 % or more.", notes=notes)
     says = "The gain of a finding is how much the rate would rise if its cost alone were removed. Gains do not add up."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
@@ -79,7 +79,7 @@ def _chart(found: Sequence[Mapping[str, Any]]) -> Bars:
 
 
 def _gains(finding: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns the gains of a finding: predicted and, if it was tried, measured."""
+    """Returns the gains of a finding: predicted and, if its remedy was tried, measured."""
     check = finding.get("check")
     if not check:
         return [finding["gain"]]

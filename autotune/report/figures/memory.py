@@ -116,7 +116,7 @@ def _batch(trial: dict[str, Any]) -> float:
 def _words(study: Study, out: Sequence[dict[str, Any]]) -> str:
     taken = len((study.summary.get("warm_start") or {}).get("out_of_memory") or [])
     if not out:
-        earlier = f" {taken} were not tried, because they ran out of memory in earlier studies." if taken else ""
+        earlier = f" Configurations not tried, since they ran out of memory in earlier studies: {taken}." if taken else ""
         return f"No configuration ran out of memory.{earlier}"
     by_number = {trial["number"]: words for trial, words in zip(study.trials, phrases(study.summary), strict=True)}
     listed = "; ".join(f"trial {trial['number']} ({by_number[trial['number']]})" for trial in out[:MAX_NAMED])

@@ -18,7 +18,7 @@ from autotune.report.study import Study
 
 MAX_SHOWN = 12  # rows of a chart; the table has more
 SECONDS, SHARE = "seconds", "share"  # placeholders for the columns with a row's seconds, and with their share of a whole step
-MAX_LABEL_CHARS = 90  # of a label in a chart; the table has the whole name
+MAX_LABEL_CHARS = 90  # maximum length of a label in a chart; the table has the whole name
 MAX_KINDS = 6  # the sentence names at most this many kinds of operators
 MAX_LISTED = 40  # rows of a table; the CSV beside the trace has all
 # Parts of a kernel's name that say little: C++ namespaces and casts, and the layout of cuDNN kernels.

@@ -17,7 +17,7 @@ NAMES = {
     "exposed_collective": "waiting for other ranks", "d2h": "copies to the host", "d2d": "copies on the device",
     "h2d": "copies to the device", "input_wait": "waiting for input", "input": "waiting for input",
     "transfer": "copies to the device", "kernel_launch": "GPU idle, host launches kernels",
-    "synchronise": "GPU idle, host waits for it", "host": "GPU idle, host at work", "idle": "GPU idle", "compile": "compiling",
+    "synchronise": "GPU idle, host synchronises", "host": "GPU idle, host at work", "idle": "GPU idle", "compile": "compiling",
     "python": "Python", "matmul": "matrix products",
 }  # fmt: skip
 

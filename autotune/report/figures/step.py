@@ -32,10 +32,10 @@ KINDS = {
     **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),
 }
-BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts once."
+BY_TRACE = "From torch.profiler, which makes a step longer. Each instant counts for one part only."
 BY_GPU = (
-    "What the GPU does, from torch.profiler, which slows only the host. Idle time is what remains of the time "
-    "that a step takes without the profiler."
+    "What the GPU does, from torch.profiler, which slows only the host. Idle time is the duration of a step "
+    "without the profiler, less the time that the GPU is busy."
 )
 BY_PHASE = "By phase, without a profiler: timed on the GPU or, if there is none, in the training thread."
 RATES = {"device_rate": "D, the step alone", "loader_rate": "L, the loader alone", "value": "both together"}
@@ -67,7 +67,7 @@ def categories(study: Study) -> Figure:
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Returns the GPU's part of a breakdown. "idle" is what remains of the time that a step takes without the profiler.
+    """Returns the GPU's part of a breakdown. "idle" is the duration of a step without the profiler, less all other parts.
 
     Returns {} if there is no GPU, or if the duration of a step without the profiler is unknown.
     """

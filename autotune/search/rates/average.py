@@ -22,12 +22,12 @@ class AveragedForecast:
     """Forecasts with each value of WAITING, weighted by how well each explains the rates.
 
     On shared cores the device rate D cannot be observed, so each value implies another D. If a single value were assumed, the
-    trials would seem to confirm it, because the implied D explains their rates. If step and loader share no cores, there is
-    only one forecast.
+    trials would seem to confirm it, because the implied D explains their rates. If the step computes on a GPU, there is only
+    one forecast.
 
     Attributes:
         is_decomposed: see `Forecast`.
-        spread: leave-one-out error of the most probable forecast, in logarithms.
+        spread: `Forecast.spread` of the most probable forecast.
         scales: spreads that each model uses, by value of `waiting` and model.
 
     Args:

@@ -31,8 +31,8 @@ HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
-BATCH_STEP_VARIANCE = 0.05  # the same for doubling the batch, since the curves of HALF_BATCHES explain most of its effect
-# The model has a joint effect of any number of knobs. TOGETHER_VARIANCE is its prior variance, relative to that of one pair.
+BATCH_STEP_VARIANCE = 0.05  # for doubling the batch; less, since the curves of HALF_BATCHES explain most of its effect
+# Besides pairs, the model has a joint effect of all knobs. TOGETHER_VARIANCE is its prior variance, relative to that of a pair.
 # TOGETHER_LENGTH is the length scale of its kernel: how far apart two rows of `Features.knobs` must be for the effect to
 # differ. Without this effect, forecasts for configurations far from all trials are much too certain.
 TOGETHER_VARIANCE, TOGETHER_LENGTH = 16.0, 2.0
@@ -73,7 +73,7 @@ class Features:
 
     def _once(self, name: str, other: Features, made: Callable[[], T]) -> T:
         """Returns the latest result if it was made with the same features, since several models share them; else a new one."""
-        name = f"{name} of one" if len(other.effects) == 1 else name  # a single row (the reference) is kept besides many rows
+        name = f"{name} of one" if len(other.effects) == 1 else name  # so that a single row does not displace the many rows
         key = None if other is self else other  # an object that refers to itself is freed late
         features, value = self._latest.get(name, (self, None))
         if features is not key:
@@ -137,7 +137,7 @@ class Levelled:
     step: float | None = None
 
     def columns(self) -> tuple[Array, Array]:
-        """Returns the columns of each level, with a last row for absence, and the prior variance of each column's weight."""
+        """Returns a table [level, column], with a last row for absence, and the prior variance of each column's weight."""
         count = len(self.values)
         if self.step is not None:
             return _steps(count), np.array([1.0, *[self.step**2] * (count - 2)])[: count - 1]
@@ -153,7 +153,7 @@ class Levelled:
         return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
-        """Returns the columns of each level for products with other knobs, scaled so that the whole range counts as 1."""
+        """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1."""
         if not self.is_ordered:
             return self.columns()[0]
         at = np.array([_place(value) for value in self.values])
@@ -240,7 +240,7 @@ class Coding:
 
     @cached_property
     def _weighted(self) -> dict[tuple[float, ...], list[list[Array]]]:
-        """A dict from the knobs' weights to the tables of the three parts of `Features`, one for each knob."""
+        """A dict from the weights of all knobs to a list for each part of `Features`, which holds one table per knob."""
         return {}
 
     @cached_property
@@ -272,7 +272,7 @@ def _squares(own: Array) -> Array:
 
 
 def _steps(count: int) -> Array:
-    """Returns the cumulative coding of `count` levels: the steps up to a level are 1. The last row is for absence."""
+    """Returns the cumulative coding of `count` levels: [1, 1, 0] for the third of four. The last row is for absence."""
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 

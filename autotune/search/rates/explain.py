@@ -38,7 +38,7 @@ def gain(expected: float, possible: float) -> str:
 
 
 def risk(chance_to_fit: float) -> str:
-    """Returns the text that follows the gain if a proposal will probably run out of memory."""
+    """Returns the text that follows the gain of a risky proposal: ", 10 % likely to fit the memory"."""
     return f", {chance_to_fit:.0%} likely to fit the memory".replace("%", " %")
 
 

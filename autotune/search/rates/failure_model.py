@@ -49,12 +49,13 @@ class FailureModel:
     """Attributes a failure to a value with which no trial has worked, or else to two values that never worked together.
 
     A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
-    known to fail if it is the only unproven value of a failed trial and no other value occurs in all failures with it. (If
-    another value did, it might be that only the two together fail.) Failures with a value that is known to fail do not count
-    against other values.
+    known to fail if it is the only unproven value of a failed trial, and the failed trials with it have no other value in
+    common that the baseline lacks. (If they had, it might be that only the two together fail.) Failures with a value that is
+    known to fail do not count against other values.
 
-    If all values of a failed trial are proven, it counts equally against all its pairs that have not worked together. If
-    there are several such failures, and exactly one pair occurs in all of them, this pair is known to fail.
+    If all values of a failed trial are proven, it counts equally against all pairs of its values that have not worked together,
+    leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair
+    is known to fail.
 
     Args:
         worked: a `Proven`, or the configurations from which to make one.

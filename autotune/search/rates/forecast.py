@@ -15,14 +15,14 @@ from autotune.search.rates.model import LinearModel, Scales
 from autotune.search.rates.regime import combined, device_rate
 from autotune.search.rates.views import ALL, DEVICE, LOADER, REST, REST_USUAL, Views
 
-REST_LEVEL = 0.05
+REST_LEVEL = 0.05  # prior spread of the residual's level, in logarithms
 ROUGH = 2.0  # noise of a trial that was stopped early or unsteady, relative to an ordinary one
-LOADER_NOISE = 1.5  # noise of L, which is measured over fewer batches than the rate
-READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, where the interference is unknown
-UNSURE = 8.0  # a derived D is discarded if it is less certain than its rate by at least this factor
+LOADER_NOISE = 1.5  # noise of L relative to that of a rate, since L is measured over fewer batches
+READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, relative to a measured D: the interference is unknown
+UNSURE = 8.0  # a derived D is discarded if its relative uncertainty is at least this many times the rate's
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
-# D and L are learned separately if at least two trials have a D, or one while trials run: then the forecast may have to be made
-# from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
+# D and L are learned separately if at least two trials have a D. While trials are running, one is enough: then the forecast may
+# have to be made from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
 MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
@@ -50,7 +50,7 @@ class Forecast:
     Attributes:
         is_decomposed: whether D and L are learned separately, which requires enough measurements of both; otherwise only the
             rate is learned.
-        spread: leave-one-out error of the rates, in logarithms.
+        spread: root mean square of the rates' leave-one-out errors, in logarithms.
         scales: spreads that each model uses, by the model's name.
         evidence: logarithm of the probability density of the rates, given the forecasts of D and L, up to a constant.
 
@@ -62,8 +62,8 @@ class Forecast:
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
         min_device_rates: D and L are learned separately if at least this many trials have a D.
-        like: a forecast from the same trials and scales with another `waiting`. Its model of L is reused, since `waiting` does
-            not affect L. None if there is none.
+        like: a forecast with another `waiting`, from the same trials and with the same scales. Its model of L is reused, since
+            `waiting` does not affect L. None if there is none.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Seen:
         is_rough: whether its numbers are less certain, because it was stopped early or reached no steady state.
         peak_bytes: peak memory; None when unknown.
         is_out: whether it ran out of memory or exceeded the memory constraint.
-        may_win: whether it is measured and violates no constraint.
+        may_win: whether it has a rate, is not rough and violates no constraint.
         is_running: whether it is still running.
         to_blame: knobs that may have made the trial fail; None for all knobs.
     """
@@ -105,7 +105,7 @@ class Facts:
 
 
 class Known:
-    """The trials of a study, by number, and what the models need of all of them; valid until the study is read again.
+    """The trials of a study, ordered by number, and what the models need of them all; valid until the study is read again.
 
     Attributes:
         first: finished trials with lower numbers than all others.
@@ -182,11 +182,13 @@ class Known:
         return self if allowed == names else Known(one for one in self if one.names in allowed)
 
     def measured(self, more: Sequence[Seen] = (), *, most: int) -> list[Seen]:
-        """Returns at most `most` of the trials with a rate: the fastest, the latest and others, in their original order.
+        """Returns the trials with a rate, in their original order; a selection if there are more than `most`.
+
+        A third of the selection are the fastest trials, a third the latest, and the rest are evenly spaced in order of rate.
 
         Args:
             more: trials to be added after the last one.
-            most: how many.
+            most: maximum number of trials.
         """
         rated = [*self.rated, *more]
         return thinned(rated, _by_rate(self.by_rate, rated), most=most)

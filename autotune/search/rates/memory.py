@@ -19,7 +19,7 @@ CLASS_KNOBS = (
     *("parallel.strategy", "parallel.reshard_after_forward"),
 )
 # Knobs whose values usually need the same memory, but one value may run out of memory where others do not. For example, if an
-# attention kernel does not accept the inputs, another kernel runs that keeps the whole score matrix. If these were class knobs,
+# attention kernel does not accept the inputs, one that keeps the whole score matrix runs instead. If these were class knobs,
 # there would be too few trials per class: on one simulated transformer, 15 % of the trials ran out of memory instead of 2.5 %.
 ALLOCATING_KNOBS = ("backend.sdpa", "memory.allocator")
 # Knobs that change only the memory that does not grow with the batch, for example copies of the gradients.
@@ -42,9 +42,9 @@ NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU pe
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # how much of a trial's own memory does not grow with the batch: mean and spread
-CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the expected savings
-CLASS_FIXED_SPREAD = 0.1  # spread that one value adds to the part that does not grow, as a share of a trial's own memory
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of the memory beyond PROCESS_BYTES that does not grow with the batch: mean, spread
+CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the savings in SPARED
+CLASS_FIXED_SPREAD = 0.1  # spread that a value adds to the part that does not grow, a share of the memory beyond PROCESS_BYTES
 THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
 MOST_PEAKS = 100  # largest number of peaks that are fitted
 NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply

@@ -12,7 +12,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from autotune.search.rates.coding import Array, Features
 
 USUAL = (0.3, 0.1, 0.03)  # usual spreads of a logarithm due to single knobs, pairs of knobs, and noise
-# To find likely spreads, each spread in USUAL is multiplied by each of these factors.
+# To find likely spreads, each spread in USUAL is multiplied by each factor in its row.
 FACTORS = (
     (0.4, 1.0, 2.5, 6.0),
     (0.4, 1.0, 2.5),
@@ -20,7 +20,7 @@ FACTORS = (
 )
 DOUBT = 1.0  # prior spread of the factors' natural logarithms, whose prior mean is 0
 BIAS = 2.0  # prior spread of the level, which is almost unknown
-JITTER = 1e-9
+JITTER = 1e-9  # added to each variance, so that the Cholesky factor exists
 
 Scales = tuple[float, float, float]  # spreads of effects, of pairs, and of measurements
 
