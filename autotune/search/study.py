@@ -97,7 +97,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: those that its error or knob reports name; if none is named, all."""
+    """Returns the changes that may have made a trial fail: those named in its error or knob reports, else all of them."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -269,7 +269,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna. `record` is the trial's own, or that of an earlier trial with its configuration.
+    """Reports a proposed trial to Optuna. `record` is its own, or that of an earlier trial of the same configuration.
 
     `limits` are those of `told`.
     """
