@@ -1,4 +1,4 @@
-"""Tracks by tags which runs of a study MLflow has, and which of these runs should be deleted."""
+"""Finds out from tags which runs of a study MLflow has, and which of these runs should be deleted."""
 
 from __future__ import annotations
 
