@@ -133,7 +133,9 @@ class Interference:
         each_s = max(best.fresh_s, 1e-9)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
-            return f"testing if parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time left"
+            return (
+                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time left"
+            )
         return ""
 
     def _left_s(self, each_s: float) -> float:
