@@ -33,7 +33,7 @@ class CompleteGrid(optuna.samplers.GridSampler):
 
 
 def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
-    """Returns the sampler of SAMPLERS with a given name; a grid is made from the distributions.
+    """Returns the sampler of SAMPLERS with a given name, for the search space `distributions`.
 
     Raises:
         BadInput: no such sampler, or a grid too large to list.

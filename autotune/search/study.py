@@ -183,7 +183,7 @@ class _Storage(JournalStorage):
     def __init__(self, journal: _Journal) -> None:
         super().__init__(journal)
         self._journal = journal
-        # For each combination of states, its trials by id, and the ids of the trials that have changed since.
+        # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:

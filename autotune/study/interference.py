@@ -56,7 +56,7 @@ class Calibration:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether neighbours certainly cost no more than the margin on average, and no slot more than SLOT_MARGINS margins.
+        """Whether neighbours certainly cost at most the margin on average, and at most SLOT_MARGINS margins on any slot.
 
         Also False if a trial is certainly faster with neighbours. Then it is faster because a slot gives it fewer threads, and
         the two rates cannot be compared.

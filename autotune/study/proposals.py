@@ -402,7 +402,7 @@ class Search(Settled):
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
-            elif self._is_known(proposal.knobs):  # it runs now
+            elif self._is_known(proposal.knobs):  # a trial of it is running
                 self._forget(proposal)
                 num_known += 1
             elif not self._fits(proposal.knobs):
