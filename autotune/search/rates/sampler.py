@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; with over 200 trials, after about one in a hundred (see REFIT_TIMES)."""
+    """A model that is fitted again after each trial; with over 200, once their number has grown by about 1 % (REFIT_TIMES)."""
 
     def __init__(self) -> None:
         self._model: T | None = None
