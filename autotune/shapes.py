@@ -1,8 +1,8 @@
 """Checks JSON documents that were read from disk: a file may be cut off, edited, or written by another program.
 
-A shape is a function that tells whether a value is right (`number`), `[shape]` for a list, `(None, shape)` for a value that may
-be null, or a dictionary. A dictionary's key "name?" may be missing or null; if its shape is a dictionary, the value may also be
-{}. ANY stands for all keys. Keys that are not in a shape are not checked: later versions add some.
+A shape is one of these: a function that tells whether a value is right (`number`); `[shape]` for a list; `(None, shape)` for a
+value that may be null; {key: shape} for a dictionary. With the key "name?", "name" may be missing, null or, where a dictionary
+is expected, {}. ANY stands for all keys. Keys that are not in a shape are not checked: later versions add some.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Choice:
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns the value closest to `value`; None if no distance is defined."""
+        """Returns `value` if the domain has it, else the closest number; None if `value` is no number, or no choice is one."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]
@@ -87,7 +87,7 @@ class IntInterval:
         return IntInterval(low, high, log=self.log and low >= 1)
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns the whole number of the interval closest to `value`; None if no distance is defined."""
+        """Returns the whole number of the interval closest to `value`; None if `value` is no number."""
         return min(max(round(float(value)), self.low), self.high) if _is_number(value) else None
 
     def as_json(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
     A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
     name. A path refers to the study whose folder it is or lies in, even if that folder is not in `runs`. So
-    "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one.
+    "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one in "runs/resnet18-2".
 
     Args:
         runs: the runs folder.

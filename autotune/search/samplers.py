@@ -33,7 +33,7 @@ class CompleteGrid(optuna.samplers.GridSampler):
 
 
 def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optuna.samplers.BaseSampler:
-    """Returns the sampler of SAMPLERS with a given name; a grid is made from the distributions.
+    """Returns the sampler of SAMPLERS with a given name, for the search space `distributions`.
 
     Raises:
         BadInput: no such sampler, or a grid too large to list.
@@ -91,7 +91,7 @@ def grid_levels(distribution: BaseDistribution) -> list[Any]:
     """Returns the values that a grid visits: every choice or integer; on a log scale from 1 to 12: 1, 2, 4, 8 and 12.
 
     Raises:
-        BadInput: a float range, which has no finite list of values.
+        BadInput: a float range without a step has no finite list of values.
     """
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)

@@ -97,7 +97,7 @@ def measured(record: TrialRecord) -> dict[str, Any]:
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
-    """Returns the changes that may have made a trial fail: those that its error or knob reports name; if none is named, all."""
+    """Returns the changes that may have made a trial fail: those named in its error or knob reports, else all of them."""
     named = {(record.evidence.get("error") or {}).get("knob"), *record.evidence.get("barred_for", ())}
     if record.outcome is Outcome.invalid:
         named |= {key for key, report in record.knob_reports.items() if report.get("status") != APPLIED}
@@ -183,7 +183,7 @@ class _Storage(JournalStorage):
     def __init__(self, journal: _Journal) -> None:
         super().__init__(journal)
         self._journal = journal
-        # For each combination of states, its trials by id, and the ids of the trials that have changed since.
+        # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
@@ -269,7 +269,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna. `record` is the trial's own, or that of an earlier trial with its configuration.
+    """Reports a proposed trial to Optuna. `record` is its own, or that of an earlier trial of the same configuration.
 
     `limits` are those of `told`.
     """

@@ -34,8 +34,8 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
 def _led(found: list[Finding]) -> list[Finding]:
     """Returns the findings, the most important first. Leaves out "device-bound" if there is any other finding.
 
-    Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note that
-    a faster loader gains at most 1 % would distract.
+    Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note on
+    how little a faster loader gains would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))

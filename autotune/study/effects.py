@@ -49,7 +49,9 @@ def with_estimates(
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
-    """Returns how much time a study needs to measure each missing effect once: {"minutes": 30, "more_minutes": 10}.
+    """Returns the budget that a study needs to measure each missing effect once.
+
+    {"minutes": 30, "more_minutes": 10} stands for a budget of 30 minutes instead of 20.
 
     Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
     """

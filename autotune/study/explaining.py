@@ -318,7 +318,7 @@ class Explaining:
         return next((one for one in failed if one.started_at >= edited_at), None)
 
     def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial, of this call or an earlier one, whose outcome left a finding unmeasured; None if there is none."""
+        """Returns the trial whose outcome left a finding unmeasured, in this call or an earlier one; None if there is none."""
         if not _is_open(finding):
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
@@ -431,7 +431,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
         raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
     finding = Finding.from_json(entry["findings"][wanted.finding - 1])
     check = finding.check or {}
-    is_other = check.get("how") == WITHOUT  # such a check predicts the gain if the cause cost no time at all
+    is_other = check.get("how") == WITHOUT  # such a check predicts what is gained if the cause costs no time at all
     return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding
 
 

@@ -318,13 +318,13 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much memory as another one, of the kind that ran out; False if unknown."""
+    """Whether a study has at most as much memory, of the kind that ran out, as another study; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 
 
 def _memory_bytes(about: StudyRecord, outcome: Outcome) -> int | None:
-    """Returns the memory available to a trial; None if unknown. With a GPU, `device.memory_limit` does not limit the host."""
+    """Returns the memory available to a trial; None if unknown. On a GPU, `device.memory_limit` does not limit host memory."""
     with contextlib.suppress(BadInput, *DAMAGED):
         if outcome is Outcome.host_oom and about.machine.get("gpus"):
             return int(about.machine["memory_bytes"])

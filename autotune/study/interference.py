@@ -20,7 +20,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.places import Place
 from autotune.trials.session import Session
 
-MIN_PAIRS, MAX_PAIRS = 4, 8
+MIN_PAIRS, MAX_PAIRS = 4, 8  # fewest pairs after which trials may run in parallel; most pairs of a calibration
 # Trials run in parallel only if the whole interval of the ratio lies above 1 minus a margin. The margin is MARGIN_FRAC or the
 # machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. It may be twice the margin of the finals, because
 # neighbours slow all configurations alike, and the finals measure the best configurations alone.
@@ -56,7 +56,7 @@ class Calibration:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether neighbours certainly cost no more than the margin on average, and no slot more than SLOT_MARGINS margins.
+        """Whether neighbours certainly cost at most the margin on average, and at most SLOT_MARGINS margins on any slot.
 
         Also False if a trial is certainly faster with neighbours. Then it is faster because a slot gives it fewer threads, and
         the two rates cannot be compared.
@@ -133,7 +133,9 @@ class Interference:
         each_s = max(best.fresh_s, 1e-9)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
-            return f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time"
+            return (
+                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time left"
+            )
         return ""
 
     def _left_s(self, each_s: float) -> float:

@@ -363,7 +363,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Notifies the user of knobs that were named but are not searched. `autotune inspect` lists all other knobs."""
+        """Tells the user why knobs that were named are not searched. For all other knobs, `autotune inspect` tells why."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 

@@ -31,9 +31,11 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-ANSWER_GAIN_FRAC = 0.03  # if the expected improvement is smaller, ablation and finals need the time more than another trial
-ANSWER_AFTER = 2  # the search ends after this many proposals in a row with an expected improvement below ANSWER_GAIN_FRAC
-ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]  # rounds of ablation and pairs of finals that the search leaves time for
+# Once the time left is too short for ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals, these need it more than
+# a trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
+ANSWER_GAIN_FRAC = 0.03
+ANSWER_AFTER = 2
+ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
@@ -83,8 +85,8 @@ class Search(Settled):
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
-        # Trials to repeat, because they were disturbed or interrupted: those of earlier runs of the study and, in a grid, those
-        # of this run as well, because the sampler proposes a point of a grid only once.
+        # Trials to repeat: those that were interrupted in earlier runs of the study and, in a grid, those of this run that were
+        # disturbed or interrupted, because the sampler proposes a point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
@@ -400,7 +402,7 @@ class Search(Settled):
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
-            elif self._is_known(proposal.knobs):  # it runs now
+            elif self._is_known(proposal.knobs):  # a trial of it is running
                 self._forget(proposal)
                 num_known += 1
             elif not self._fits(proposal.knobs):
@@ -434,7 +436,7 @@ class Search(Settled):
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
 
     def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
+        """Counts proposals in a row whose expected improvement does not justify the time they take from the finals."""
         session, best = self._session, self._incumbent
         again_s = session.costs.again_s(best.knobs, best.changed)
         pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))

@@ -324,7 +324,10 @@ def _speedup(
 def _unproven(
     baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
 ) -> dict[str, Any] | None:
-    """Returns the speed-up if the finals have no complete pair, usually from one measurement per side; None without any."""
+    """Returns the speed-up if the finals have no complete pair, usually from one measurement per side.
+
+    Returns None if the finals have not run and the baseline is the best.
+    """
     decision = standing.decision
     if decision is None and not best.changed:
         return None  # comparing the baseline with itself gives no verdict
@@ -366,7 +369,7 @@ def _failed_finalists(records: list[TrialRecord], best: TrialRecord | None, stan
 def _attribution(
     about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
 ) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first. "cumulative" multiplies the effects up to this one."""
+    """Returns the effect of each change of the best, largest first: ratios 1.2 and 1.1 have "cumulative" 1.2 and 1.32."""
     found = _of_best(best, standing)
     if best is None or not best.changed or found is None:
         return []
@@ -388,7 +391,7 @@ def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] 
 
 
 def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
-    """Returns the attribution if it belongs to the best configuration; the finals may have chosen another one."""
+    """Returns the attribution; None if there is none, or if it belongs to a configuration that the finals did not choose."""
     found = standing.attribution
     return found if found and best and best.number in (found.best.number, found.winner.number) else None
 

@@ -1,4 +1,4 @@
-"""Tracks by tags which runs of a study MLflow has, and which of these runs should be deleted."""
+"""Finds out from tags which runs of a study MLflow has, and which of these runs should be deleted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class KnownRuns:
 def _is_current(mark: str, run: Any, marks: Mapping[int, str]) -> bool:
     number = mark.partition(":")[0]
     wanted = marks.get(int(number), "") if number.isdigit() else PARENT
-    if mark and not wanted:  # the study's folder no longer has this trial
+    if mark and not wanted:  # the study's folder no longer has this trial: its run is kept
         return True
     return mark == wanted and run.data.tags.get(LAYOUT_TAG) == LAYOUT
 

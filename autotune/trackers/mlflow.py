@@ -37,8 +37,10 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
-PROBE_S, KNOWN_DOWN_S = 5.0, 2.0  # timeouts of the check whether a store answers: usually, and once an attempt has failed
-SETTLE_S = 3.0  # how long to wait after an unanswered request, which the server may still carry out, before querying MLflow
+# Timeouts of the check whether a store answers: usually, and if the last attempt failed. The last push of a study is skipped if
+# an attempt failed less than KNOWN_DOWN_S ago.
+PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
+SETTLE_S = 3.0  # MLflow is queried this long after a failed attempt: it may still carry out a request that it has not answered
 
 
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
@@ -217,7 +219,7 @@ class MlflowTracker(Tracker):
         return self._known.is_done(contents.mark(trial), contents.digest(trial))
 
     def _write_trial(self, contents: Contents, trial: TrialRecord, parent_id: str) -> bool:
-        """Writes one trial unless MLflow has it completely.
+        """Writes one trial unless MLflow has it completely; returns whether it was written.
 
         The digest and the end of the run are written last, so that a run that has both is complete.
         """

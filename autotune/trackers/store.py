@@ -133,6 +133,6 @@ def _complete(configured: str, given: str | None) -> str:
     if os.environ.get(USER_VARIABLE) and not is_masked(plain):
         return plain
     raise BadInput(
-        f"tracker.uri: credentials that were not written down, got {uri!r}. Give the whole address in {URI_VARIABLE} or with "
-        f"--uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
+        f"tracker.uri: needs credentials, which are not stored with a study, got {uri!r}. Give the whole address in "
+        f"{URI_VARIABLE} or with --uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
     )

@@ -30,7 +30,7 @@ FAILURES = "-failures"
 ORDER = "order"  # tag by which the tables are sorted
 MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
-MAX_KNOBS, MAX_AXES = 8, 5
+MAX_KNOBS, MAX_AXES = 8, 5  # maximum number of knobs in a table, and in the chart of parallel coordinates
 BATCH = "loader.batch_size"
 # Knobs that change the rate most. Their columns come first; the other knobs follow, sorted by name.
 _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", "compile.mode", "optimizer.implementation")

@@ -23,7 +23,7 @@ LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
 # Time is reserved for this many loss comparisons: the baseline's run, and one run with the finalists' numerics.
 PARITY_TRIALS = 2
-PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, which the finals can spare
+PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, part of it from the finals' time
 LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
 # much time from other trials.
@@ -31,7 +31,8 @@ SEARCH_WINDOW_FRAC = 1 / 30
 # Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
 # random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
-FINALS_WINDOW_S = 5.0  # window of a cheap trial of the finals; rates vary more between processes than within one process
+# Window of a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most between processes.
+FINALS_WINDOW_S = 5.0
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
@@ -49,7 +50,7 @@ EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explai
 # Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
-CACHED_FRAC = 0.25  # assumed share of a compilation that remains with the study's compile cache; a tenth for resnet18
+CACHED_FRAC = 0.25  # assumed share of a compilation's time that the study's compile cache does not save; a tenth for resnet18
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
@@ -306,7 +307,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns the seconds of a trial at another batch size: step time grows in proportion to the samples."""
+    """Returns the seconds of a trial at another batch size: at a larger one, step time grows in proportion to the samples."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # Windows are limited by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.
@@ -327,7 +328,7 @@ def outlook(
     is_room: bool = True,
     num_slots: int = 1,
 ) -> Outlook:
-    """Returns what is left of a study.
+    """Returns how much time and how many trials a study has left.
 
     Args:
         budget: the study's budget; the reserve for the finals is known once the baseline was measured.

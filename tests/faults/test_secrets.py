@@ -168,7 +168,7 @@ def test_the_end_of_the_study_says_that_tracking_is_incomplete(user, hanging):
 def test_credentials_of_the_tracker_are_asked_for_again_and_a_sync_leaks_nothing(user):
     asked = user("sync", "s")
     assert asked.returncode == 2
-    assert "tracker.uri: credentials that were not written down, got 'http://***@127.0.0.1:" in asked.stderr
+    assert "tracker.uri: needs credentials, which are not stored with a study, got 'http://***@127.0.0.1:" in asked.stderr
     uri = store.embedded_uri(user.runs)
     synced = user("sync", "s", "--uri", uri)
     assert synced.returncode == 0, synced.stderr

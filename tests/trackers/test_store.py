@@ -110,7 +110,7 @@ def test_credentials_that_were_not_written_down_come_from_the_environment(
 def test_credentials_that_nobody_gives_are_asked_for(tmp_path, folder, monkeypatch):
     folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
     monkeypatch.setenv(store.URI_VARIABLE, "https://me:pw@another-host")
-    with pytest.raises(BadInput, match=r"tracker\.uri: credentials that were not written down"):
+    with pytest.raises(BadInput, match=r"tracker\.uri: needs credentials, which are not stored"):
         store.chosen_uri(tmp_path, folder=folder)
 
 

@@ -14,7 +14,7 @@ from autotune.search.rates.rules import Params
 
 MAX_LISTED = 1500  # in spaces of at most this size, all configurations are considered
 NUM_BEST = 5  # number of best configurations whose neighbours are considered
-NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50
+NUM_PAIRS, NUM_MIXED, NUM_RANDOM = 250, 100, 50  # numbers of two-knob changes, mixtures and random configurations, see `_near`
 MAX_KNOWN = 20_000  # largest number of configurations for which `distinct` keeps its results; a proposal looks up hundreds
 
 
@@ -36,7 +36,7 @@ class Pool:
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
     def read(self, known: Known) -> None:
-        """Reads the trials so far. Each is encoded and counted only once, since every proposal needs all of them.
+        """Reads the trials so far. Encodes only trials that earlier calls have not read: each proposal reads all trials.
 
         A trial that the last call has read must be passed as the same object again.
         """
@@ -73,7 +73,7 @@ class Pool:
         return [row.tobytes() for row in self._coding.encode([one.params for one in trials])]
 
     def candidates(self, best: Codes, failed: Codes, rng: np.random.Generator) -> Codes:
-        """Returns distinct configurations: all of a small space, else those near `best` and those one change from `failed`."""
+        """Returns distinct configurations: all of a small space, else those `_near` the best and `_next_to` the failed."""
         if self._listed is not None:
             return self._listed
         return self.distinct(np.vstack([_near(self._coding, best, rng), _next_to(self._coding, failed)]))

@@ -46,7 +46,7 @@ def combined(device: Array, loader: Array, *, workers: Array, threads: Array, ma
 
     Args:
         device: D, samples per second with a loader that costs nothing.
-        loader: L, samples per second of the loader alone; infinite if there is none.
+        loader: L, samples per second of the loader alone; infinite without a loader.
         workers: number of loader processes.
         threads: number of the step's threads, if it computes on the CPU.
         machine: number of cores, and whether the step computes on them.

@@ -31,7 +31,8 @@ class Rules:
         costly: for each knob with values that cost a compilation, its value that costs none.
         gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not named.
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not named.
-        ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
+        ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
+            where each strengthens the effect of the one before.
         running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.
     """
 

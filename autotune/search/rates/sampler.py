@@ -30,11 +30,11 @@ from autotune.search.rates.supposition import Supposition, supposition
 
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of the rates alone is tried
-MIN_SPREAD_TRIALS = 8  # with fewer rates, this error says little
+MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-REFIT_TIMES = 1.01  # the same for the memory model, which one trial among more than 100 hardly changes
-# Of the running trials, at most this many count as if they had ended: the time for it grows with the square of their number.
+REFIT_TIMES = 1.01  # the same factor for fitting the memory model, which one trial among more than 100 hardly changes
+# At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; with over 100 trials, whenever their number has grown by REFIT_TIMES."""
+    """A model that is fitted again after each trial; with over 200, once their number has grown by about 1 % (REFIT_TIMES)."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -53,7 +53,7 @@ class _Recent(Generic[T]):
         self._num = 0
 
     def get(self, known: Known, fit: Callable[[], T], **key: Any) -> T:
-        """Returns the model, fitted anew if a trial has run out of memory since, or if anything in `key` has changed."""
+        """Returns the model. Also fits it again if a trial has run out of memory since, or if anything in `key` has changed."""
         num, now = known.num_finished, (known.num_out, known.earliest, key)
         if self._model is None or now != self._key or not self._num <= num < REFIT_TIMES * self._num - 1:
             self._model, self._num, self._key = fit(), num, now
@@ -245,7 +245,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_over, self.is_provisional = num_over, is_provisional
 
     def doubted(self, study: optuna.Study) -> Params | None:
-        """Returns the configuration whose only rate is far below what the other trials suggest, if it may be the best.
+        """Returns a configuration, measured once, that is far slower than the other trials suggest, and that may be the best.
 
         Load from a neighbour on a shared host can halve a rate unnoticed. Of several such configurations, the one with the
         highest forecast is returned; None if there is none.
@@ -317,7 +317,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return found, finished
         working = _spaced(found.working, MOST_SUPPOSED)
         found, codes = replace(found, working=working), coding.encode(working)
-        if self._is_due(len(known) + len(working)):  # the spreads of the models are found with the assumed results
+        if self._is_due(len(known) + len(working)):  # fits the models' spreads again, to the assumed results as well
             more, is_decomposed = finished.supposed(working, codes), finished.is_decomposed
             return found, self._fitted(coding, known, machine, supposed=more, may_decompose=is_decomposed)
         return found, finished.conditioned(codes)
@@ -327,7 +327,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return num >= RESCALE_TIMES * self._num_scaled
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
-        """Returns the forecast from D and L, or from the rates alone if that forecast has the smaller error."""
+        """Returns the forecast from D and L; or the forecast from the rates alone, if the latter has the smaller error."""
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         if not forecast.is_decomposed:
             is_wanted = self.options.decomposition

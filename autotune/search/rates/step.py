@@ -25,7 +25,8 @@ from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
 NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
-NEAR_FRAC = 0.5  # among candidates with at least this share of the largest gain per cost, the fewest changes decide
+# Of the candidates with at least this share of the largest gain per cost, the one with the fewest changes is chosen.
+NEAR_FRAC = 0.5
 # Of the MOST_FAILED latest failed configurations, the NUM_FAILED with the highest forecasts are taken. Their neighbours are
 # candidates, too.
 NUM_FAILED, MOST_FAILED = 2, 30
@@ -83,7 +84,7 @@ class Step:
         forecast: forecasts the rates.
         memory: predicts whether configurations fit the memory; None to ignore memory.
         known: past and running trials.
-        supposed: how the running trials are supposed to end; None if none runs.
+        supposed: how the running trials are assumed to end; None if none runs.
         rules: what the study knows about configurations.
         options: which parts to use.
         rng: random source of candidates and samples.
@@ -170,10 +171,10 @@ class Step:
         return np.asarray(codes[self._pool.are_new(codes) & may_work])
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns the failed configurations with the highest forecasts, if these exceed that of the best.
+        """Returns the NUM_FAILED failed configurations with the highest forecasts, without those forecast below the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
-        for both. It differs from the best so far by several changes, so it is a candidate only as a failed one's neighbour.
+        for both. It differs from the best so far by several changes, so it would not be a candidate as the best's neighbour.
         """
         if not len(self._failed):
             return self._failed
@@ -271,7 +272,7 @@ def _side_of(params: Params, best: Params, sides: Sequence[str]) -> str:
 
 
 def lead_of(side: str, sides: Sequence[str]) -> str:
-    """Returns what a change addresses: "loader-bound" if the loader is the bottleneck, "loader-bound, too" if the device is."""
+    """Returns what a change addresses. For LOADER: "loader-bound"; if the device is the bottleneck, "loader-bound, too"."""
     if side == ALL:
         return "one change"
     return f"{side}-bound" if side == sides[0] else f"{side}-bound, too"

@@ -1,8 +1,8 @@
 """Assumes how running trials will end, so that the next proposal complements them.
 
 Without results, a batch of proposals would consist of small changes of the same configuration. Therefore each running trial is
-assumed to end as forecast, and the best configuration so far may be one that is still running. Such results change no forecast
-but make it more certain, so nothing has to be fitted again (see `LinearModel.conditioned`).
+assumed to end as forecast, and the best configuration so far may be one that is still running. An assumed result leaves the
+expected rates as they are, and only makes them more certain. So nothing has to be fitted again (see `LinearModel.conditioned`).
 
 One wrong forecast must not spoil a whole batch. So a trial that may run out of memory is assumed to run out of it. And for each
 proposal, a few values with which no trial has worked yet are drawn at random, and assumed to make programs fail.
@@ -69,7 +69,7 @@ def supposition(
 
 
 def _failing(running: Sequence[Params], coding: Coding, proven: Proven, rng: np.random.Generator) -> frozenset[Value]:
-    """Draws which values fail, of those that run for the first time.
+    """Draws values that are assumed to fail, from those of the running trials that have not worked yet.
 
     Values of numeric knobs are never drawn: they are assumed to fail only by running out of memory.
     """

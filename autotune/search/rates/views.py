@@ -18,9 +18,10 @@ DEVICE, LOADER, ALL, REST = "device", "loader", "all", "rest"
 # the loader, all others to the device. ON_BOTH lists exceptions: (device, loader).
 LOADER_PREFIX, ELSEWHERE = "loader.", 0.15
 ON_BOTH = {BATCH: (1.0, 0.3), THREADS: (1.0, 0.5), "loader.pin_memory": (0.5, 0.5), "loader.own_cores": (0.5, 1.0)}
-# Usual spreads of the residual. If they were 0, neighbours of the best would be dropped too soon.
+# Usual spreads of the residual, as in `model.USUAL`. If they were 0, neighbours of the best would be dropped too soon.
 REST_USUAL = (0.08, 0.05, 0.03)
-CROWDING_SPREAD = 0.3  # prior spread of the loss to shared cores around `regime.CROWDED`: factors of 0.5 to 1 were observed
+# Prior spread of the logarithm of the share that `regime.CROWDED` estimates: shares of 0.5 to 1 were observed.
+CROWDING_SPREAD = 0.3
 THREADS_TREND = 0.7  # on a CPU, D grows with the threads to this power, up to the cores
 BATCH_TREND, HALF_BATCH = 0.5, 32.0  # D grows with the batch b, which amortises a step's fixed cost: (b/(b + half))**trend
 NUM_KEPT = 4  # number of arrays of configurations whose results are kept
@@ -54,7 +55,7 @@ class Views:
         self._latest: dict[str, deque[tuple[Codes, Any]]] = {}
 
     def features(self, side: str, codes: Codes) -> Features:
-        """Returns the features for the model of a side. The residual depends on all knobs and on the sharing of cores."""
+        """Returns the features for the model of a side, or of the residual (REST), which depends on shared cores as well."""
         return self._once(side, codes, lambda: self._features(side, codes))
 
     def usual_device(self, codes: Codes) -> Array:
