@@ -18,8 +18,9 @@ from typing import Any
 MASK = "***"
 # Values shorter than these limits are not masked: a secret-sounding variable may hold "0" or "true", which occur in every log.
 MIN_CHARS = 8  # a value with at least this many characters is masked even inside a word
-MIN_WORD_CHARS = 4  # the same for a value neither all letters nor all digits ("hunter2"), but only as a whole word
-MIN_TYPED_CHARS = 3  # the same for any value that the user typed as a secret, also only as a whole word
+# A value with at least this many characters that is neither all letters nor all digits ("hunter2") is masked as a whole word.
+MIN_WORD_CHARS = 4
+MIN_TYPED_CHARS = 3  # a value with this many that the user typed as a secret is masked as a whole word
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",

@@ -1,4 +1,4 @@
-"""Renders the table of trials, with the same columns in `show` and in the live view, and the best trial's ranks (processes)."""
+"""Renders the table of trials, with the same columns in `show` and in the live view. Also lists the best trial's ranks."""
 
 from __future__ import annotations
 

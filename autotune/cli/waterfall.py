@@ -21,7 +21,7 @@ from autotune.wording import effect_doubt, effect_text, knob_phrase
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
 TABLE_FROM = 54  # columns; narrower terminals show a line for each change instead of a table
-EFFECT_WIDTH = 35  # columns that a change's effect needs; if they do not fit, a phrase replaces each knob's name and values
+EFFECT_WIDTH = 35  # columns of a change's effect; if knob, values and effect do not fit, a phrase replaces knob and values
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the running product of the factors
 # If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
 TOLD_APART = 0.02

@@ -277,8 +277,8 @@ def _folder(root: str, num_classes: int) -> list[str]:
         return [f"data.root: no subfolder in it, got {shown(root)}. {wanted}"]
     empty = [name for name in classes if not _has_image(os.path.join(root, name))]
     if empty:
-        allowed = f"Allowed: files ending in {', '.join(IMAGES)}."
-        return [f"data.root: no image in its subfolder {empty[0]!r}, got {shown(root)}. {allowed} Remove it or fill it."]
+        allowed = f"Allowed: files ending in {', '.join(IMAGES)}. Delete this subfolder, or put images into it."
+        return [f"data.root: no image in its subfolder {empty[0]!r}, got {shown(root)}. {allowed}"]
     if len(classes) > num_classes:
         return [f"model.num_classes: fewer than the {len(classes)} subfolders of {shown(root)}, got {num_classes}. Give more."]
     return []

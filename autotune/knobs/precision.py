@@ -60,8 +60,8 @@ AMP = Knob(
     ),
     hurts=(
         "bf16 has 8 bits of mantissa: losses differ in the third digit, and sums that the program itself computes in bf16 can "
-        "stop growing. Models of many tiny operators pay more for casts than they gain. Convolutions also need "
-        "layout.channels_last. "
+        "stop growing. Models of many tiny operators pay more for casts than they gain. Convolutions gain fully only "
+        "with layout.channels_last. "
         "CPUs without a bf16 instruction emulate it and are slower than with float32. fp16 overflows beyond 65504, so the "
         "first steps are skipped until the loss scale is found. fp16 is not applicable to programs that use several optimizers "
         "or LBFGS, or that scale, clip or change gradients by hand."

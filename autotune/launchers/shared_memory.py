@@ -76,7 +76,7 @@ def forget(place: Path) -> None:
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept and len(kept) < len(lines):  # not needlessly: a line that another host adds meanwhile gets lost
+        if kept and len(kept) < len(lines):  # a line that another host adds during this is lost, so write only if needed
             write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
         elif not kept:
             file.unlink(missing_ok=True)

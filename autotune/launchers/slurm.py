@@ -59,7 +59,7 @@ class SlurmLauncher(RemoteLauncher):
         place: what the node must see.
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait in the queue; None for no limit.
-        left: jobs that killed tuners have left, shared with the other slots; None to look for them in the runs folder.
+        left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SlurmLauncher(RemoteLauncher):
         return srun
 
     def sweep(self, study: Path) -> list[str]:
-        """Also lists jobs that killed tuners have left and that may still hold nodes. See `RemoteLauncher.sweep`."""
+        """Also lists jobs that were left behind by killed tuners and may still hold nodes. See `RemoteLauncher.sweep`."""
         return [*super().sweep(study), *self._left.unchecked()]
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Srun(ChildTransport):
         if self._end.alive and not self._is_of_user:
             is_alive = self._process.poll() is None
             if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # srun does not print the number at once
-                self._unended.add(job)  # whatever srun's status will be: it may be 0 although Slurm was not told of the end
+                self._unended.add(job)  # even if srun exits with 0: then Slurm may not know yet that the job has ended
         super().close()
 
     def why_waiting(self) -> str:

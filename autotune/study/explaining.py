@@ -40,8 +40,8 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
-# If a check that skips stages ended with an outcome in FAILED, skipping them is not tried again unless the user asks for it.
-# Outcomes in MAY_PASS may be due to chance.
+# If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry. Outcomes in
+# MAY_PASS may be due to chance, so the note on them names that option.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -306,7 +306,7 @@ class Explaining:
         return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS)
 
     def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
-        """Returns the last trial in which the program failed without the stages that a finding is about; None if there is none.
+        """Returns the last trial that skipped the stages of a finding and failed; None if there is none.
 
         A trial does not count if the program has been changed since.
         """

@@ -11,6 +11,7 @@ import optuna
 
 from autotune import stats
 from autotune.compare.ablation import part_of
+from autotune.compare.decision import MIN_GAIN_FRAC
 from autotune.compare.effects import estimated
 from autotune.compare.finals import LARGE_EFFECT, LOOKS
 from autotune.errors import NothingWorked
@@ -157,7 +158,7 @@ class Search(Settled):
         if self._num_searched or total_s is None or not is_for_want_of_time:
             return ""
         expected_s, again_s = self._costs_of(baseline.knobs, {})
-        if session.budget.fits(expected_s, again_s=again_s, is_first=True):
+        if session.budget.fits(expected_s, again_s=again_s, has_finalist=False):
             return ""  # a configuration as cheap as the baseline would have fitted
         needed_s = session.budget.needed_s(expected_s, again_s=again_s)
         needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
@@ -488,7 +489,7 @@ class Search(Settled):
         if self._session.budget.total_s is None:
             return True
         expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
-        return self._session.budget.fits(expected_s, again_s=again_s, is_first=not self._session.tally.has_candidate)
+        return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
 
     def _why_too_dear(self) -> str:
         """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
@@ -525,4 +526,12 @@ class Search(Settled):
             return False
         self._reason = OUT_OF_TIME
         budget = self._session.budget
-        return (budget.search_left_s if self._session.tally.has_candidate else budget.left_s) > 0
+        return (budget.search_left_s if self._has_finalist else budget.left_s) > 0
+
+    @property
+    def _has_finalist(self) -> bool:
+        """Whether the finals have something to measure. Until then, the search may use the time that is kept for them."""
+        best, baseline = self._session.tally.best_changed, self._session.baseline
+        if best is None or len(self._names) > 1 or baseline.outcome is Outcome.infeasible:
+            return best is not None
+        return best >= MIN_GAIN_FRAC * (baseline.score or 0.0)

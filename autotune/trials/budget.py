@@ -166,18 +166,17 @@ class Budget:
         kept_s = min(sum(late_s), LATE_MAX_FRAC * share_s)
         return self.spent_s >= min(late_frac * share_s, share_s - kept_s)
 
-    def fits(self, expected_s: float, *, again_s: float, is_first: bool = False) -> bool:
+    def fits(self, expected_s: float, *, again_s: float, has_finalist: bool = True) -> bool:
         """Whether a trial fits into the rest of the search, and the finals would have time to confirm it.
 
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            is_first: whether nothing but the baseline may win yet. If so, the time kept for the finals may be used, except for
-                one pair.
+            has_finalist: whether the finals have something to measure. If not, their time may be used, except for one pair.
         """
         if self.total_s is None:
             return True
-        if is_first:
+        if not has_finalist:
             return _least_s(expected_s, again_s) <= self.left_s
         more_s = CONFIRMING_ROUNDS * again_s - (self.reserved_s - self.attribution_s)
         can_be_confirmed = more_s <= CONFIRMING_FRAC * self.total_s

@@ -146,7 +146,7 @@ class Session:
             self.tally.seconds,
             warm_spares_s=spared_s,
             is_searching=is_searching,
-            is_room=self.budget.fits(self.costs.expected_s(*again), again_s=self.costs.again_s(*again), is_first=True),
+            is_room=self.budget.fits(self.costs.expected_s(*again), again_s=self.costs.again_s(*again), has_finalist=False),
             num_slots=num,
         )
 

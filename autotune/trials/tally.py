@@ -17,14 +17,15 @@ class Tally:
         num_over: number of trials that were not interrupted, including the baseline.
         seconds: durations of the search trials that were not interrupted, ascending.
         has_worked: whether a search trial was measured or ran out of memory.
-        has_candidate: whether a search trial may win.
+        best_changed: highest score of a search trial that changes something and may win; None without one.
 
     Args:
         records: the trials so far.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
-        self.num_over, self.seconds, self.has_worked, self.has_candidate = 0, list[float](), False, False
+        self.num_over, self.seconds, self.has_worked = 0, list[float](), False
+        self.best_changed: float | None = None
         self._best: list[TrialRecord] = []  # the best trial for each objective
         self._worst: dict[int, list[float]] = {}  # for trials with 1, 2, ... known scores: the lowest of each score
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
@@ -50,7 +51,8 @@ class Tally:
             self._worst[len(known)] = list(map(min, known, self._worst.get(len(known), known)))
         if not record.outcome.may_win or record.score is None:
             return
-        self.has_candidate |= record.kind is Kind.search
+        if record.kind is Kind.search and record.changed and (self.best_changed is None or record.score > self.best_changed):
+            self.best_changed = record.score
         for turn in range(len(scores)):
             if turn == len(self._best):
                 self._best.append(record)

@@ -59,7 +59,7 @@ def test_search_says_whether_time_or_trials_ended_it(bench):
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
 
 
-def test_time_kept_for_the_finals_goes_to_the_search_until_something_may_win(bench):
+def test_time_kept_for_the_finals_goes_to_the_search_until_there_is_a_finalist(bench):
     surface = Surface(start_s=14.0, gains={("optimizer.implementation", "fused"): 1.2})
     surface.failures = lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit") if trial in (1, 2, 3) else None
     study = bench(surface, minutes=3)
@@ -67,6 +67,16 @@ def test_time_kept_for_the_finals_goes_to_the_search_until_something_may_win(ben
     assert [trial.outcome for trial in searched(study)] == [Outcome.ok, *[Outcome.crash] * 3, Outcome.ok]
     assert summary["speedup"]["ratio"] == pytest.approx(1.2, abs=0.1)
     assert summary["seconds"]["total"] <= 180
+
+
+@pytest.mark.parametrize(("factor", "least"), [(0.9, 13), (1.1, 0)])
+def test_a_search_that_has_found_nothing_as_fast_as_the_baseline_may_use_the_finals_time(bench, tmp_path, factor, least):
+    (tmp_path / "space.yaml").write_text(f"loader.batch_size: {list(range(32, 80, 2))}\n")
+    gains = {("loader.batch_size", size): factor for size in range(34, 80, 2)}
+    words = [f"search_space={tmp_path / 'space.yaml'}", "search.stop=false", "measure.racing=false"]
+    study = bench(Surface(start_s=4.0, half_batch=0.01, gains=gains, noise_frac=0.001), *words, minutes=3)
+    assert study.run()["seconds"]["total"] <= 180
+    assert least < len(searched(study)) < least + 12
 
 
 @pytest.mark.parametrize("start_s", [40.0, 100.0])

@@ -30,14 +30,15 @@ NEAR_FRAC = 0.5
 # Of the MOST_FAILED latest failed configurations, the NUM_FAILED with the highest forecasts are taken. Their neighbours are
 # candidates, too.
 NUM_FAILED, MOST_FAILED = 2, 30
-MOST_WINNERS = 30  # of this many fastest trials, the one with the highest forecast counts as the best
+MOST_WINNERS = 30  # the best so far is the trial with the highest forecast among this many of the fastest
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
-POSSIBLE_Z = 1.2816  # "up to" shows the mean gain plus this many standard deviations; one in ten changes gains more
-# A side limits a configuration if the log rate would grow by at least this much if the side cost nothing.
+POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
+# Besides the slower of loader and device, the other side also counts as limiting if the log rate would be higher by this much
+# without that side's cost.
 RELIEF = 0.1
 BELONGS = 0.3  # a knob belongs to a side if its `scale` for the side is at least this
 
@@ -171,7 +172,7 @@ class Step:
         return np.asarray(codes[self._pool.are_new(codes) & may_work])
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns the NUM_FAILED failed configurations with the highest forecasts, without those forecast below the best.
+        """Returns at most NUM_FAILED failed configurations with the highest forecasts; none is below that of the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
         for both. It differs from the best so far by several changes, so it would not be a candidate as the best's neighbour.
