@@ -199,7 +199,7 @@ def _work_of(trace: Trace, name: int, detail: int) -> tuple[float, float]:
 def _is_inside(parents: Ints, marked: Mask) -> Mask:
     """Returns which events have a marked ancestor."""
     inside = np.zeros(len(parents), dtype=bool)
-    for at, parent in enumerate(parents.tolist()):  # a parent comes first
+    for at, parent in enumerate(parents.tolist()):  # parents come before their children
         inside[at] = parent >= 0 and (marked[parent] or inside[parent])
     return inside
 

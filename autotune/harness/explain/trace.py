@@ -52,7 +52,7 @@ class TracePass(Pass):
 
     def step_done(self) -> None:
         """See the base class."""
-        if self._marks.between_steps is not None:  # no phase of the program is detected
+        if self._marks.between_steps is not None:  # no phase has begun since the last step, which would have called it
             act, self._marks.between_steps = self._marks.between_steps, None
             act()
         if not self.is_over:
@@ -162,7 +162,7 @@ class TracePass(Pass):
         try:
             return peaks(self.context.device, self.context.device_index)
         except Exception as error:  # for example too little memory
-            self.notes.append(f"the device's peaks: not known: {type(error).__name__}: {error}")
+            self.notes.append(f"the device's peaks are not known: {type(error).__name__}: {error}")
             return {}
 
     def _uninstall(self) -> None:
