@@ -64,8 +64,8 @@ class Search(Settled):
         self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
         self._names = session.runner.goal.names
-        # RatesSampler makes single changes and weighs compilations itself. It needs one objective that follows the rate, else
-        # TPE takes its place.
+        # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
+        # that follows the rate; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}

@@ -18,7 +18,7 @@ from .syncs import SyncSites
 
 MIN_STEPS, MAX_STEPS = 4, 50  # steps to trace, unless MAX_EVENTS or MAX_S allows fewer
 WANTED_S = 0.25  # short steps are traced until they add up to this
-MAX_EVENTS = 200_000  # of the whole trace
+MAX_EVENTS = 200_000  # maximum number of events in the whole trace, estimated from those of the first step
 MAX_S = 20.0  # after this time under the profiler, no further step is traced
 RANGE = "autotune::"
 
