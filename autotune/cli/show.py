@@ -93,7 +93,8 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
     """Returns the names of the columns that the table has on a terminal with this width.
 
-    If the table is too wide, leaves out `started`; if it is still too wide, also `trials`. Otherwise its longest cells wrap.
+    If the table is too wide, leaves out `started` and, if that is not enough, `trials`. If it is still too wide, the longest
+    cells wrap.
     """
     needed = {
         name: min(most, max(len(name), *(len(str(row[name])) for row in rows))) if name != "started" else most

@@ -169,7 +169,7 @@ def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: boo
 
 
 def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
-    """Returns FLOPs and bytes of each host event, counting all work once; nan if unknown or counted for another event."""
+    """Returns FLOPs and bytes of each host event; nan if unknown, or if they are already counted for another event."""
     nesting = host.nesting
     events = nesting.chosen
     flops, num_bytes = np.full(len(events), np.nan), np.full(len(events), np.nan)
