@@ -220,7 +220,8 @@ def run(
         autotune.errors.BadInput: the request is invalid; says why.
         autotune.errors.NothingWorked: the unchanged program does not train, or the first settings that were tried all fail in
             the same way.
-        autotune.errors.Interrupted: Ctrl-C, or the kernel was interrupted. All measurements are kept: `Study(name)` reads them.
+        autotune.errors.Interrupted: by Ctrl-C, or by the notebook's stop button. All measurements are kept: `Study(name)` reads
+            them.
         autotune.errors.FolderLost: the study's folder cannot be written any more.
     """
     begin(is_process=False)

@@ -116,7 +116,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Locks a file or a folder. Yields False if another process holds the lock, else True, also if there is no such file.
+    """Locks a file or a folder. Yields False if another process holds the lock, else True, even if there is no such file.
 
     Nothing is written, so that it works on a full disk, too.
     """

@@ -7,7 +7,8 @@ import re
 ELLIPSIS = "…"
 KEPT_FRAC = 0.5  # a cut after a sentence or word must keep at least this share of `most`
 
-# ECMA-48, even if cut in half: control sequences (colours), strings (titles, links) up to their end, two-letter escapes.
+# Escape sequences of ECMA-48, even if cut in half: control sequences (colours), strings (titles, links) up to their end, and
+# two-letter escapes.
 _ESCAPES = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*(?:[@-~]|$)"
     r"|(?:\x1b[\]P^_X]|[\x9d\x90])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c|$)"

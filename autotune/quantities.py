@@ -8,7 +8,7 @@ DASH = "-"  # stands for an unknown value
 
 
 def number_text(value: float | None, *, digits: int = 3) -> str:
-    """Returns a number with `digits` significant digits and no exponent: "16.8", "1,234", "0.0123"; a dash for None."""
+    """Returns a number with at least `digits` significant digits, no exponent: "16.8", "1,234", "0.0123"; a dash for None."""
     if value is None:
         return DASH
     if abs(value) >= 10 ** (digits - 1):

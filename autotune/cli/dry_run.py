@@ -35,7 +35,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     composed = compose_asked(asked, facts)
     if composed.config.launcher != LOCAL:
         raise BadInput(
-            f"launcher: --dry-run plans only for this machine, got {composed.config.launcher!r}. Leave out one or the other."
+            f"launcher: --dry-run plans only local trials, got {composed.config.launcher!r}. Leave out --dry-run or launcher."
         )
     command, space, runs = composed.command, composed.space, Path(composed.config.runs_dir)
     check_named(composed.config.search.warm_start, runs)

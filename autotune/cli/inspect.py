@@ -148,7 +148,7 @@ def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) ->
 
 
 def _save(aside: dict[str, str], place: Path) -> None:
-    """Moves the copies of overwritten files (file -> copy) to a folder that stays, and names them on standard error.
+    """Moves copies out of the temporary folder, and names them on standard error. `aside`: overwritten file -> its copy.
 
     The folder is made in `place`, on the copies' own file system, so that moving them needs no space.
     """

@@ -21,7 +21,7 @@ from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
-# Columns of the list -> length up to which a cell should fit on one line.
+# Columns of the list -> how many characters of a cell must fit on one line; longer cells may wrap.
 COLUMNS = {"study": 24, "started": 16, "program": 24, "trials": 6, "verdict": 40}
 MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
 
@@ -93,7 +93,8 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
     """Returns the names of the columns that the table has on a terminal with this width.
 
-    If the table is too wide, leaves out `started` and then `trials`. If it is still too wide, its longest cells wrap.
+    If the table is too wide, leaves out `started` and, if that is not enough, `trials`. If it is still too wide, the longest
+    cells wrap.
     """
     needed = {
         name: min(most, max(len(name), *(len(str(row[name])) for row in rows))) if name != "started" else most

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import one_of
 
-# Options that users know from other tools -> what to write here instead: a configuration key.
+# Options that users know from other tools -> the configuration key to write here instead.
 KEYS = {
     "--minutes": "study.budget.minutes=MINUTES",
     "--budget": "study.budget.minutes=MINUTES",
@@ -31,7 +31,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def usage_problem(error: Exception, arguments: list[str]) -> str:
-    """Returns the CLI library's usage error in autotune's form, with the nearest valid name."""
+    """Returns the CLI library's usage error in autotune's form, which suggests the nearest valid name."""
     context = getattr(error, "ctx", None)
     command = arguments[:1] if arguments and not arguments[0].startswith("-") else []
     path = getattr(context, "command_path", " ".join(["autotune", *command]))

@@ -9,8 +9,8 @@ the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-Comparing takes time that the finals need. So losses are compared only if the finals still have time for enough pairs to give an
-interval: a gain is not known until it has been measured again, whatever the losses are.
+Comparing takes time that the finals need. So losses are compared only if this leaves the finals enough time for the pairs that
+an interval needs: without the finals, no gain counts, even if the losses agree.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.
@@ -227,7 +227,7 @@ class Parity:
         return max(MIN_S, min(MAX_S, BUDGET_FRAC * budget.total_s, spare_s))
 
     def _bar(self, failed: TrialRecord) -> list[int]:
-        """Marks the search trials that contain the changes of a failed run; returns their numbers."""
+        """Rules out the search trials that contain the changes of a failed run; returns their numbers."""
         self._failed.append(failed)
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
         for record in barred:
@@ -245,7 +245,7 @@ class Parity:
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
         for record in searched:
             if record.outcome is Outcome.raced and (record.score or 0.0) >= RACED_FRAC * best:
-                record.outcome, record.reason = Outcome.ok, "a short window: the trial that it was compared with was ruled out"
+                record.outcome, record.reason = Outcome.ok, "stopped early: slower than a trial that was ruled out later"
                 self._session.folder.write_trial(record)
 
 

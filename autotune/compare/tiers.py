@@ -45,7 +45,7 @@ def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
 
 
 class TierFinals:
-    """Measures the best configuration of each tier below the winner's tier against the baseline, as far as time allows.
+    """Compares the baseline with the best configuration of each tier below the winner's tier, as far as time allows.
 
     These configurations were selected by their rates in the search. The rounds measured here did not take part in the
     selection, so the reported speed-ups are not overstated.
@@ -88,7 +88,8 @@ class TierFinals:
                 self.decisions[found.number] = self._judged(found, pairs)
 
     def _judged(self, found: TrialRecord, pairs: list[Pair]) -> Decision:
-        # Rounds of other tiers are left out, so that a resumed study judges as it did before it measured them.
+        # The rounds of other tiers are left out: a resumed study has them already, but must judge as it did before they were
+        # measured.
         session, records = self._session, self._session.records
         own = {record.round for record in records if record.why == TIERS and record.repeats == found.number}
         rounds = rounds_of([record for record in records if record.why != TIERS or record.round in own])

@@ -169,7 +169,7 @@ def _with_bound(row: Row, *, has_device: bool, peaks: Peaks | None, is_tf32: boo
 
 
 def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
-    """Returns FLOPs and bytes of each host event, counting all work once; nan if unknown or counted for another event."""
+    """Returns FLOPs and bytes of each host event; nan if unknown, or if they are already counted for another event."""
     nesting = host.nesting
     events = nesting.chosen
     flops, num_bytes = np.full(len(events), np.nan), np.full(len(events), np.nan)
@@ -199,7 +199,7 @@ def _work_of(trace: Trace, name: int, detail: int) -> tuple[float, float]:
 def _is_inside(parents: Ints, marked: Mask) -> Mask:
     """Returns which events have a marked ancestor."""
     inside = np.zeros(len(parents), dtype=bool)
-    for at, parent in enumerate(parents.tolist()):  # a parent comes first
+    for at, parent in enumerate(parents.tolist()):  # parents come before their children
         inside[at] = parent >= 0 and (marked[parent] or inside[parent])
     return inside
 

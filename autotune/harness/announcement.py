@@ -17,7 +17,7 @@ from .context import TrialContext
 from .process import num_nodes
 
 AHEAD = 2  # rank 0 announces the number at least this many steps ahead; all ranks see it in time, because they run in lockstep
-ASK_EVERY_S = 0.1  # between two requests to the store, each of which goes through the network
+ASK_EVERY_S = 0.1  # pause between requests to the store, each of which goes through the network
 AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seconds ahead
 
 

@@ -38,7 +38,7 @@ class Gradients:
 
     Attributes:
         global_batch: number of samples that a step of all ranks together should hold; None if not given.
-        every: calls of `step()` per real step; None until derived from the batch size (`Spec.global_batch`).
+        every: calls of `step()` per real step; None until derived from `global_batch` and the size of a batch.
         scaler: the harness's own GradScaler; None where nothing is scaled.
         problem: why gradients are left unchanged, as a text; "" while they are handled.
     """
@@ -272,7 +272,10 @@ class Gradients:
     # --- how many calls per step ---
 
     def _correct(self) -> None:
-        """Corrects `every` for accumulation that the program does itself; called at its first step."""
+        """Corrects `every` if the program accumulates gradients itself: with two backward passes per step, `every` is halved.
+
+        Called at the program's first step.
+        """
         import torch
 
         samples, called = self._batch()

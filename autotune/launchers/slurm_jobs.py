@@ -73,7 +73,7 @@ def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 
 class LeftJobs:
-    """Jobs that killed tuners have left, found by the notes in a runs folder. The slots of a study share one object."""
+    """Jobs left behind by killed tuners, found by the notes in a runs folder. The slots of a study share one object."""
 
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir, self._is_asked = runs_dir, False
@@ -138,7 +138,7 @@ def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
 def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:
     """Returns the jobs with these names that hold nodes or wait for them; None if Slurm does not answer.
 
-    Leaves out jobs with a step: there an agent runs, which would exit without its tuner.
+    Leaves out jobs with a step: an agent runs there, so its tuner is alive, too.
 
     Returns:
         Name -> (number, whether the tuner is certainly gone).

@@ -38,7 +38,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the cases to explain, in which another strategy's median exceeds the first strategy's by more than LOSS_FRAC.
 
-    A case is a table, a rival and a number of AT_TRIALS: medians are compared after the time of so many average trials.
+    A case is a table, a rival and a number n of AT_TRIALS: medians are compared after the time that n + 1 average trials take.
     """
     found = []
     for table in tables:

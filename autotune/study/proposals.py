@@ -32,8 +32,8 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# Once the time left is too short for ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals, these need it more than
-# a trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
+# If the time left is less than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, it is too precious for a
+# trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
 ANSWER_GAIN_FRAC = 0.03
 ANSWER_AFTER = 2
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
@@ -64,8 +64,8 @@ class Search(Settled):
         self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
         self._names = session.runner.goal.names
-        # RatesSampler makes single changes and weighs compilations itself. It needs one objective that follows the rate, else
-        # TPE takes its place.
+        # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
+        # that follows the rate; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
@@ -179,7 +179,7 @@ class Search(Settled):
         self._name_what_is_too_dear()
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=self._is_time_for_late)
-        if self._parity.is_possible:  # else slots would stand idle for nothing
+        if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
             self._session.schedule.drain()
             self._compare_losses()
         if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later

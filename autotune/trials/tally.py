@@ -27,7 +27,7 @@ class Tally:
         self.num_over, self.seconds, self.has_worked = 0, list[float](), False
         self.best_changed: float | None = None
         self._best: list[TrialRecord] = []  # the best trial for each objective
-        self._worst: dict[int, list[float]] = {}  # for trials with 1, 2, ... known scores: the lowest of each score
+        self._worst: dict[int, list[float]] = {}  # n -> the lowest of each score over the trials with n known scores
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
         for record in records:
             self.add(record)

@@ -44,7 +44,10 @@ class Explained:
         return self._pass.which != LINES
 
     def look(self) -> None:
-        """Called after every step if `looks_at_every_step`, otherwise after steps at least a tenth of a second apart."""
+        """Begins the pass once it is due, and then tells it about steps.
+
+        Called after every step if `looks_at_every_step`, otherwise after steps at least a tenth of a second apart.
+        """
         if self._has_begun:
             self._pass.step_done()
         elif self._is_due():
@@ -52,7 +55,7 @@ class Explained:
             self._pass.begin()
 
     def leave_out(self, samples: float, wait_s: float) -> None:
-        """Called at the end of a step in which the program evaluated its model, or when an epoch begins after an evaluation."""
+        """Leaves the time since the last step out of the pass, because the program evaluated its model; see `Pass`."""
         if self._has_begun:
             self._pass.leave_out(samples, wait_s)
 

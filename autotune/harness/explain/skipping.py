@@ -310,10 +310,10 @@ def _skipping(name: str, function: Any) -> Any:
 
 
 def _independent(result: Any) -> Any:
-    """Returns a result that can be used again.
+    """Returns the result of a function, after checking that it can be handed out again and again.
 
     Raises:
-        RuntimeError: it can be used only once.
+        RuntimeError: it can be used only once, or belongs to the model's graph.
     """
     if any(getattr(one, "requires_grad", False) or any(hasattr(one, name) for name in ONCE) for one in _leaves(result)):
         raise RuntimeError(
@@ -323,7 +323,7 @@ def _independent(result: Any) -> Any:
 
 
 def _leaves(result: Any) -> Iterator[Any]:
-    """Yields what a result consists of, without its containers."""
+    """Yields the values in nested dicts, lists and tuples: 1, 2 and 3 for {"a": [1, (2, 3)]}."""
     if isinstance(result, (dict, list, tuple)):
         for each in result.values() if isinstance(result, dict) else result:
             yield from _leaves(each)

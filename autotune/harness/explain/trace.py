@@ -18,7 +18,7 @@ from .syncs import SyncSites
 
 MIN_STEPS, MAX_STEPS = 4, 50  # steps to trace, unless MAX_EVENTS or MAX_S allows fewer
 WANTED_S = 0.25  # short steps are traced until they add up to this
-MAX_EVENTS = 200_000  # of the whole trace
+MAX_EVENTS = 200_000  # maximum number of events in the whole trace, estimated from those of the first step
 MAX_S = 20.0  # after this time under the profiler, no further step is traced
 RANGE = "autotune::"
 
@@ -52,7 +52,7 @@ class TracePass(Pass):
 
     def step_done(self) -> None:
         """See the base class."""
-        if self._marks.between_steps is not None:  # no phase of the program is detected
+        if self._marks.between_steps is not None:  # no phase has begun since the last step, so nothing has called it
             act, self._marks.between_steps = self._marks.between_steps, None
             act()
         if not self.is_over:
@@ -162,7 +162,7 @@ class TracePass(Pass):
         try:
             return peaks(self.context.device, self.context.device_index)
         except Exception as error:  # for example too little memory
-            self.notes.append(f"the device's peaks: not known: {type(error).__name__}: {error}")
+            self.notes.append(f"the device's peaks are not known: {type(error).__name__}: {error}")
             return {}
 
     def _uninstall(self) -> None:

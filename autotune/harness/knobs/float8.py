@@ -12,7 +12,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import members
 
-MULTIPLE = 16  # float8 products need inner sizes that are multiples of this; torchao pads the batch
+# The inner size of a float8 product must be a multiple of this. In the three products of forward and backward pass, that is
+# in_features, out_features and the batch, which torchao pads.
+MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error
 NO_TORCHAO = "torchao is not installed in the program's environment (pip install torchao)"

@@ -31,12 +31,12 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Without the folder of this file, because Ray's workers get this list.
+# Remove this file's folder, because Ray passes the list on to its workers.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
 CONNECT_S = 5.0
-LOOK_S = 2.0  # between two looks at why the actor waits
+LOOK_S = 2.0  # pause between two looks at why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
 LEAVE_S = 14.0  # the agent is killed if it has not exited this many seconds after the tuner closed the link

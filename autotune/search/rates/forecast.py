@@ -214,7 +214,7 @@ class Forecast:
         return np.where(is_hidden, np.where(np.isfinite(noise), derived, np.nan), device), noise
 
     def _derived(self, codes: Codes, rates: Array, loader: Array, is_hidden: NDArray[np.bool_]) -> tuple[Array, Array]:
-        """Returns D where it is hidden (derived from rate and L), and its relative noise.
+        """Returns the D derived from rate and L where `is_hidden`, NaN elsewhere, and its relative noise.
 
         The noise is infinite where a derived D is too unsure to be used, and 1 where D is not hidden.
         """

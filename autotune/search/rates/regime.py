@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-# Largest D that is considered, as a multiple of the rate; largest uncertainty of D, as a multiple of the rate's uncertainty.
+# The largest D that is considered is MOST_TIMES the rate. The largest uncertainty of D is LEAST_SURE times that of the rate.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
 # If threads and workers compete for cores, threads wait for one another, and only this share of the rate remains. Measured
 # with four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
