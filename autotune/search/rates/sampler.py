@@ -33,19 +33,19 @@ MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of
 MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-REFIT_TIMES = 1.01  # the same factor for fitting the memory model, which one trial among more than 100 hardly changes
+REFIT_TIMES = 1.01  # factor by which trials must have grown in number before the memory model is fitted again
 # At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
-MOST_EXAMINED = 5  # this many trials, those furthest below their forecast, get a second forecast from the other trials alone
+MOST_EXAMINED = 5  # at most this many trials, the furthest below their forecast, are forecast again from the other trials alone
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; with over 200, once their number has grown by about 1 % (REFIT_TIMES)."""
+    """A model that is fitted again after each trial or, once there are 200, whenever their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
