@@ -74,7 +74,7 @@ def replay(
         print(markdown(found["strategies"]))
     else:
         _print(found)
-    if html is not None:  # last: if it cannot be written, the figures are there nevertheless
+    if html is not None:  # last, so that the figures are printed even if the page cannot be written
         write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
         if not (as_json or as_markdown):
             console().print(Text(f"curves  {html}"))

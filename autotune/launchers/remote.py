@@ -104,7 +104,7 @@ class RemoteLauncher(Launcher):
         """Returns the error to raise if there was no node within `patience_s`; `why` is the engine's reason."""
 
     def slots(self) -> list[Slot]:
-        """Returns the one slot once its agent is ready. See `Launcher.slots`."""
+        """Returns a list with the only slot once its agent is ready; [] until then. See `Launcher.slots`."""
         if self._slot is None:
             self._connect()
         return [self._slot] if self._slot else []

@@ -33,7 +33,7 @@ MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of
 MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-REFIT_TIMES = 1.01  # factor by which trials must have grown in number before the memory model is fitted again
+REFIT_TIMES = 1.01  # the memory model is fitted again once the number of trials has grown by this factor; see `_Recent`
 # At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
@@ -207,7 +207,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
         known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
-        if not known.rated:  # each rated trial has a knob that is not searched now (compile.mode while it is held)
+        if not known.rated:  # each rated trial has a knob that is not searched now (as compile.mode before its time has come)
             return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
@@ -301,7 +301,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns how running trials are assumed to end (None if none runs), and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
-        # Proposals for several free slots, without a result in between, share the forecast from the finished trials.
+        # Until another trial finishes, all proposals share the forecast from the finished trials.
         finished = self._latest_forecast.get(
             known,
             lambda: self._fitting(coding, known, machine),
