@@ -67,8 +67,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     trial takes and the chance that it runs out of memory. The prior is the usual gain of each knob. All trials are read from
     the journal, including running trials and trials that this sampler did not propose.
 
-    With several objectives, without rates, or with an objective that does not follow the rate, the fallback proposes, and the
-    reason is given. If D and L do not explain the rates, a model of the rates alone is used.
+    If there are several objectives, no rates, or an objective that does not follow the rate, the fallback proposes, and its
+    proposals say why. If D and L do not explain the rates, a model of the rates alone is used.
 
     Attributes:
         rules: what the study knows about configurations.
@@ -133,7 +133,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns what `MemoryModel.fills` returns for a configuration; None if the memory model is switched off."""
+        """Returns the largest batch size in `larger` that safely fits; None if none or all do, or without the memory model."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
@@ -207,7 +207,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
         known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
-        if not known.rated:  # each rated trial has a knob that is not searched now (as compile.mode before its time has come)
+        if not known.rated:  # each rated trial has a knob that is not searched now
             return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
