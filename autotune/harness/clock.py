@@ -97,7 +97,7 @@ class CudaClock:
         import torch
 
         self._cuda: Any = torch.cuda
-        self._synchronize = torch.cuda.synchronize  # before `explain` patches it, to record where the program waits
+        self._synchronize = torch.cuda.synchronize  # saved before `explain` patches it to record where the program waits
         self._device = device
         self._pending: Deque[Any] = deque()
         self._last: Any = None

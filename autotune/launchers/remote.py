@@ -36,7 +36,7 @@ from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
 
 ANSWER_S = 60.0  # longest wait for an answer for which the agent only looks at files and processes
-START_S = 180.0  # longest wait for the answer to "start", since the agent may have to wait for a warm server
+START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
 STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
 PROGRESS_EVERY_S = 0.5  # least time between two questions for the progress: through Ray, each costs both machines milliseconds
