@@ -20,7 +20,7 @@ from autotune.harness.interval import mean_half_width_frac
 
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look, so that all have 95 % together (Pocock)
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, so that all looks together have 95 % (Pocock)
 # "same" if the whole interval lies within 1 plus or minus this share, or plus or minus the machine's spread if that is larger.
 MARGIN_FRAC = 0.01
 

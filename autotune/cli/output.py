@@ -51,10 +51,9 @@ def write(text: str, file: Path) -> str:
 
 
 def check_ours(text: str, file: Path) -> None:
-    """Checks that a file may be replaced.
+    """Checks that a file may be replaced: it is missing, empty, already has this text, or has one of OURS near its beginning.
 
-    It may be if it is empty, already has this text, or has one of OURS near its beginning. Exports without comments, such as
-    `ds_config.json`, have none of OURS.
+    Exports without comments, such as `ds_config.json`, have none of OURS.
 
     Raises:
         BadInput: it has other content, or is a record of a study.

@@ -74,7 +74,7 @@ def replay(
         print(markdown(found["strategies"]))
     else:
         _print(found)
-    if html is not None:  # last: if it cannot be written, the figures are there nevertheless
+    if html is not None:  # last, so that the figures are printed even if the page cannot be written
         write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
         if not (as_json or as_markdown):
             console().print(Text(f"curves  {html}"))
@@ -112,7 +112,7 @@ def _print(found: dict[str, Any]) -> None:
 _percent = functools.partial(percent_text, digits=1)
 LEGEND = (
     "10, 20, 40: median percentage of the optimum after that many trials, judged by measurements that the search did not see. "
-    "p10: 10th percentile after 20 trials. time: as 20, but after the time that 20 trials take on average on this table. "
+    "p10: 10th percentile after 20 trials. time: like '20', but after the time that 20 trials take on average on this table. "
     "to 95, to 98: median number of trials until the best so far reaches 95 or 98 % of the optimum and stays there; trials of "
     "the finals' choosing rounds and of the attribution count, too. p90: like 'to 95', but the 90th percentile. "
     "final: median for the configuration that the study ends with. "

@@ -26,9 +26,9 @@ from autotune.trials.session import ConfigurationKey, configuration_key
 
 EFFECT_SCALES = (0.03, 0.1, 0.3, 1.0)  # standard deviation of the effect of one knob, on the log scale
 INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the interaction of two knobs, on the log scale
-# Standard deviation of one measurement, on the log scale; `noise` determines their prior weights. The large ones are for
-# machines whose speed changes while a study runs, as when another program ends: rates of the search may then differ by a factor
-# of three.
+# Standard deviation of one measurement, on the log scale; the prior weight of each value follows from `noise` (`_log_prior`).
+# The large values are for machines whose speed changes while a study runs, as when another program ends: rates of the search
+# may then differ by a factor of three.
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 TOLD_FRAC = 0.5  # an effect is reported only if its variance given the trials is at most this share of its prior variance

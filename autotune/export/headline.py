@@ -1,4 +1,4 @@
-"""Writes the comment lines at the top of every format."""
+"""Writes the comment lines at the top of an exported file, the same in every format."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class CudaClock:
         import torch
 
         self._cuda: Any = torch.cuda
-        self._synchronize = torch.cuda.synchronize  # a pass of `explain` replaces it, to find where the program waits
+        self._synchronize = torch.cuda.synchronize  # saved before `explain` patches it to record where the program waits
         self._device = device
         self._pending: Deque[Any] = deque()
         self._last: Any = None
@@ -106,7 +106,7 @@ class CudaClock:
         self._opened_s: Optional[float] = None
         self._gaps_s = 0.0
         self._num_marked = self._num_finished = self._noisy_until = 0
-        self._is_idle = False  # whether the next step finds the device idle, so that its time is dropped
+        self._is_idle = False  # whether the next step to finish began on an idle device; its time is then dropped
         self.window_is_open = False
         self.gap_frac: Optional[float] = None
 

@@ -164,7 +164,7 @@ def become_trial(descriptors: List[int], between: int, parent: int) -> Dict[str,
         os.close(descriptor)
     request: Dict[str, Any] = json.loads(line)
     # Keep the variables that this interpreter's start-up has set: LC_CTYPE in a plain C locale, those of a sitecustomize. In a
-    # fresh process, it would set them, too.
+    # fresh process, the start-up would set them, too.
     set_here = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     os.environ.clear()
     os.environ.update({**request["env"], **set_here})

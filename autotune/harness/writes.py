@@ -5,7 +5,7 @@ are found in the graph of the loss. A write changes a tensor's version or memory
 a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So values are compared there
 only until it is known how many backward passes precede each write; from then on, backward passes are counted.
 
-Nothing is examined before a second backward pass without an optimizer step; the first step of an optimizer removes the patches.
+The tensors are examined from the second backward pass on. The first step of an optimizer removes the patches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
 # if backward passes will be counted instead.
 BELIEVED, BELIEVED_UNSEEN = 3, 12
-MIN_SHARE = 0.25  # of the tensors that change, at least this share must be written together
+MIN_SHARE = 0.25  # writes count as steps only if at least this share of the tensors that change is written together
 NUM_PROBES, NUM_VALUES = 3, 16  # number of tensors watched for writes; number of values compared in each
 # If the longest step had n backward passes, and n * PATIENCE passes go by without a write, writes count as no longer visible.
 PATIENCE = 64

@@ -57,7 +57,7 @@ class ChildTransport(Transport):
         self._end = weakref.finalize(self, _end, self._process, self.link, self._log)
 
     def close(self) -> None:
-        """Closes the link, so that agent and child exit; if that takes too long, ends the child and so the agent."""
+        """Closes the link, so that agent and child exit; if that takes too long, ends the child, which ends the agent."""
         self._end()
 
     def exited(self, patience_s: float) -> int | None:

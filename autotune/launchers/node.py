@@ -59,7 +59,7 @@ DEVICE_VARIABLES = (
     "ZE_AFFINITY_MASK",
 )  # fmt: skip
 SLURM_JOB = "SLURM_JOB_ID"
-JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # the engine's name of the job
+JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # each holds the engine's id of the job
 # Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left
 # out, because the agent has the value of its own step. Without it, srun starts one task per node, as in a batch script.
 ALLOCATION = (

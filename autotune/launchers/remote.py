@@ -36,10 +36,10 @@ from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
 
 ANSWER_S = 60.0  # longest wait for an answer for which the agent only looks at files and processes
-START_S = 180.0  # the same for a start, which may have to wait for a warm server
-STOP_S = 60.0  # the same for a stop, including its grace periods
-PROGRESS_S = 1.0  # the same for the progress
-PROGRESS_EVERY_S = 0.5  # least time between two such questions: through Ray, each costs both machines milliseconds
+START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
+STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
+PROGRESS_S = 1.0  # longest wait for the answer to "progress"
+PROGRESS_EVERY_S = 0.5  # least time between two questions for the progress: through Ray, each costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
@@ -104,7 +104,7 @@ class RemoteLauncher(Launcher):
         """Returns the error to raise if there was no node within `patience_s`; `why` is the engine's reason."""
 
     def slots(self) -> list[Slot]:
-        """Returns the one slot once its agent is ready. See `Launcher.slots`."""
+        """Returns a list with the only slot once its agent is ready; [] until then. See `Launcher.slots`."""
         if self._slot is None:
             self._connect()
         return [self._slot] if self._slot else []

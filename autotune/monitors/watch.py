@@ -48,7 +48,7 @@ class MachineWatch:
         self._waiting = WaitingWatch()
         self._own: frozenset[int] = frozenset()
         self._trial: frozenset[int] = frozenset()
-        self._cores: frozenset[int] = frozenset()  # cores that this or the last trial may use; empty for autotune's cores
+        self._cores: frozenset[int] = frozenset()  # cores of this or the last trial; if empty, autotune's cores are watched
         self._strangers: dict[int, float | None] = {}
         self._is_own_seen = self._is_closed = False
         self.use(device)

@@ -125,7 +125,7 @@ def optimum_of(groups: Mapping[Key, Sequence[Measurement]]) -> Key:
 
 
 def worth(repeats: Sequence[Measurement]) -> float:
-    """Returns a configuration's mean rate over the repeats that may win; 0 if at most half of its repeats may win."""
+    """Returns the mean rate of a configuration's repeats that worked (`Outcome.may_win`); 0 if at most half did."""
     may_win = [one for one in repeats if one.outcome.may_win]
     return (mean(may_win) or 0.0) if 2 * len(may_win) > len(repeats) else 0.0
 

@@ -269,7 +269,7 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna. `record` is its own, or that of an earlier trial of the same configuration.
+    """Reports a proposed trial to Optuna. `record` is this trial's, or an earlier trial's of the same configuration.
 
     `limits` are those of `told`.
     """

@@ -84,7 +84,8 @@ def run_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> S
 def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -> Summary:
     """Resumes a study, no matter how it ended, and returns its summary, as `run_study` does.
 
-    Finished trials are neither repeated nor lost. Trials that were cut off are repeated. Time already used counts.
+    Finished trials are neither repeated nor lost. Trials that were cut off are repeated. Time already used counts against the
+    budget.
 
     Raises:
         BadInput: as in `run_study`, or machine or program differ from those of the earlier trials; the error names the
@@ -217,7 +218,7 @@ class _Study:
         return "complete", ended_because, None
 
     def _confirm_others(self, decision: Decision) -> None:
-        """Uses the remaining time to measure the other reported configurations again: best by tier, Pareto front."""
+        """Uses the remaining time to measure other reported configurations again: the best of each tier, the Pareto front."""
         with contextlib.suppress(OutOfTime):
             if decision.is_better and decision.finalist:
                 self._tiers.run(decision.finalist)

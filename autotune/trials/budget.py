@@ -23,7 +23,7 @@ LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
 # Time is reserved for this many loss comparisons: the baseline's run, and one run with the finalists' numerics.
 PARITY_TRIALS = 2
-PARITY_S = 5.0  # time of the steps in each of these trials; slow programs take up to 20 s, part of it from the finals' time
+PARITY_S = 5.0  # time of the steps of each comparison; slow programs take up to 20 s, partly from the time of the finals
 LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
 # much time from other trials.
@@ -108,7 +108,7 @@ class Budget:
         return None if self.total_s is None else self.clock.monotonic() + self.left_s - kept_s
 
     def search_ends_s(self, expected_s: float) -> float | None:
-        """Returns the moment by which a search trial must be over."""
+        """Returns when a search trial must end. It may use OVERRUN_FRAC of the reserve, and always MARGIN * `expected_s`."""
         return self.ends_s(kept_s=max(0.0, min(OVERRUN_FRAC * self.reserved_s, self.left_s - MARGIN * expected_s)))
 
     def reserve(self, baseline: TrialRecord) -> None:
@@ -306,7 +306,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns the seconds of a trial at another batch size: at a larger one, step time grows in proportion to the samples."""
+    """Returns the seconds of a trial at another batch size: its steps take twice as long at twice the size, no less at half."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # Windows are limited by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.

@@ -18,12 +18,12 @@ MIN_STEPS = 5  # fewer steps are not compared, because they say nothing about la
 # number format) and another summation order. Medians and a floor are needed because the losses of single batches jump. The loss
 # of resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and
 # more, in float32 and bf16 alike, so means of the last quarter differ tenfold for no reason.
-TAIL_FRAC = 0.25  # the median loss of this last share of the steps is compared, because single batches are noise
+TAIL_FRAC = 0.25  # the median loss of the last quarter of the steps is compared, because losses of single batches are noisy
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.
-NEAR_FRAC = 0.9  # if the baseline ends below this share of the floor, the text says what differences are relative to
+NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, the reason says what differences are relative to
 FLOOR_FRAC = 0.5
-FIRST_FACTOR = 3.0  # the tolerance of the first loss is this many times as large, because it is from a single batch
+FIRST_FACTOR = 3.0  # the first loss may differ by this many times the tolerance, because it is from a single batch
 CHANCE_FACTOR = 2.0  # chance may explain this many times the difference between two runs of the baseline
 # If chance may explain more than this, differences that it may explain are not accepted: they are inconclusive.
 MAX_CHANCE_FRAC = 0.15

@@ -19,7 +19,7 @@ SPENT = {
     "measuring": "measuring steps", "starting": "starting processes", "compiling": "compiling", "lost": "trials without result",
 }  # fmt: skip
 REST = "warm-up, comparing losses, measuring step and loader alone, ending processes"
-PITCH_PX, HEIGHT_PX = 30, 12  # from one lane to the next, and the height of a trial
+PITCH_PX, HEIGHT_PX = 30, 12  # distance from one lane to the next, and height of a trial's box
 LONGEST_PAUSE_S = 60.0  # longer pauses, such as those before a study is resumed or explained, are cut out
 NUM_TICKS = 5
 

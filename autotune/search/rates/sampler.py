@@ -33,19 +33,19 @@ MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of
 MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
-REFIT_TIMES = 1.01  # the same factor for fitting the memory model, which one trial among more than 100 hardly changes
+REFIT_TIMES = 1.01  # the memory model is fitted again once the number of trials has grown by this factor; see `_Recent`
 # At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
 MOST_SUPPOSED = 100
 STOP_AFTER = 5  # the search ends after this many unpromising proposals in a row
 DOUBTED = 3.0  # a rate this many standard deviations below its forecast is doubted: something else may have slowed the trial
 MIN_DOUBTED = 0.1  # a doubted rate is at least this far below its forecast, in logarithms
-MOST_EXAMINED = 5  # this many trials, those furthest below their forecast, get a second forecast from the other trials alone
+MOST_EXAMINED = 5  # at most this many trials, the furthest below their forecast, are forecast again from the other trials alone
 KEPT = 100  # number of proposals that are kept
 T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial; with over 200, once their number has grown by about 1 % (REFIT_TIMES)."""
+    """A model that is fitted again after each trial or, once there are 200, whenever their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -67,8 +67,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
     trial takes and the chance that it runs out of memory. The prior is the usual gain of each knob. All trials are read from
     the journal, including running trials and trials that this sampler did not propose.
 
-    With several objectives, without rates, or with an objective that does not follow the rate, the fallback proposes, and the
-    reason is given. If D and L do not explain the rates, a model of the rates alone is used.
+    If there are several objectives, no rates, or an objective that does not follow the rate, the fallback proposes, and its
+    proposals say why. If D and L do not explain the rates, a model of the rates alone is used.
 
     Attributes:
         rules: what the study knows about configurations.
@@ -133,7 +133,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return not self.options.memory or self._memory(self._history.seen(study), self._machine(study)).fits(params)
 
     def filling_batch(self, study: optuna.Study, params: Params, larger: Sequence[int]) -> int | None:
-        """Returns what `MemoryModel.fills` returns for a configuration; None if the memory model is switched off."""
+        """Returns the largest batch size in `larger` that safely fits; None if none or all do, or without the memory model."""
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
@@ -207,7 +207,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     def _propose(self, study: optuna.Study, known: Known, distributions: Mapping[str, BaseDistribution]) -> Proposed:
         unseen = [Seen(params=params, is_running=True) for params in self.rules.running()]
         known, machine = known.plus(unseen).within(distributions.keys()), self._machine(study)
-        if not known.rated:  # each rated trial has a knob that is not searched now (compile.mode while it is held)
+        if not known.rated:  # each rated trial has a knob that is not searched now
             return Proposed(params={}, why="TPE proposes: no rates are known for these knobs", is_fallback=True)
         coding = self._coding(distributions, known)
         memory = self._memory(known, machine) if self.options.memory else None
@@ -301,7 +301,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns how running trials are assumed to end (None if none runs), and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
-        # Proposals for several free slots, without a result in between, share the forecast from the finished trials.
+        # Until another trial finishes, all proposals share the forecast from the finished trials.
         finished = self._latest_forecast.get(
             known,
             lambda: self._fitting(coding, known, machine),

@@ -1,6 +1,6 @@
 """Assumes how running trials will end, so that the next proposal complements them.
 
-Without results, a batch of proposals would consist of small changes of the same configuration. Therefore each running trial is
+Without assumed results, proposals for several free slots would be small changes of one configuration. So each running trial is
 assumed to end as forecast, and the best configuration so far may be one that is still running. An assumed result leaves the
 expected rates as they are, and only makes them more certain. So nothing has to be fitted again (see `LinearModel.conditioned`).
 
