@@ -415,7 +415,7 @@ def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program is meant to confirm.
+    """Returns the finding that a fixed program addresses, with the gain that was predicted before any check of it.
 
     Raises:
         BadInput: there is no such finding.
