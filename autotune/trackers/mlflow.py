@@ -64,7 +64,7 @@ class MlflowTracker(Tracker):
         self._runs, self._secrets = runs, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
-        self._known: KnownRuns | None = None  # None = query MLflow
+        self._known: KnownRuns | None = None  # None if MLflow must be queried first
         self._cache, self._has_failed = Cache(), False
         self._failed_at, self._problem = -math.inf, ""
 
