@@ -20,7 +20,7 @@ MASK = "***"
 MIN_CHARS = 8  # a value with at least this many characters is masked even inside a word
 # A value with at least this many characters that is neither all letters nor all digits ("hunter2") is masked as a whole word.
 MIN_WORD_CHARS = 4
-MIN_TYPED_CHARS = 3  # a value with this many that the user typed as a secret is masked as a whole word
+MIN_TYPED_CHARS = 3  # a value of at least this many characters is masked as a whole word if the user typed it as a secret
 
 _SECRET_WORDS = {
     "token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "apikey",

@@ -200,7 +200,7 @@ def explain(
         float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
     ] = 2.0,
     is_fixed: Annotated[
-        bool, typer.Option("--fixed", help="Run the command after -- and the study's program in turn, and compare them.")
+        bool, typer.Option("--fixed", help="Measure the command after -- (the fixed program) and the study's program in turn.")
     ] = False,
     finding: Annotated[
         int | None,
@@ -264,7 +264,7 @@ def report(
     is_opened: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
     picture: Annotated[
         Path | None,
-        optional("--picture", metavar="FILE.png", help="Also save a picture of the top of the page, with Chromium."),
+        optional("--picture", metavar="FILE.png", help="Also save a picture of the top of the page; needs Chromium."),
     ] = None,
     width: Annotated[
         int | None, optional("--width", metavar="PX", min=320, max=4000, help="Width of the picture; 1440 when not given.")

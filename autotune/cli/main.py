@@ -27,7 +27,7 @@ TAKE_COMMAND = (
     "record",
 )  # commands that take a program's command after `--`
 INTERRUPTED = 130
-NO_TEMPORARY = "No usable temporary directory found in"  # Python's own message
+NO_TEMPORARY = "No usable temporary directory found in"  # beginning of Python's message
 LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words of 1000 or more characters are cut to 80; ordinary paths are shorter
 
 
@@ -143,7 +143,7 @@ def _unwritten(error: Exception) -> str:
     if not isinstance(error, OSError):
         return ""
     if error.errno == errno.EROFS:
-        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # a failed write names no file
+        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # errors of writes name no file
         return f"output: cannot be written, {got} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):
         got = str(error.strerror).removeprefix(NO_TEMPORARY)

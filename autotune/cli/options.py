@@ -91,7 +91,7 @@ def runs_folder(runs_dir: str | None) -> Path:
     Raises:
         BadInput: the path is empty or not a folder.
     """
-    path = "runs" if runs_dir is None else os.path.expanduser(runs_dir)  # as in `autotune run`
+    path = "runs" if runs_dir is None else os.path.expanduser(runs_dir)  # `autotune run` also expands ~
     if not path or "\0" in path or (os.path.exists(path) and not os.path.isdir(path)):
         raise BadInput(f"--runs-dir: not a folder, got {path!r}. Give the folder with the studies.")
     if os.path.isfile(os.path.join(path, "study.json")):

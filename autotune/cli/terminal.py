@@ -63,7 +63,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    nowhere = io.StringIO()  # for a stream that the caller has closed
+    nowhere = io.StringIO()  # used instead of a stream that the caller has closed
     file = None if stream else nowhere
     made = PlainConsole(file=file, stderr=stderr, theme=THEME, highlight=False, width=width, soft_wrap=False)
     if width is None and not made.is_terminal and "COLUMNS" not in os.environ:

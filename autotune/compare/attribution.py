@@ -172,7 +172,7 @@ class Attributor:
         return False
 
     def _settle(self, winner: TrialRecord, number: int, kept: Kept) -> int:
-        """Measures the winner next to each of its parts that seems as fast (see `ablation`); returns the last round's number.
+        """Measures the winner and the parts of it that seem as fast (`parts_as_fast`); returns the last round's number.
 
         One round is not enough to decide, and a change must not be exported if the winner is as fast without it.
         """
@@ -192,7 +192,7 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures the winner without its ineffective changes, once.
 
-        Does nothing if every change has an effect, if a configuration with at most as many changes would be exported anyway,
+        Does nothing if every change has an effect, if the configuration to export already has no more changes than this one,
         or if there is no time.
         """
         evidence = self._evidence(winner)

@@ -41,8 +41,8 @@ REFUSED = {
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
 MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
-EXPORT, EVERYTHING = "--export", "ALL"  # the variables that srun passes on to the tasks; by default all
-EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # the same for every srun of a job, as set by `sbatch --export`
+EXPORT, EVERYTHING = "--export", "ALL"  # srun's option for the variables that it passes on to the tasks, and its default
+EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # default of --export for every srun of a job; `sbatch --export` sets it
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
 ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")

@@ -14,7 +14,7 @@ from autotune.explain.trace import ANNOTATION, COPY, DEVICE, KERNEL, OPERATOR, T
 from autotune.plain_text import one_line
 
 MAX_RECTANGLES = 400
-MERGED_FRAC = 0.001  # neighbours of one category are merged if the gap between them is a smaller share of the step
+MERGED_FRAC = 0.001  # neighbours of one category are merged if the gap between them is at most this share of the step
 MAX_NAME_CHARS = 100
 PHASES, TRAINING, AUTOGRAD, STREAM = "phases", "training thread", "autograd thread", "stream"
 
@@ -41,7 +41,7 @@ class Rectangle:
 
 
 def timeline(trace: Trace, host: Host) -> list[Rectangle]:
-    """Returns the rectangles of the step of median length, by lane and start; [] if the trace has no steps."""
+    """Returns the longest rectangles of the step of median length, sorted by lane and start; [] if there are no steps."""
     windows = trace.steps()
     if not len(windows):
         return []

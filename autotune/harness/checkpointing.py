@@ -63,7 +63,7 @@ class Checkpointing:
 
         Args:
             module: the module, before its first call.
-            is_watched: whether to observe a block for a few steps; false if it will be compiled.
+            is_watched: whether to observe a block for a few steps; false if the module will be compiled.
         """
         switches = checkpointing_switches(module)
         if switches:
@@ -127,7 +127,7 @@ def _checkpoint(block: Any) -> bool:
 
 
 def _contexts(norms: List[Any]) -> Tuple[Any, Any]:
-    """Returns the contexts of the forward and its repetition, so that running statistics see each batch once."""
+    """Returns the contexts of the forward pass and of its repetition, so that running statistics see each batch once."""
     return contextlib.nullcontext(), _keeping(norms)
 
 

@@ -35,7 +35,7 @@ class Window:
 
     @property
     def rate_per_s(self) -> Optional[float]:
-        """The rate of the last block; None before the first."""
+        """The rate of the last closed block; None before the first block is closed."""
         return self.meter.rate_per_s if self.meter else None
 
     def first_step(self) -> None:

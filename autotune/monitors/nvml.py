@@ -40,7 +40,7 @@ class DeviceSample:
     Attributes:
         time_s: monotonic clock.
         is_steady: whether the trial was in its measured window.
-        utilisation_frac: share of the last sample period in which a kernel ran.
+        utilisation_frac: for how much of NVML's last sample period a kernel was running, as a fraction.
         memory_used_bytes: by all processes on the device.
         power_w: power draw now.
         energy_j: energy used since the driver was loaded; the difference of two samples is the energy used between them.
@@ -92,7 +92,7 @@ class DeviceMonitor:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics since the last `restart`, by name for the tracker; unknown ones are absent.
+        """Returns {name in the tracker: value} of the metrics since the last `restart`; unknown ones are absent.
 
         Returns:
             gpu.utilisation_frac, gpu.sm_clock_mhz: means over the steady samples.
@@ -101,7 +101,7 @@ class DeviceMonitor:
             gpu.memory_used_bytes: largest of all samples.
             gpu.slowdown_{name}_frac: share of the window in which this cause held the clocks down, by NVML's counters;
             without counters, share of the steady samples.
-            gpu.energy_j, gpu.energy_s: energy used in the window, by the counter, and the window's seconds.
+            gpu.energy_j: energy used in the window, by the counter. gpu.energy_s: the window's seconds.
             gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
             busy and under no power cap.
         """

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 TRACK_PX = 22  # height of the track of a bar chart's row
 PLOT_PX, TOP_PX, BOTTOM_PX = 260, 14, 24  # height of a plot, and its margins for axis labels
 NEAR_EDGE_FRAC = 0.08  # texts closer to an edge than this share of the width are aligned with it
-MAX_TITLED = 300  # marks with a tooltip; more would make the file too large
+MAX_TITLED = 300  # if there are more marks than this, none has a tooltip: the file would become too large
 NUM_TICKS = 4
 NOTHING = Markup("")
 _INTERVAL = re.compile(r"\[[^\[\]]{1,40}\]")

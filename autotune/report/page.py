@@ -25,7 +25,7 @@ from autotune.report.study import Study
 from autotune.wording import machine_text
 
 TEMPLATES = Path(__file__).parent / "templates"
-CODE = "part-code"  # anchor of the formats to paste
+CODE = "part-code"  # anchor of the section with the settings to paste, in several formats
 SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "part-gain": ("What was gained", (gain.rates, gain.changes)),
     "part-time": (

@@ -39,7 +39,7 @@ PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
-MAX_CHECKS = 3  # at most this many findings of a trial are tried at a time
+MAX_CHECKS = 3  # at most this many findings are newly tried each time a trial is explained
 # If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry. Outcomes in
 # MAY_PASS may be due to chance, so the note on them names that option.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
@@ -415,7 +415,7 @@ def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program is meant to confirm.
+    """Returns the finding that a fixed program addresses, with the gain that was predicted before any check of it.
 
     Raises:
         BadInput: there is no such finding.

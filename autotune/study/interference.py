@@ -33,9 +33,11 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # interval so far that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
-MAX_LOST = 2  # pairs without a measurement, after which the calibration is given up
-AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20  # calibrate again once the best is this many times as fast, or after this many trials
-AGAIN_FRAC = 0.1  # share of the search's time that repeated calibrations may take, unless the best is much faster
+MAX_LOST = 2  # after this many pairs without a measurement, the calibration is given up
+# Calibrate again once the best is AGAIN_FACTOR times as fast as at the last calibration. Otherwise after AGAIN_TRIALS trials,
+# but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
+AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20
+AGAIN_FRAC = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +69,7 @@ class Calibration:
 
     @property
     def is_over(self) -> bool:
-        """Whether further pairs would not change the answer."""
+        """Whether no more pairs are needed: the answer is clear, or there are MAX_PAIRS pairs."""
         num, ci = self.ratio.num_rounds, self.ratio.ci
         if num < CLEAR_PAIRS or ci is None:
             return False

@@ -13,7 +13,7 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-MOST_KNOWN = 20_000  # number of full configurations that are kept
+MOST_KNOWN = 20_000  # once this many full configurations are cached, the cache is emptied
 USUAL_SPREAD = 0.3  # the spread of each knob is passed to the sampler as a multiple of this
 
 

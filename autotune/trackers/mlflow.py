@@ -37,8 +37,8 @@ CLIENT_ENVIRONMENT = {
 TIMEOUT_VARIABLE = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 LOG_TAIL_BYTES = 64 * 1024
 PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
-# Timeouts of the check whether a store answers: usually, and if the last attempt failed. The last push of a study is skipped if
-# an attempt failed less than KNOWN_DOWN_S ago.
+# The check whether a store answers waits PROBE_S seconds, or KNOWN_DOWN_S if the last attempt failed. The last push of a study
+# is skipped if an attempt failed less than KNOWN_DOWN_S ago.
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
 SETTLE_S = 3.0  # MLflow is queried this long after a failed attempt: it may still carry out a request that it has not answered
 
@@ -64,7 +64,7 @@ class MlflowTracker(Tracker):
         self._runs, self._secrets = runs, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
-        self._known: KnownRuns | None = None  # None = query MLflow
+        self._known: KnownRuns | None = None  # None if MLflow must be queried first
         self._cache, self._has_failed = Cache(), False
         self._failed_at, self._problem = -math.inf, ""
 

@@ -45,7 +45,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 
     Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
     Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products:
-    if forward takes 100 ms without compiling, and backward 120 ms, forward has lost 40 ms.
+    if forward takes 100 ms in addition to compiling, and backward 120 ms, forward has lost 40 ms.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)
@@ -53,7 +53,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 
 
 def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if lines that torch.compile cannot put into a graph take time in the step.
+    """Yields a finding if there are lines that torch.compile cannot put into a graph; its gain is the time that they cost.
 
     The gain is a floor: a broken graph also prevents fusions across the break, and only a trial shows what these would gain.
     """

@@ -65,12 +65,12 @@ class LoaderKnobs(KnobHandler):
 
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
-        self._noted: Dict[str, KnobReport] = {}  # for knobs that could not be set at construction
+        self._noted: Dict[str, KnobReport] = {}  # knob key -> why it could not be set at construction
         self._why_forked = ""  # why added workers had to be forked; "" if none had to be
 
     @property
     def asked(self) -> Dict[str, Any]:
-        """Knob key -> value, for all knobs of loaders."""
+        """Knob key -> value, for the knobs of loaders that this trial sets."""
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
     def on_loader(self, arguments: Dict[str, Any], made: Making) -> bool:

@@ -32,7 +32,7 @@ ARGUMENT = (
     "saves. If an argument of the program chooses between them, write {parallel.strategy=ddp} in the command as its value"
 )
 NOT_SHARDED = "no module is sharded by torch.distributed.fsdp.fully_shard"
-WHOLE = "the model is sharded as a single unit, and the backward pass needs the whole unit at once"
+WHOLE = "the model is sharded as a single unit, and the backward pass needs all of it right after the forward pass"
 FIRST = "FullyShardedDataParallel (FSDP 1) sets this once, when it is constructed (sharding_strategy)"
 OLD = "this version of torch cannot change resharding after fully_shard"
 PARTLY = "the program reshards its parameters over only some of the ranks"
@@ -62,7 +62,7 @@ class ShardingKnobs(KnobHandler):
         self.is_found = True
         below = {id(inner) for each in sharded for inner in members.modules(each) if inner is not each}
         outermost = [each for each in sharded if id(each) not in below]
-        # A single outermost module is needed again at once as the backward pass begins, so torch keeps it whole.
+        # The backward pass needs a single outermost module right after the forward pass, so torch keeps it whole.
         targets = [each for each in sharded if len(outermost) > 1 or each is not outermost[0]]
         asked, self._why = self._knobs.get(RESHARD), "" if targets or self._targets else WHOLE
         for each in targets:

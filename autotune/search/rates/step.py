@@ -24,7 +24,7 @@ from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
-NUM_BEST_TO_COMPILE = 3  # number of best configurations to which a costly value may be added
+NUM_BEST_TO_COMPILE = 3  # only candidates similar to one of this many best may need a compilation: `_is_worth_compiling`
 # Of the candidates with at least this share of the largest gain per cost, the one with the fewest changes is chosen.
 NEAR_FRAC = 0.5
 # Of the MOST_FAILED latest failed configurations, the NUM_FAILED with the highest forecasts are taken. Their neighbours are
@@ -33,7 +33,7 @@ NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # the best so far is the trial with the highest forecast among this many of the fastest
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
 RISK_GAIN = 0.02
-STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising
+STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising; several in a row end the search
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
@@ -87,7 +87,7 @@ class Step:
         known: past and running trials.
         supposed: how the running trials are assumed to end; None if none runs.
         rules: what the study knows about configurations.
-        options: which parts to use.
+        options: which parts of the sampler to use.
         rng: random source of candidates and samples.
     """
 
@@ -172,7 +172,7 @@ class Step:
         return np.asarray(codes[self._pool.are_new(codes) & may_work])
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns at most NUM_FAILED failed configurations with the highest forecasts; none is below that of the best.
+        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if these exceed the best's.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
         for both. It differs from the best so far by several changes, so it would not be a candidate as the best's neighbour.
