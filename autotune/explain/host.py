@@ -54,7 +54,7 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
-    """Returns `Host.launchers`. A device event has the same correlation as its runtime call, which is inside the operator."""
+    """Returns `Host.launchers`. A device event has the correlation id of its runtime call, which is inside the operator."""
     chosen = nesting.chosen
     calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
     if not len(calls) or not len(device):

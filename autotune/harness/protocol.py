@@ -110,7 +110,7 @@ class MeasureRules:
     warmup_quartile_frac: float = 0.05  # the quartiles of their step times may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
+    trend_frac: float = 0.05  # a step time that changes more from the start of a window to the end of the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed

@@ -42,10 +42,15 @@ NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU pe
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of the memory beyond PROCESS_BYTES that does not grow with the batch: mean, spread
-CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the savings in SPARED
-CLASS_FIXED_SPREAD = 0.1  # spread that a value adds to the part that does not grow, a share of the memory beyond PROCESS_BYTES
-THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
+# Share of the largest peak, less PROCESS_BYTES on a CPU, that does not grow with the batch: prior mean and standard deviation.
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
+# Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
+# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0 and the standard
+# deviation CLASS_FIXED_SPREAD, as a share of the largest peak, less PROCESS_BYTES on a CPU. What a number of threads adds on a
+# CPU, for stacks and buffers of the kernels, has at least the standard deviation THREADS_BYTES.
+CLASS_SPREAD = 0.2
+CLASS_FIXED_SPREAD = 0.1
+THREADS_BYTES = 40e6
 MOST_PEAKS = 100  # largest number of peaks that are fitted
 NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply
 MAX_FACTOR = 1.5  # largest change of the logarithm of a factor in one step
