@@ -260,8 +260,9 @@ class RankResult:
             while the harness set that knob.
         failed_s: when the exception was noted, on the launcher's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
-        unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if batches are rows or tables of tokens with an unknown
-            number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
+        unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if the number of samples is unknown and batches are
+            packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
+            unit was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if the trial did not reach it.

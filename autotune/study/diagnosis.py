@@ -82,7 +82,7 @@ def _of_device(record: TrialRecord, device: str | None, why: str) -> Finding:
     if device != "cuda" or busy_frac is None or busy_frac >= BUSY_FRAC:
         return _finding("device-bound", _evidence(record), why)
     evidence = f"{_evidence(record)}, a kernel runs on the GPU {percent_text(busy_frac)} of the time"
-    advice = "The GPU waits for the host to launch kernels: a larger batch or compile.mode=reduce-overhead gives it more work."
+    advice = "The GPU waits for the host to launch kernels. A larger batch or compile.mode=reduce-overhead shortens this wait."
     return _finding("host-bound", evidence, advice)
 
 
