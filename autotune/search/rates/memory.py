@@ -38,8 +38,8 @@ FITS_FRAC = 0.97  # share of the memory: a trial that is expected to need more d
 SAFE_CHANCE = 0.75  # minimum chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # configurations with a smaller chance to fit are proposed only if no other one is promising
 SAFE_FRAC = 0.93  # `fills` proposes only a batch that is more likely to stay within this share of the memory than to exceed it
-# Standard deviation of a peak, as a share of the memory. Allocators round, and CPU peaks are sampled: repeats of a trial differed
-# by 0.1 to 2 %.
+# Standard deviation of a peak, as a share of the memory. Allocators round, and CPU peaks are sampled: repeats of a trial
+# differed by 0.1 to 2 %.
 NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
