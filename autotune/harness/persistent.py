@@ -30,7 +30,7 @@ PARTS = ("dataset", "collate_fn", "worker_init_fn")
 # How many levels of objects `facts` looks at (ConcatDataset, list, Subset, data set, Compose, list, transform, size are eight),
 # and how many facts it returns at most.
 MAX_DEPTH, MAX_FACTS = 8, 1000
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # hashes at most this many items of a list, or bytes of an array; takes milliseconds
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
