@@ -114,7 +114,7 @@ def _loader(found: dict[str, Any]) -> str:
     length = loader.get("num_samples")
     dataset = str(loader.get("dataset") or "").rpartition(".")[2]
     made = f"made at {near(str(loader.get('site')))}"
-    holds = f"{dataset} of {length:,} samples" if isinstance(length, int) else f"{dataset}, a stream or of unknown length"
+    holds = f"{dataset} of {length:,} samples" if isinstance(length, int) else f"{dataset} of unknown length"
     workers = loader.get("loader.num_workers")
     words = [
         holds,

@@ -268,7 +268,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
 
 
 def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
-    """Whether torch ran out of host memory while pinning it, and not of device memory for a context that pinning may create."""
+    """Whether torch lacked host memory to pin, rather than device memory for the CUDA context that pinning may create."""
     error = result.error or {}
     is_pinning = PINNING.search(f"{error.get('message', '')}\n{error.get('traceback', '')}")
     is_full = (facts.device_used_frac or 0.0) > NEAR_CAP_FRAC

@@ -26,7 +26,7 @@ PROBE_BYTES = 1 << 20  # about as much as a trial writes
 LONG = ('"trials": ', '"explanation": ')  # entries of summary.json that may become large; each is on a line of its own
 CUT_OFF = "autotune was ended before the study was over"
 
-Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # records by file, with the time, size and inode of the file
+Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # file -> its time, size and inode when it was read, its record
 
 
 class StudyFolder:

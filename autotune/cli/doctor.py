@@ -39,7 +39,7 @@ DATA_ROOT = "data.root"
 # Time limit of each probe, seconds. Without persistence mode the driver takes about a second to initialise a GPU. Importing
 # torch takes a few seconds from a local disk and up to a minute from a slow one.
 GPUS_S, HOST_S, INTERPRETER_S, DATA_S = 20.0, 10.0, 60.0, 20.0
-FOLDER_S = 2.0  # for the first check of the data folder, before any probe starts
+FOLDER_S = 2.0  # before any probe starts, doctor waits at most this long to see whether the data folder can be read
 GROUPS = ("GPU", "connections", "host", "program", "data")
 ORDER = (Status.ok, Status.skipped, Status.warning, Status.error)
 STYLES = {Status.ok: "good", Status.skipped: "quiet", Status.warning: "warn", Status.error: "bad"}

@@ -40,7 +40,7 @@ OF_TRIAL = {  # of trials that are over
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
-LEAST_NAME = 16  # columns for the name of a study; on a terminal with less room, the sizes of each kind are left out
+LEAST_NAME = 16  # if a terminal leaves fewer characters for a study's name, the table has no columns for the kinds
 REMOVED = ".removed"  # end of the name that a study has while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -62,7 +62,7 @@ class Asked:
 
 
 class Item(NamedTuple):
-    """A file or folder to remove. `kind` is one of KINDS; the numbers are those of `sizes`."""
+    """A file or folder to remove. `kind` is one of KINDS; `num_files` and `num_bytes` are from `sizes`."""
 
     kind: str
     path: Path

@@ -31,7 +31,7 @@ def trend(records: Sequence[TrialRecord]) -> str:
 
 
 def _change(pairs: Sequence[tuple[float, float]]) -> float:
-    """Returns the covariance of time and log rate, up to a positive factor."""
+    """Returns the covariance of time and log rate, times the number of pairs. Only its sign is used."""
     mean = math.fsum(at for at, _ in pairs) / len(pairs)
     return math.fsum((at - mean) * math.log(rate) for at, rate in pairs)
 

@@ -54,7 +54,7 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
-    """Returns `Host.launchers`. A device event has the same correlation as its runtime call, which is inside the operator."""
+    """Returns `Host.launchers`. A device event has the correlation id of its runtime call, which is inside the operator."""
     chosen = nesting.chosen
     calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
     if not len(calls) or not len(device):
@@ -67,6 +67,6 @@ def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
 
 
 def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns each event's position if it is an operator, else that of the innermost operator around it, else -1."""
+    """Returns, for each event, the position of the innermost operator that it is or is inside of; -1 if there is none."""
     is_operator = trace.categories[nesting.chosen] == OPERATOR
     return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))

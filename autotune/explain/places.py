@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from autotune.harness.explain.documents import INPUT, MAIN, Line, Lines
 
 MAX_SOURCE_BYTES = 1_000_000
-WHOLE_STEP_FRAC = 0.5  # a line with this share of a step or more is in the training loop itself, not in an inner loop
+WHOLE_STEP_FRAC = 0.5  # a line that takes at least this share of a step is in the training loop itself, not in an inner loop
 STEPPING = {"backward", "step", "zero_grad"}  # methods that a training loop calls
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -28,7 +28,7 @@ def is_torch(line: Line, lines: Lines) -> bool:
 
 
 def file_of(callee: str, lines: Lines) -> str:
-    """Returns the path of a library function such as "functional.py:linear"; "" if `lines` has no line of it."""
+    """Returns the path of the file with a library function, such as "functional.py:linear"; "" if `lines` has no line of it."""
     name, _, function = callee.partition(":")
     found = (line for line in lines.lines if not line.is_own and line.function == function)
     return next((line.file for line in found if os.path.basename(line.file) == name), "")

@@ -18,11 +18,12 @@ from autotune.harness.explain.documents import BYTES
 T = 1e12
 G = 1e9
 TF32, WIDE = "tf32", "float32"
-MATRIX_KINDS = ("matmul", "convolution", "attention")  # of operators
-HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # a device that is busy for less than this share of a step waits for the host
+MATRIX_KINDS = ("matmul", "convolution", "attention")  # kinds of operators that do matrix work
+HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # if the device is busy for a smaller share of a step, the bound is the host
 
 COLUMNS = {
-    "rank": "rank of the process", "device": "name of the device", "step_s": "seconds of a step, without a profiler if known",
+    "rank": "rank of the process", "device": "name of the device",
+    "step_s": "seconds of a step, without a profiler if possible",
     "dtype": "dtype of most of the matrix work; tf32 if most products of float32 round to it", "flops": "FLOPs of a step",
     "flops_from": "source of flops: memory (counted by that pass) or trace (computed from shapes)",
     "bytes": "minimum bytes of a step, in operators whose traffic is known", "flops_per_s": "FLOPs per second",

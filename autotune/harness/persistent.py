@@ -30,7 +30,7 @@ PARTS = ("dataset", "collate_fn", "worker_init_fn")
 # How many levels of objects `facts` looks at (ConcatDataset, list, Subset, data set, Compose, list, transform, size are eight),
 # and how many facts it returns at most.
 MAX_DEPTH, MAX_FACTS = 8, 1000
-MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most so many items of a list, and bytes of an array, are hashed, in milliseconds
+MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
@@ -56,7 +56,7 @@ def watch(loader: Any) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library has made a loader from a watched one, with all its arguments, even those that the knob has set."""
+    """Whether a library has made this loader from a watched one, and has copied all arguments, even those that the knob set."""
     kept = loader.__dict__
     data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
     others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
@@ -140,7 +140,7 @@ def _num_references(kept: Dict[str, Any]) -> int:
     return sys.getrefcount(kept["_iterator"])
 
 
-ALONE = _num_references({"_iterator": object()})  # number if only the loader refers to the iterator
+ALONE = _num_references({"_iterator": object()})  # number of references to an iterator to which only its loader refers
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:

@@ -110,7 +110,7 @@ class MeasureRules:
     warmup_quartile_frac: float = 0.05  # the quartiles of their step times may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    trend_frac: float = 0.05  # a step time that changes by more than this from a window to the end of the next is not steady
+    trend_frac: float = 0.05  # a step time that changes more from the start of a window to the end of the next is not steady
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
@@ -260,8 +260,9 @@ class RankResult:
             while the harness set that knob.
         failed_s: when the exception was noted, on the launcher's monotonic clock; shows which of several ranks failed first.
         phases_s: seconds spent in each phase of PHASES.
-        unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if batches are rows or tables of tokens with an unknown
-            number of samples; "steps" if no batch dimension was found. `unit_source` says where the unit was read.
+        unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if the number of samples is unknown and batches are
+            packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
+            unit was read.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
         window: the measured window; None if the trial did not reach it.

@@ -22,7 +22,7 @@ from .peers import Peers
 from .phases import Phases
 from .window import Window
 
-EAGER_STEPS = 8  # the first steps, which are processed one by one
+EAGER_STEPS = 8  # number of steps at the start that are processed one by one; with several ranks, all steps are
 OTHER_DEVICE = "the program trains on a device of type {}: autotune can time steps only on CPUs and on CUDA devices"
 LOOK_S = 0.1  # seconds between two calls of `_look` after the eager steps; `_look` is costly because its code is cold
 

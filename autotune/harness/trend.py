@@ -6,9 +6,10 @@ import math
 from typing import List, NamedTuple
 
 CHUNKS = 10  # blocks are merged until fewer than twice this number of parts are left; longer parts are less correlated
-# If one window is suspicious, a second one decides, together with the first and the steps between. In simulations with
-# independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800 steady programs was flagged, and 4 %
-# needed a second window. Of the programs with autocorrelated steps of 1 s, whose window has only six steps, a fifth needed it.
+# If one window is suspicious (SUSPECT_FRAC, SUSPECT_F), a second one decides, together with the first and the steps between
+# (CERTAIN_F). In simulations with independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800
+# steady programs was flagged, and 4 % needed a second window. Of the programs with autocorrelated steps of 1 s, whose window
+# has only six steps, a fifth needed it.
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 

@@ -60,7 +60,7 @@ def dropped_lines(summary: Summary) -> list[str]:
 def tried_text(summary: Summary) -> str:
     """Returns a line on values that the search tried and the best does not have, the fastest first; "" if there are none.
 
-    "batch 64 0.98x (the fastest single trial with each value, relative to the best configuration's first trial)".
+    For example: "batch 64 0.98x (the fastest single trial with each value, relative to the best configuration's first trial)".
     """
     if not summary.get("speedup") or summary.get("verification") or summary.get("recording"):
         return ""

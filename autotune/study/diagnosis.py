@@ -14,7 +14,7 @@ HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
     0.03,
 )  # limits for the share of a step in which no computation hides the communication
 BUSY_FRAC = 0.8  # if kernels run for a smaller share of the time, the GPU is taken to wait for the host to launch them
-LEAST_GAIN_FRAC = 0.03  # a trial is called partly input-bound if an infinitely fast loader would gain at least this much
+LEAST_GAIN_FRAC = 0.03  # a trial is input-bound, fully or partly, only if an infinitely fast loader gains at least this much
 
 Finding = dict[str, str]
 
@@ -82,7 +82,7 @@ def _of_device(record: TrialRecord, device: str | None, why: str) -> Finding:
     if device != "cuda" or busy_frac is None or busy_frac >= BUSY_FRAC:
         return _finding("device-bound", _evidence(record), why)
     evidence = f"{_evidence(record)}, a kernel runs on the GPU {percent_text(busy_frac)} of the time"
-    advice = "The GPU waits for the host to launch kernels: a larger batch or compile.mode=reduce-overhead gives it more work."
+    advice = "The GPU waits for the host to launch kernels. A larger batch or compile.mode=reduce-overhead shortens this wait."
     return _finding("host-bound", evidence, advice)
 
 

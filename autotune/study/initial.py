@@ -16,7 +16,8 @@ from autotune.trials.session import Session, configuration_key
 # In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, short
 # studies ended with a 1 % faster result, and long studies with a result that was no slower.
 NUM_EARLIER_SEEDS = 3
-# An expert's choice at two batch sizes shows RatesSampler the memory per sample. After that, its models choose better.
+# Number of an expert's configurations that are tried before RatesSampler proposes the rest. These two differ in batch size,
+# which shows RatesSampler the memory per sample. After that, its models choose better.
 NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.

@@ -120,7 +120,7 @@ def _named(what: str, words: Sequence[str]) -> str:
 
 
 def _launcher_of(inputs: StudyInputs, record: TrialRecord) -> Launcher:
-    """Returns the launcher of the slot that a trial ran on: its device is the suspect, and others may be in use."""
+    """Returns the launcher of the slot that a trial ran on: its device is the suspect, and other devices may be in use."""
     slots = (one for one in inputs.launcher.beside() if one.slot and one.slot.name == record.slot)
     return next(slots, inputs.launcher)
 

@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If a function's logging lines take at least this share of the time of its slow lines, all of these count as LOGGING; likewise
-# for other known purposes. Otherwise they count as PYTHON.
+# If the slow lines of a function have several causes, they all get the same one: LOGGING, for example, if its lines take at
+# least this share of their time; PYTHON if no other cause reaches this share.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions
@@ -227,7 +227,7 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
         idle_s = _idle_s(evidence)
         return (0.0, min(seconds, idle_s), min(most, idle_s))
     if evidence.num_workers and is_behind(evidence):
-        # The training thread waits for the loader. With less work it only waits longer, although its core becomes free.
+        # The training thread waits for the loader. With less work it only waits longer, unless the workers use its core.
         shared = 0.5 if evidence.is_shared else 0.0
         return (0.0, shared * seconds, most)
     return (least, seconds, most)

@@ -1,7 +1,8 @@
 """Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
 
 Like `protocol`, this module needs only Python 3.9 and the standard library, because both the harness and the tuner import it.
-Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass has its own process:
+Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in a process of
+its own, which writes one of these files:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
@@ -78,7 +79,7 @@ class Stage:
     """One stage of the input pipeline, summed over all workers or, if the loader has none, in the training process.
 
     Attributes:
-        name: see READ and its neighbours.
+        name: one of READ to PIN (above), or for example "transform: ToTensor".
         where: MAIN or WORKER.
         seconds: wall seconds per sample.
         cpu_s: CPU seconds per sample; None if unknown.
@@ -107,7 +108,7 @@ class Site:
     Attributes:
         kind: "item", "cpu", "synchronize", "nonzero", "copy" (to the device, from pageable memory or without non_blocking), ...
         file, line, function, text: as in `Line`.
-        phase: of the step.
+        phase: one of STEP_PHASES.
         count: calls per step.
         seconds: seconds per step in these calls.
     """
@@ -194,7 +195,7 @@ class Traced:
 
     Attributes:
         file: name of the trace in this document's folder; "" if there is none, and `notes` says why.
-        steps: number of profiled optimizer steps without those in `left_out`; each is a `ProfilerStep#` range in the trace.
+        steps: number of profiled optimizer steps, not counting `left_out`; each step is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
         peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
@@ -229,9 +230,9 @@ class Memory:
             first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: seconds of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
-            each run again alone: "float32" and "bfloat16" -> their sum in this type; "casts" -> seconds to convert all inputs;
-            "timed_frac" -> the share of the products' FLOPs that was run again. {} if there are no products.
+        products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
+            each run again alone: "float32" and "bfloat16" -> seconds of all products in this type; "casts" -> seconds to
+            convert all inputs; "timed_frac" -> the share of the products' FLOPs that was run again. {} without products.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

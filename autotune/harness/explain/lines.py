@@ -20,7 +20,7 @@ from .syncs import SyncSites
 # The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has
 # seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
-INTERVAL_S = 0.002  # between samples of the training thread
+INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
 # A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
 # pass still has a thousand samples.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
@@ -65,7 +65,7 @@ class LinesPass(Pass):
         self._sources = Sources()
         self._began_s = 0.0
         self._before = (0, 0, 0.0, 0.0)
-        self._left_out = (0.0, 0.0)  # of the steps with an evaluation: their samples, and the seconds waited for the loader
+        self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these waited for the loader
 
     def begin(self) -> None:
         """See the base class."""

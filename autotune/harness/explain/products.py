@@ -13,8 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
 from .peaks import least_s, untouched
 
-# Operators of ATen. On a CPU without AMX, the backward pass of attention is three times as slow in 16 bits (torch 2.14), which
-# can cost more than all other products gain.
+# Operators of ATen. Attention is timed only on a CPU. Without AMX, its backward pass is three times as slow there in 16 bits
+# (torch 2.14), which can cost more than all other products gain.
 ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
 NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", *ATTENTION)
 LOGSUMEXP = 5  # position of the argument of attention's backward pass that stays in 32 bits

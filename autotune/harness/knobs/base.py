@@ -43,7 +43,7 @@ class KnobHandler:
         """Called before the first step is counted, when the device is known and the program has set its own values."""
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> value in force in the program, without knobs that cannot be read back."""
+        """Returns knob key -> value in force in the program. Knobs that cannot be read back are absent."""
         return {}
 
     def applicability(self) -> Dict[str, str]:
@@ -67,7 +67,7 @@ def compared(found: Any, asked: Any) -> KnobReport:
 
 @contextlib.contextmanager
 def applying(key: str) -> Iterator[None]:
-    """Adds the knob's key to any exception raised while it is set, so that the search knows which knob caused it."""
+    """Adds `key` to any exception raised while this knob is set, so that the search knows which knob caused the failure."""
     try:
         yield
     except Exception as error:

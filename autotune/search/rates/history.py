@@ -79,7 +79,7 @@ class Facts:
             so are trials whose peak is unknown.
         num_out: number of trials that ran out of memory.
         names: the sets of knobs that trials have.
-        values: each knob with each of its values.
+        values: (knob, value) for each value that a knob has in some trial.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Known:
     """The trials of a study, ordered by number, and what the models need of them all; valid until the study is read again.
 
     Attributes:
-        first: finished trials with lower numbers than all others.
+        first: finished trials, with lower numbers than all in `rest`.
         rest: the other trials, few if `first` holds the finished ones of a long study.
     """
 

@@ -38,14 +38,21 @@ FITS_FRAC = 0.97  # share of the memory: a trial that is expected to need more d
 SAFE_CHANCE = 0.75  # minimum chance to fit for an initial configuration
 LEAST_CHANCE = 0.15  # configurations with a smaller chance to fit are proposed only if no other one is promising
 SAFE_FRAC = 0.93  # `fills` proposes only a batch that is more likely to stay within this share of the memory than to exceed it
-NOISE_FRAC = 0.02  # noise of a peak, as a share of it: allocators round, CPU peaks are sampled; repeats differed by 0.1 to 2 %
+# Standard deviation of a peak, as a share of the memory. Allocators round, and CPU peaks are sampled: repeats of a trial
+# differed by 0.1 to 2 %.
+NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
-PROCESS_SPREAD = 0.1  # relative spread of PROCESS_BYTES
+PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4  # share of the memory beyond PROCESS_BYTES that does not grow with the batch: mean, spread
-CLASS_SPREAD = 0.2  # spread that one class value adds to the logarithm of a sample's bytes, besides the savings in SPARED
-CLASS_FIXED_SPREAD = 0.1  # spread that a value adds to the part that does not grow, a share of the memory beyond PROCESS_BYTES
-THREADS_BYTES = 40e6  # spread of the bytes that a number of threads adds on a CPU, for stacks and buffers of the kernels
+# Share of the largest peak, less PROCESS_BYTES on a CPU, that does not grow with the batch: prior mean and standard deviation.
+FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
+# Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
+# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0 and the standard
+# deviation CLASS_FIXED_SPREAD, as a share of the largest peak, less PROCESS_BYTES on a CPU. What a number of threads adds on a
+# CPU, for stacks and buffers of the kernels, has at least the standard deviation THREADS_BYTES.
+CLASS_SPREAD = 0.2
+CLASS_FIXED_SPREAD = 0.1
+THREADS_BYTES = 40e6
 MOST_PEAKS = 100  # largest number of peaks that are fitted
 NUM_STEPS = 5  # Gauss-Newton steps; the problem is not linear, because the factors of knobs multiply
 MAX_FACTOR = 1.5  # largest change of the logarithm of a factor in one step
@@ -134,7 +141,7 @@ class MemoryModel:
         )
 
     def fits(self, params: Mapping[str, Any]) -> bool:
-        """Whether a configuration fits with at least the chance that an initial configuration must have."""
+        """Whether the chance that a configuration fits is high enough for an initial configuration (SAFE_CHANCE)."""
         return self.fitting([params])[0]
 
     def fitting(self, configurations: Sequence[Mapping[str, Any]]) -> list[bool]:
@@ -142,7 +149,7 @@ class MemoryModel:
         return [chance >= SAFE_CHANCE for chance in self.chances(configurations).tolist()]
 
     def fills(self, params: Mapping[str, Any], larger: Sequence[int]) -> int | None:
-        """Returns the largest batch size in `larger` that safely fits; None if none or all of them fit safely."""
+        """Returns the largest batch size in `larger` that safely fits; None if no size does, or all do."""
         safe = [batch for batch in larger if self._is_safe({**params, BATCH: batch})]
         return max(safe) if safe and len(safe) < len(larger) else None
 
