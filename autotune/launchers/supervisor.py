@@ -19,7 +19,8 @@ contain environments with secrets.
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
                                                             is_own = whether it exited before our first signal
-                {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end
+                {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end;
+                                                            is_signalled = whether we sent a signal
 """
 
 from __future__ import annotations

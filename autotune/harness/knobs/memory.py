@@ -111,7 +111,7 @@ def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
     import torch
 
     if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
-        return KnobReport(APPLIED, "", asked)  # before torch 2.8 it can only be set
+        return KnobReport(APPLIED, "", asked)  # before torch 2.8, the fraction can be set but not read back
     found = torch.cuda.get_per_process_memory_fraction(index)
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)
