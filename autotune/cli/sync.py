@@ -156,7 +156,7 @@ def _given_secrets() -> list[str]:
 
 
 def _give_way() -> None:
-    """Lowers the priority of this process. With autogroup scheduling only the niceness of the session's group counts."""
+    """Lowers the priority of this process and of its session: with autogroup scheduling, only the latter counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")

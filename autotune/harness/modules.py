@@ -101,7 +101,7 @@ class ModuleWatch:
         self.settle()
         if self._calls is None:
             self._calls = patches.install(Module, "__call__", self._around_call)
-            self._calls.uninstall_during_import("torch._dynamo.utils")  # to it, modules with a patched `__call__` are special
+            self._calls.uninstall_during_import("torch._dynamo.utils")  # it treats modules with a patched `__call__` specially
         else:
             self._calls.install()
 
