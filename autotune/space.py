@@ -37,7 +37,7 @@ class Choice:
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns `value` if the domain has it, else the closest number; None if `value` is no number, or no choice is one."""
+        """Returns `value` if the domain has it, else the closest number; None if `value`, or every choice, is no number."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]
@@ -190,7 +190,7 @@ class ResolvedSpace:
         differing = {
             key: value
             for key, value in knobs.items()
-            if (own := reference.get(key)) is not value and not _same(value, own)  # this is asked hundreds of times a trial
+            if (own := reference.get(key)) is not value and not _same(value, own)  # `is` is fast: asked 100s of times a trial
         }
         return {key: value for key, value in differing.items() if not (self.held and key == ACCUMULATION.key)}
 

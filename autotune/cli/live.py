@@ -62,7 +62,7 @@ class LiveView(View):
         self._best: TrialRecord | None = None
         self._counts: dict[str, int] = {}
         self._running: dict[int, _Running] = {}
-        self._slots: dict[str, Any] = {}  # from the study's start, because the columns must not change later
+        self._slots: dict[str, Any] = {}  # as they were when the study started: the table's columns must not change later
         self._outlook: tuple[Outlook, float] | None = None  # the latest outlook, and when it was reported
         self._spinner = Spinner("dots", style="key")
         self._live = Live(
@@ -117,7 +117,7 @@ class LiveView(View):
         if is_better(self._about, vars(trial), before):
             self._best = trial
         width = self._console.width
-        if sum(self._counts.values()) == 1:  # the unit of the rates is not known before
+        if sum(self._counts.values()) == 1:  # the head names the unit of the rates, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
         baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None

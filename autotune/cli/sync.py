@@ -88,7 +88,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise the other `autotune sync` does this
+    if state.problem != implementation.AT_WORK:  # if it is, the other `autotune sync` seals the files
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -144,7 +144,7 @@ class _Reports:
     def __call__(self, state: Synced) -> None:
         if state.problem != self._last:
             self._last = state.problem
-            with contextlib.suppress(OSError):  # the log is on the disk that is full
+            with contextlib.suppress(OSError):  # the log may be on a disk that is full
                 print(f"tracking: {state.problem or 'up to date again'} ({state.uri})", file=sys.stderr, flush=True)
 
 
@@ -156,7 +156,7 @@ def _given_secrets() -> list[str]:
 
 
 def _give_way() -> None:
-    """Lowers the priority of this process. With autogroup scheduling only the niceness of the session's group counts."""
+    """Lowers the priority of this process and of its session: with autogroup scheduling, only the latter counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")

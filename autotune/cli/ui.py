@@ -157,7 +157,7 @@ def _sync(runs: Path, here: str) -> int:
 def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
-    # Not an argument: the store's address may contain a password, and every user can read a process's arguments.
+    # The store's address is not passed as an argument: it may contain a password, and every user can read arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
     return subprocess.Popen(
         argv,

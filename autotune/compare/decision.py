@@ -125,7 +125,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def _with_lower_tier(chosen: list[TrialRecord], lower: Iterator[TrialRecord]) -> list[TrialRecord]:
-    """Returns the finalists. If all are of tier `training`, the best trial of a lower tier replaces the last of them."""
+    """Returns the finalists. If all are of tier `training`, adds the best trial of a lower tier, replacing a third finalist."""
     if any(record.tier is not Tier.training for record in chosen) or (best := next(lower, None)) is None:
         return chosen
     return [*chosen[: MAX_FINALISTS - 1], best]
@@ -310,7 +310,7 @@ def judge(
         pairs: rates of the finalist and the baseline, one pair per round.
         looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
         num_lost: rounds left out because one of the two trials failed.
-        repeats: the baseline's measurements, in order, for the machine's spread; None to take them from the pairs.
+        repeats: the baseline's measurements, in order, from which the margin is computed; None for those in the pairs.
         choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
             exported, not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth
             of the ratio to ten times the ratio.
@@ -321,7 +321,7 @@ def judge(
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)
-    likely = beside.ci if beside else None  # wide enough for all configurations at once, so it holds for the chosen one
+    likely = beside.ci if beside else None  # holds for all configurations at once, so also for the chosen one
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")

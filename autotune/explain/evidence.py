@@ -122,7 +122,7 @@ class Evidence:
         return math.fsum(one.samples / max(1, one.steps) for one in self.lines)
 
     def _step_at_s(self, rate_per_s: float | None) -> float | None:
-        """Converts a rate of the trial into seconds per step; None if it is unknown, or if the pass counts in another unit."""
+        """Converts a rate of the trial into seconds per step; None without a rate, or if the pass counts in another unit."""
         return self.samples / rate_per_s if self.lines and rate_per_s and self.record.unit == self.first.unit else None
 
     @property

@@ -53,7 +53,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not become a method of a class that holds it (pathlib's classes in Python 3.9)."""
+    """A callable that, like a built-in, does not become a method when a class stores it, as pathlib's do in Python 3.9."""
 
     __module__ = "os"  # where pickle looks it up
 

@@ -389,7 +389,10 @@ class LoaderWatch:
             info.evaluated()
 
     def begin_first_step(self) -> None:
-        """Forgets the batches of steps that were not counted; the last batch belongs to the step that now begins."""
+        """Forgets the batches of steps that were not counted, except the last: it belongs to the step that now begins.
+
+        Its samples and its wait are not known singly, so they are set to the means of these batches.
+        """
         for info in self.touched:
             info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1
 

@@ -101,7 +101,7 @@ class ModuleWatch:
         self.settle()
         if self._calls is None:
             self._calls = patches.install(Module, "__call__", self._around_call)
-            self._calls.uninstall_during_import("torch._dynamo.utils")  # to it, modules with a patched `__call__` are special
+            self._calls.uninstall_during_import("torch._dynamo.utils")  # it treats modules with a patched `__call__` specially
         else:
             self._calls.install()
 
@@ -270,8 +270,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast in which the program called the checkpoint. So if autocast is enabled, another root that
-        contains this one has enabled it.
+        Torch restores the autocast in which the program called the checkpoint. If that is enabled, a root that contains this
+        one has enabled it for the trial, so this call need not.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -337,7 +337,7 @@ class ModuleWatch:
         return self.is_evaluated and (self._num_evaluated_steps + 1) * 2 <= self._context.num_steps
 
     def take_evaluated(self) -> bool:
-        """Returns whether the step that just ended contained an evaluation; False if most steps contain one."""
+        """Notes that the step that just ended contained an evaluation; returns False if most steps contain one, else True."""
         self.is_evaluated = False
         self._num_evaluated_steps += 1
         return bool(self._num_evaluated_steps * 2 < self._context.num_steps)

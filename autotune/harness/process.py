@@ -88,7 +88,7 @@ class MemoryWatch:
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + LOOK_S
             stats = self._cuda.memory_stats_as_nested_dict(self._index)
-            reserved = stats["reserved_bytes"]["all"]  # bytes: expandable segments and cudaMallocAsync add no segments
+            reserved = stats["reserved_bytes"]["all"]  # bytes: these also rise with expandable segments and cudaMallocAsync
             self._movement = int(reserved["allocated"] + reserved["peak"]), int(stats.get("num_alloc_retries", 0))
         return self._movement
 

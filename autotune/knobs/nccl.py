@@ -214,7 +214,7 @@ MIN_NCHANNELS = _nccl(
     helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
     hurts=(
         "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages still use fewer "
-        "channels. It is not set where nccl.max_nchannels is lower."
+        "channels. This minimum is not set if nccl.max_nchannels is lower."
     ),
 )
 

@@ -19,7 +19,8 @@ contain environments with secrets.
                 {"is": "seen", "trial", "processes"}        new processes of the trial: [id, created (s since the epoch)] each
                 {"is": "exited", "trial", "status", "is_own"}  the first process has exited: status as Popen.returncode,
                                                             is_own = whether it exited before our first signal
-                {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end
+                {"is": "gone", "trial", "left", "is_signalled"}  all processes have exited except "left", which would not end;
+                                                            is_signalled = whether we sent a signal
 """
 
 from __future__ import annotations
@@ -265,7 +266,7 @@ class Supervisor:
                     self._say("exited", mark, status=code, is_own=not trial.ending.is_signalled)
 
     def _step(self) -> None:
-        """Updates the trials' processes and takes the steps that are due."""
+        """Looks for new processes of the trials, reports them, and ends the trials that are due."""
         if not self._trials:
             return
         self._descendants.look()

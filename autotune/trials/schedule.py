@@ -158,7 +158,7 @@ class Schedule:
             self.stop()
             raise Ending from stopped
         except KeyboardInterrupt:
-            if not self._running:  # this trial has not started a process yet
+            if not self._running:  # no process to end: the trial that was to begin has not started one
                 raise
             self.stop()
             raise Ending from None

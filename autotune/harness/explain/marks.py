@@ -14,7 +14,7 @@ from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 LEFT_OUT = "left out"  # the phase of events in a step that does not count
 MAX_EVENTS = 4_000  # at this number of CUDA events, the older half is read; the device has passed these long ago
 # Losses are mostly computed outside the module that trains. Calls of these functions also count as forward if the program
-# makes them as attributes of `nn.functional`.
+# writes `nn.functional.mse_loss(...)`, but not if it has imported `mse_loss` itself.
 LOSSES = (
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
@@ -191,8 +191,8 @@ def torch_is_compiling() -> Callable[[], bool]:
 class DevicePhases:
     """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet.
 
-    All events are recorded on the stream that is current at the first of them. A program may copy batches on a stream of its
-    own, where work is done earlier than on the stream that trains.
+    All events are recorded on the same stream: the one that is current at the first event. A program may later switch to
+    another stream to copy batches, and work on that stream is done earlier than work on the stream that trains.
     """
 
     def __init__(self, index: Optional[int] = None) -> None:

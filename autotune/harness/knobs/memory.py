@@ -47,7 +47,7 @@ class MemoryKnobs(KnobHandler):
 
 
 def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[int]) -> None:
-    """Limits the memory that this process may take of the GPU that trains, and of each other GPU of which it has taken some.
+    """Limits this process's memory on the GPU that trains, and on each other GPU where it has already taken some.
 
     The allocator checks the limit only when it requests memory from the driver. So the memory cached by the first step is
     released: otherwise later steps could use all of it, even if it exceeds the limit.
@@ -111,7 +111,7 @@ def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
     import torch
 
     if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
-        return KnobReport(APPLIED, "", asked)  # before torch 2.8 it can only be set
+        return KnobReport(APPLIED, "", asked)  # before torch 2.8, the fraction can be set but not read back
     found = torch.cuda.get_per_process_memory_fraction(index)
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)

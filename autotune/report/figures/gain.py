@@ -120,7 +120,7 @@ def _ratio_notes(study: Study) -> list[str]:
 
 
 def _origins(study: Study) -> list[str]:
-    """Returns sentences on which measurement each rate comes from; [] for a verification, which says so elsewhere."""
+    """Returns sentences on which measurement each rate comes from; [] for a verification, whose origins are shown elsewhere."""
     sides = [] if study.summary.get("verification") else [(name, study.summary.get(name) or {}) for name in study.sides]
     return [f"{sentence(ROLES[name])}: {origin_text(study.summary, side)}." for name, side in sides if side.get("value")]
 

@@ -55,11 +55,11 @@ class Pool:
 
     @property
     def proven(self) -> Proven:
-        """Values that worked in the trials that were read last."""
+        """Values, and pairs of values, that worked in the trials read so far."""
         return self._proven
 
     def failure_model(self, known: Known, failing: Collection[Value] = ()) -> FailureModel:
-        """Returns the model of the failures among the trials that were read last; it assumes that the values `failing` fail."""
+        """Returns the model of the failures in `known`, which must have been read; assumes that the values `failing` fail."""
         if failing:
             return FailureModel(self._proven, [one.suspected for one in known.failed], failing)
         return self._proven.model(len(known.failed), lambda: [one.suspected for one in known.failed])
