@@ -52,7 +52,8 @@ class Kept:
     """Seconds of the budget that the ablation must leave for the reporting rounds: fewest during its most important trials.
 
     Attributes:
-        least_s: seconds to leave during single trials for missing estimates, and of the winner without ineffective changes.
+        least_s: seconds to leave during single trials outside rounds: those that provide missing estimates, and the one of the
+            winner without its ineffective changes.
         rounds_s: seconds to leave during the ablation rounds.
         enough_s: seconds to leave during further trials that only make effects more precise.
     """

@@ -110,8 +110,9 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing, and a change of the code may help, the finding stays without the setting, and its gain becomes
-    a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the code
-    leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
+    an upper bound for that change. If the program was measured without the cause (WITHOUT), the measured gain is reduced,
+    because a change of the code leaves part of the cost. If such a measurement is less certain than the prediction, the
+    prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs, with and without this cost in turn, less the part that a code change usually leaves"
@@ -126,7 +127,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
 
 
 def without_setting(finding: Finding) -> Finding:
-    """Returns a finding without its setting, which gained nothing or failed. The gain is then a bound for changing the code."""
+    """Returns a finding without its setting, which gained nothing or failed. Its gain becomes an upper bound for code changes."""
     basis = f"{finding.basis}; {_setting(finding)} was tried and did not help"
     return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 
