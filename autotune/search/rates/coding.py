@@ -228,7 +228,7 @@ class Coding:
         return np.zeros(len(codes))
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
-        """Returns the features of configurations, one per row. The columns of each knob are multiplied by its weight (1 if not given)."""
+        """Returns the features of configurations, one row each. A knob's columns are multiplied by its weight (default 1)."""
         given = tuple((weights or {}).get(knob.key, 1.0) for knob in self.knobs)
         if given not in self._weighted:
             powers = (given, given, tuple(weight**2 for weight in given))
