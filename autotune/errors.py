@@ -43,7 +43,7 @@ class Unreadable(BadInput):
 
 
 class FolderLost(AutotuneError):
-    """The study's folder cannot be written any more; what was written before is kept unless it was deleted."""
+    """The study's folder cannot be written any more; what was written before is kept, unless the folder was deleted."""
 
     exit_code = 2
 

@@ -88,7 +88,7 @@ def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
 
 
 def communication_text(ranks: dict[str, Any]) -> str:
-    """Returns a sentence on communication in `ranks.joined`: the time that it adds to a step, and the time it takes alone."""
+    """Returns, from `ranks.joined`, how much time communication adds to a step, and how long it takes by itself."""
     found = ranks["communication"]
     if not found and not any(entry.get("step_s") for entry in ranks.get("by_rank") or []):
         return "communication: not measured, as the trial has no step times"

@@ -43,7 +43,7 @@ MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONF
 TRAINING_GAIN_FRAC = 0.03
 MOST_LOST_TRAINING_FRAC = 0.3  # replaces MOST_LOST_FRAC for changes of tier `training`: they are left out more readily
 FAR = 3.0  # single trials must differ by this many standard errors to overrule an estimate
-FEW_ROUNDS = 4  # after fewer rounds, an estimate replaces an ambiguous effect if the estimate is more precise
+FEW_ROUNDS = 4  # an ambiguous effect from fewer rounds is replaced by the knob's estimate if that is more precise
 MAX_FAILURES = 2  # after this many failures, a part counts as impossible to measure and its knob as "needed"
 
 
@@ -52,7 +52,8 @@ class Kept:
     """Seconds of the budget that the ablation must leave for the reporting rounds: fewest during its most important trials.
 
     Attributes:
-        least_s: seconds to leave during single trials for missing estimates, and of the winner without ineffective changes.
+        least_s: seconds to leave during single trials outside rounds: those that provide missing estimates, and the one of the
+            winner without its ineffective changes.
         rounds_s: seconds to leave during the ablation rounds.
         enough_s: seconds to leave during further trials that only make effects more precise.
     """

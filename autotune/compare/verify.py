@@ -250,7 +250,10 @@ def _now(records: list[TrialRecord], decision: Decision, ratio: stats.Ratio, bes
 
 
 def _long(claim: Claim, records: list[TrialRecord], best: TrialRecord | None) -> dict[str, Any] | None:
-    """Returns the rates of long runs and rounds, in units per second, whatever the objective is; None before a long run."""
+    """Returns the rates of long runs ("achieved") and rounds ("short"); None before a long run.
+
+    They are in units per second, whatever the objective is.
+    """
     runs = {record.repeats: record for record in records if record.why == LONG and record.value is not None}
     if not runs or best is None:
         return None

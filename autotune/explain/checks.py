@@ -28,8 +28,8 @@ class Check:
         cause, where: cause and place of the finding.
         remedy: what was tried, such as "loader.num_workers=2", "without decode" or the command of the fixed program.
         how: how the gain was measured: TRIALS, PAIRS, WITHOUT or FIXED.
-        predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, of a program in which the cause
-            takes no time.
+        predicted, measured: the predicted and the measured gain of the remedy; for WITHOUT, the gain if the cause took no
+            time at all.
         num_pairs: number of pairs measured for the check; 0 for TRIALS.
     """
 
@@ -88,7 +88,10 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 
 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns the earlier check that tried a finding's remedy in pairs, with this finding's place and prediction, or None."""
+    """Returns an earlier check that tried the finding's remedy in pairs, or None.
+
+    The check gets the finding's place and prediction, which may have changed since.
+    """
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
     made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
@@ -110,8 +113,9 @@ def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
     If the setting gains nothing, and a change of the code may help, the finding stays without the setting, and its gain becomes
-    a bound. If the program was measured without the cause (WITHOUT), the measured gain is reduced, because a change of the code
-    leaves part of the cost. If such a measurement is less certain than the prediction, the prediction stays.
+    an upper bound for that change. If the program was measured without the cause (WITHOUT), the measured gain is reduced,
+    because a change of the code leaves part of the cost. If such a measurement is less certain than the prediction, the
+    prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs, with and without this cost in turn, less the part that a code change usually leaves"
@@ -126,7 +130,7 @@ def with_check(finding: Finding, check: Check) -> Finding:
 
 
 def without_setting(finding: Finding) -> Finding:
-    """Returns a finding without its setting, which gained nothing or failed. The gain is then a bound for changing the code."""
+    """Returns a finding without its setting, which gained nothing or failed. Its gain becomes a bound for code changes."""
     basis = f"{finding.basis}; {_setting(finding)} was tried and did not help"
     return replace(finding, gain=replace(finding.gain, low=0.0, kind="bound"), basis=basis, knob="", value=None)
 

@@ -72,7 +72,7 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
 
 
 def dtype_of(arguments: Mapping[str, Any]) -> str | None:
-    """Returns the dtype that an operator computes in: the one of its first floating-point tensor. None if unknown."""
+    """Returns the dtype that an operator computes in: that of its first floating-point tensor; None if unknown."""
     dims, types = arguments.get("dims") or [], arguments.get("types") or []
     return next((DTYPES[kind] for kind, shape in zip(types, dims, strict=False) if shape and kind in DTYPES), None)
 
@@ -132,7 +132,7 @@ def _convolution(_: str, arguments: Mapping[str, Any]) -> float:
 
 
 def _convolved(arguments: Mapping[str, Any]) -> int:
-    """Returns how often the kernel is applied: batch size times the positions of the output (of the input if transposed)."""
+    """Returns how often the kernel is applied: batch size times output positions (input positions if transposed)."""
     inputs: list[int] = arguments["dims"][0]
     weight: list[int] = arguments["dims"][1]
     batch, places, kernel = inputs[0], inputs[2:], weight[2:]

@@ -33,7 +33,7 @@ class Ending:
     Attributes:
         error: {"type", "message", "traceback"} of the exception that ends the program, and "knob" if a knob was being set;
             None without an exception.
-        failed_s: when the exception was noted, monotonic clock of the machine that launched the trial.
+        failed_s: when the exception was noted, on the monotonic clock of the machine that launched the trial.
     """
 
     def __init__(self, context: TrialContext) -> None:

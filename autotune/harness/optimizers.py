@@ -21,7 +21,7 @@ from .gradient_state import parameters_of
 from .patches import patches
 
 SILENT_STEPS = 64  # if other optimizers make this many steps while the clock makes none, the program has switched
-ADDED_TOGETHER = 32  # number of a scaler's results that are kept before they are added up on the device
+ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they are added up on the device
 
 
 class Overflows:
@@ -36,7 +36,7 @@ class Overflows:
         self._sum: Any = None  # number of skipped steps among those that have left `_new`
 
     def note(self, optimizer: Any) -> None:
-        """Notes a step of an optimizer; called while a scaler makes it."""
+        """Notes whether a step overflowed; called during the scaler's call of the optimizer's step."""
         found = members.held(optimizer).get("found_inf")
         if isinstance(found, Tensor) and not is_capturing():  # a captured tensor has another value at each replay
             self._new.append(found)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 if TYPE_CHECKING:
     from .context import TrialContext
 
-session: Optional[TrialContext] = None  # of this process, once torch is imported
+session: Optional[TrialContext] = None  # the session of this process; None until torch is imported
 is_called = False  # whether the program itself started the harness by `autotune.apply`
 # How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
 # variables that the program had changed before the import}. {} in a warm start, where torch is already imported.

@@ -1,4 +1,4 @@
-"""Makes the pages of MLflow's experiment: for each program a table of its trials and a page of charts, and a list of failures.
+"""Makes the pages of MLflow's experiment: for each program a table of its trials, a page of charts, and a list of failures.
 
 MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.KEY`, and a page's address contains the KEY.
 MLflow 3.17 reads the state from a compressed text next to the view's name; MLflow 3.10 reads the fields of the state directly.

@@ -16,8 +16,7 @@ from autotune.trials.runner import QUIET_LEFT_FRAC, Finished, Request, StoppedNo
 
 # Outcomes that may be due to chance, so that the trial is attempted once more. Running out of memory is not one of them.
 CHANCE = frozenset({Outcome.crash, Outcome.timeout, Outcome.disturbed})
-# Outcomes of a trial whose files may not have been writable. The disk is checked before the outcome is attributed to the
-# configuration.
+# Outcomes that a full or read-only disk may have caused. The disk is checked before they are attributed to the configuration.
 UNWRITTEN = frozenset({Outcome.error, Outcome.crash, Outcome.timeout})
 NO_ROOM = tuple(os.strerror(number) for number in FULL)
 # Kinds of hangs that are not due to chance: a rank missing from a collective, an endless loop in the program.

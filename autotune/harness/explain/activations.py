@@ -53,7 +53,7 @@ class Activations:
         by_module: module -> bytes saved in it, at the peak.
 
     Args:
-        parameters: of the modules that train and of the optimizers.
+        parameters: parameters of the modules that train, and those of the optimizers.
         excluded: addresses of storages that are not activations: parameters and buffers.
         module: returns the name of the module that runs.
         is_input: returns whether the storage at an address came from a loader.

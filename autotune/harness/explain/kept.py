@@ -56,7 +56,7 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the next kept result; after the last, the first. So a stage that loads image, mask, image, ... still does."""
+        """Returns the next kept result; after the last, the first. So a stage that alternates images and masks still does."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -221,7 +221,7 @@ def copied(batch: Any) -> Any:
 
 
 def apart(result: Any) -> Any:
-    """Returns the same items in copies of their lists and dictionaries, because the program may take items out of these."""
+    """Returns a result with copied lists and dictionaries but the same items: the program may take items out of the copies."""
     if isinstance(result, MutableMapping):
         made = copy.copy(result)
         for key, each in result.items():

@@ -22,7 +22,7 @@ from autotune.report.figures.sides import ROLES, keys, ms_text, named, pair, sen
 from autotune.report.finals import finals_of
 from autotune.report.study import Study
 
-LANE_PX, PITCH_PX = 18, 36  # height of a lane, and from one lane to the next
+LANE_PX, PITCH_PX = 18, 36  # height of a lane, and distance from the top of one lane to the next
 LABEL_FRAC = 0.05  # rectangles that take a larger share of the step have a label
 # Classes of the timeline's rectangles. Colours only separate neighbours; labels and titles say what the rectangles are.
 KINDS = {

@@ -24,9 +24,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 Array = NDArray[np.float64]
 Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's level, -1 if it is absent
 
-NUM_RANGE_LEVELS = 9  # number of levels of a range, which lists no values
+NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
-# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. Each such b gives one curve.
+# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these
+# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
@@ -227,7 +228,7 @@ class Coding:
         return np.zeros(len(codes))
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
-        """Returns the features of configurations, with a row for each; a knob without a weight has weight 1."""
+        """Returns the features of configurations, one row each. A knob's columns are multiplied by its weight (default 1)."""
         given = tuple((weights or {}).get(knob.key, 1.0) for knob in self.knobs)
         if given not in self._weighted:
             powers = (given, given, tuple(weight**2 for weight in given))
@@ -240,7 +241,7 @@ class Coding:
 
     @cached_property
     def _weighted(self) -> dict[tuple[float, ...], list[list[Array]]]:
-        """A dict from the weights of all knobs to a list for each part of `Features`, which holds one table per knob."""
+        """{weights of all knobs: [tables]}: for each of the three parts of `Features`, a list with one table per knob."""
         return {}
 
     @cached_property
