@@ -74,7 +74,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
-        self._notes: list[Path] = []  # `Srun.note` of each job, for `cancel_left` after this process and srun were killed
+        self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
