@@ -31,7 +31,7 @@ EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slowe
 
 @dataclass(frozen=True)
 class Waterfall:
-    """Table of the best configuration's changes: knob, values, factor, interval, product of factors so far, bars if they fit."""
+    """Table of the best configuration's changes: knob, values, factor, interval, running product, and bars if they fit."""
 
     summary: Summary
 
