@@ -139,7 +139,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # longer if the last step compiled
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # longer if the last was not quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 

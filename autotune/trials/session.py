@@ -74,7 +74,7 @@ class Session:
         tally: statistics of all search trials.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
-        target: loaders to change, as the baseline found them.
+        target: the loaders that the loader.* knobs change, as the baseline found them.
         costs: what trials cost.
         memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
         earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
