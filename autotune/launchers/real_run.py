@@ -21,7 +21,7 @@ from autotune.records import Knobs
 from autotune.wording import changes_phrase
 
 MAX_LINE = 300
-PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in best.yaml's identity -> key in `Spec.made_on`
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in best.yaml's identity -> in `Spec.made_on`
 MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in best.yaml's identity -> its wording
 
 

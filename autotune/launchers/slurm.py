@@ -185,7 +185,7 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # without a number from srun, the job never was in the queue
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # also if srun printed no number: the job was never queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."
