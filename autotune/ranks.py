@@ -69,7 +69,7 @@ def _over_window_of(first: RankResult, result: RankResult) -> Pace | None:
 
 
 def _is_whole(first: RankResult) -> bool:
-    """Whether nothing, such as an evaluation, lies between the steps of rank 0's window, so that all ranks can use them."""
+    """Whether the steps of rank 0's window are consecutive (no evaluation between them), so that all ranks can use them."""
     whole, window = _over_window_of(first, first), first.window
     return whole is not None and window is not None and abs(whole.step_s * window.steps / window.seconds - 1) < SAME_FRAC
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PREFIX = "record-"  # prefix of the names of recording studies
 TABLE = "table.jsonl.gz"  # file name, in the recording's folder
-FIXED = {"measure.racing": "false"}  # the same in every recording: no trial is stopped early
+FIXED = {"measure.racing": "false"}  # every recording has these values: no trial is stopped early
 # Default: each trial starts like the user's own run. The user may turn warm starts on, to record a large table in less time.
 USUAL = {"launch.warm": "off"}
 

@@ -21,7 +21,7 @@ from autotune.wording import effect_doubt, effect_text, knob_phrase
 BAR_WIDTH = 24
 BAR_FROM = 96  # columns; narrower terminals show no bars
 TABLE_FROM = 54  # columns; narrower terminals show a line for each change instead of a table
-EFFECT_WIDTH = 35  # columns of a change's effect; if knob, values and effect do not fit, a phrase replaces knob and values
+EFFECT_WIDTH = 35  # columns for a change's effect; if knob and values do not fit beside it, a phrase replaces them
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the running product of the factors
 # If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
 TOLD_APART = 0.02
@@ -31,7 +31,7 @@ EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slowe
 
 @dataclass(frozen=True)
 class Waterfall:
-    """Table of the best's changes: knob, values, factor with interval, running product of the factors, and bars if they fit."""
+    """Table of the best configuration's changes: knob, values, factor, interval, running product, and bars if they fit."""
 
     summary: Summary
 

@@ -113,7 +113,7 @@ def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | No
 
     Args:
         limit: `device.memory_limit`: bytes, text such as "8GiB", or a fraction in (0, 1].
-        capacity_bytes: memory of the device that a fraction refers to; None if unknown, in which case a fraction gives None.
+        capacity_bytes: the device's memory, to which a fraction refers; None if unknown. A fraction then gives None.
 
     Raises:
         BadInput: the limit has another form or is out of range.

@@ -1,8 +1,8 @@
 """Replaces secret knob values with stand-ins in a study; only the program's process gets the real values.
 
 `env.HF_TOKEN=choice(a,b)` is searched as `***1` and `***2`. So nothing that is written, shown or tracked ever contains a or b,
-and nothing has to be masked afterwards. The values are not stored, so such a study cannot be resumed. A study that only
-pins a secret can, once the user has set its variable.
+and nothing has to be masked afterwards. The values are not stored, so such a study cannot be resumed. A study that only pins
+secrets can be resumed once the user has set their variables.
 """
 
 from __future__ import annotations

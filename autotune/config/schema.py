@@ -78,8 +78,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: for time_for_samples, the length of the real training in samples. For cost_per_epoch without time_for_samples,
-            the length of an epoch in samples, needed if the program's loader has no length.
+        samples: for time_for_samples, the length of the real training in samples. If cost_per_epoch is an objective and
+            time_for_samples is not, the length of an epoch in samples, needed only if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -165,7 +165,7 @@ class SearchOptions:
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
         warm_start: auto begins with the best configurations of earlier studies in the runs folder, if they tuned the same
-            program on the same machine, and leaves out what ran out of memory there. off uses no earlier study. The name of a
+            program on the same machine, and leaves out those that ran out of memory. off uses no earlier study. The name of a
             study, or several as [A,B], begins with the best configurations of these studies, even if they tuned another
             program. Earlier results do not count as measurements.
         seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals.

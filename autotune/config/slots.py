@@ -16,7 +16,7 @@ from autotune.machine.visible import visible_devices, visible_gpus
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Variables that Slurm sets in a job with GPUs: the indices of the GPUs, or how many there are.
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
-GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # how many GPUs srun requests for a step of one task
+GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # how many GPUs srun requests for each task; a slot's step has one task
 
 
 def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str]:

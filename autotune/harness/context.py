@@ -46,7 +46,7 @@ class TrialContext(abc.ABC):
 
     Attributes:
         spec: the trial as the tuner defines it.
-        pid: of this process.
+        pid: id of this process.
         started_s: when the harness began, monotonic clock.
         clock_offset_s: see `protocol.clock_offset_s`.
         is_applying: whether this is a real run (mode "apply"): nothing is measured or written.

@@ -42,7 +42,7 @@ class LossWatch:
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: records all losses of this many optimizer steps, from the first on; None to record the first 64 losses.
+        num_steps: number of optimizer steps, counted from the first, whose losses are all recorded; None to record 64 losses.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:

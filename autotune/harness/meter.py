@@ -17,7 +17,7 @@ from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
 from .trend import keeps_changing, trend
 
-MIN_STEPS = 3  # minimum number of steps of a window that is ended before it is full
+MIN_STEPS = 3  # a window that is ended for lack of time needs at least this many steps
 # The warm-up's time limit leaves out the time spent compiling, but at most this many times the longest compilation.
 LONG_COMPILATIONS = 3
 WARMUP, STEADY, DONE = "warmup", "steady", "done"
@@ -139,7 +139,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice as long without a quiet step
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # longer if the last was not quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 

@@ -48,7 +48,7 @@ OMP = Knob(
         "OMP_NUM_THREADS, read once when OpenMP loads: the initial thread count of torch, of NumPy and SciPy built with OpenMP "
         "and of OpenCV, in the training process and in everything it starts."
     ),
-    helps="Libraries other than torch oversubscribe the cores, or a launcher set 1 (torchrun does) and starves CPU work.",
+    helps="Libraries other than torch oversubscribe the cores, or a launcher (torchrun) set it to 1, too few for CPU work.",
     hurts=(
         "For torch itself it sets the same number as threads.intra, which takes precedence: tune one of the two. Too few "
         "threads slow down NumPy preprocessing."

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import psutil
 
 INJECT = Path(protocol.__file__).resolve().parent / "inject"
-LATE_S = 20.0  # from launch to the first check; the harness normally reports within a Python process's first second
-AGAIN_S = 10.0  # between two checks, each of which reads every process of the trial
+LATE_S = 20.0  # seconds from launch to the first check; the harness normally reports within a Python process's first second
+AGAIN_S = 10.0  # seconds between two checks, each of which reads every process of the trial
 YOUNG_S = 3.0  # a younger process may still be about to load the harness
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")

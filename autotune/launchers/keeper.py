@@ -59,11 +59,13 @@ STDIN = 0
 READ_BYTES = 1 << 16
 # Seconds until the next try to lease a file that another program is writing: SOON_S during the first SOON_FOR_S, then AGAIN_S.
 AGAIN_S, SOON_S, SOON_FOR_S = 0.1, 0.005, 2.0
-LOOK_S = 5.0  # between scans of the trial's open files when nothing happens
-IDLE_FACTOR = 10  # scanning takes at most a tenth of one core, even if a trial makes thousands of files
+LOOK_S = 5.0  # seconds between two scans of the trial's open files if no event arrives
+IDLE_FACTOR = 10  # pause after a scan, as a multiple of its CPU time: scanning takes at most a tenth of one core
 # Maximum numbers of guarded checkpoints, of guarded logs (each file takes a descriptor), and of watched folders.
 MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
-MAX_OPENINGS = 20  # how often a trial may open a guarded log; each time it waits a few milliseconds, which must not be measured
+# A log that a trial opens more often than this is copied aside and no longer guarded. The guard delays each opening by a few
+# milliseconds, which must not be measured.
+MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
@@ -113,7 +115,7 @@ class Trial:
         return max(0.0, min(self._due_s, now_s + again_s if since_s else math.inf) - now_s)
 
     def look(self, *, is_last: bool = False) -> None:
-        """Lets waiting processes continue, and handles changes in the watched folders. The last call always scans."""
+        """Lets waiting processes continue, and handles changes in the watched folders. With `is_last`, always scans."""
         events = self._folders.events()
         for guarded in self._guarded.values():
             guarded.look()

@@ -21,8 +21,8 @@ from autotune.records import Knobs
 from autotune.wording import changes_phrase
 
 MAX_LINE = 300
-PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in a file's identity -> key in `Spec.made_on`
-MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in a file's identity -> its wording
+PROGRAM = {"program.torch": "torch", "program.device_name": "device_name"}  # key in best.yaml's identity -> in `Spec.made_on`
+MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in best.yaml's identity -> its wording
 
 
 def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, is_quiet: bool = False) -> str:

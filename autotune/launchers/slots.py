@@ -16,8 +16,8 @@ from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
 
-PREFIX = "autotune-slots-"  # of the folder that holds the slots' TMPDIRs
-STUDY_FILE = "study"  # in that folder: the study that uses it
+PREFIX = "autotune-slots-"  # begins the name of the folder that holds the slots' TMPDIRs
+STUDY_FILE = "study"  # file in that folder that contains the path of its study
 
 
 class SlotsLauncher(LocalLauncher):

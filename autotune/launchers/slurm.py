@@ -74,7 +74,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
-        self._notes: list[Path] = []  # `Srun.note` of each job, for `cancel_left` after this process and srun were killed
+        self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -185,7 +185,7 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # if srun has printed no number, the job was never queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # also if srun printed no number: the job was never queued
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

@@ -35,11 +35,12 @@ MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper, which may guard fewer of them, and reports the rest
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
-MAX_FOLDERS, MAX_INSIDE = 100, 1000  # most folders searched; most entries of a searched subfolder (folders of logs have fewer)
+# At most MAX_FOLDERS folders are searched. Subfolders with more than MAX_INSIDE entries are ignored; those of logs have fewer.
+MAX_FOLDERS, MAX_INSIDE = 100, 1000
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})
-STORE_LOCK = ".mlflow.lock"  # next to the embedded tracking store
-NOTES = ".autotune-"  # begins the names of files that tuners make in the runs folder
+STORE_LOCK = ".mlflow.lock"  # lock file next to the embedded tracking store
+NOTES = ".autotune-"  # prefix of the names of files that tuners make in the runs folder
 
 
 @dataclass(kw_only=True)

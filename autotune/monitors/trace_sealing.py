@@ -17,10 +17,10 @@ from pathlib import Path
 
 from autotune.documents import write_bytes
 
-MAX_TEXT_BYTES = 512 << 20  # most text read from a trace; 200,000 events, the most that a pass records, take about 100 MB
+MAX_TEXT_BYTES = 512 << 20  # longer traces are cut; 200,000 events, the most that a pass records, take about 100 MB
 BLOCK_BYTES = 1 << 20
-NUM_KNOWN = 20_000  # strings whose masked form is remembered, since most strings occur in many events
-LEVEL = 5  # of compression
+NUM_KNOWN = 20_000  # number of strings whose masked form is cached, since most strings occur in many events
+LEVEL = 5  # compression level
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _OUTSIDE = r"[\s\d\[\]{}:,.+\-EeINaflnrstuy]"  # numbers, true, false, null, NaN, Infinity
 _CUT_OFF = r'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?'  # the last string, if the text ends within it

@@ -83,7 +83,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was written, seconds since the epoch. It grows with every change, even without a new trial."""
+        """When the summary was written, seconds since the epoch. Each change makes it later, even if no trial is new."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # no summary yet

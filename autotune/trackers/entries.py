@@ -218,7 +218,7 @@ def _front_lines(summary: Summary) -> list[str]:
 
 
 def _place(outcome: Outcome) -> int:
-    """Returns a trial's part of the table: 1 if it may win, 2 if its rate does not count, 3 if it failed, 4 if it was raced."""
+    """Returns where a trial is listed: 1 (first) if it may win, 2 if its rate does not count, 3 if it failed, 4 if raced."""
     if outcome is Outcome.raced:
         return 4
     return 1 if outcome.may_win else 2 if outcome.has_value else 3

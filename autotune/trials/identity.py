@@ -131,7 +131,7 @@ def executable(command: CommandTemplate) -> str | None:
 
 
 def script(command: CommandTemplate) -> str | None:
-    """Returns the script that the command names, or its module in the working directory, as "train.py (SHA-256 3f2a...)".
+    """Returns the script, or module in the working directory, that the command names, as "train.py (SHA-256 3f2a...)".
 
     Returns "train.py (not in /home/me)" if the script does not exist, None if the script is unknown or unreadable. Imports of
     the script are not examined.

@@ -31,7 +31,7 @@ from autotune.trials.tally import Tally
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget, because a study needs a baseline
-LEAST_CYCLES = 2  # minimum number of cycles of steps in a window, since a window opens in the middle of a cycle
+LEAST_CYCLES = 2  # a window that opens in the middle of a cycle must be this many cycles long to hold a whole one
 MIN_TRIAL_S = 30.0  # minimum time limit of a trial, even if it is expected to be shorter
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
@@ -74,7 +74,7 @@ class Session:
         tally: statistics of all search trials.
         space: the resolved search space; None until the baseline has run.
         host_context: machine and program; None until the baseline has run.
-        target: loaders to change, as the baseline found them.
+        target: the loaders that the loader.* knobs change, as the baseline found them.
         costs: what trials cost.
         memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
         earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
@@ -237,7 +237,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the least time for a trial of the finals: expected start, and the longer of `race_min_s` and two cycles."""
+        """Returns the least time for a trial of the finals: expected start plus the longer of `race_min_s` and two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -328,7 +328,7 @@ class Session:
             candidate: the trial whose losses are in question.
             why: one line on why it is run.
             seed: seed of random, numpy and torch.
-            kept_s: how much of the budget to leave.
+            kept_s: seconds of the budget to leave for the trials that follow.
             limits: `max_steps` and `max_s` of the spec.
 
         Raises:
@@ -386,7 +386,7 @@ class Session:
         skipped: tuple[str, ...] = (),
         is_fixed: bool = False,
     ) -> TrialRecord:
-        """Measures one side of a pair that tries what a finding proposes, in a fresh process.
+        """Measures a configuration without or with the remedy that a finding proposes, one side of a pair, in a fresh process.
 
         Args:
             first: the trial that was explained.
@@ -396,7 +396,7 @@ class Session:
             why: one line that names the side.
             ends_s: as in `explain`.
             skipped: stages of the loader to skip.
-            is_fixed: whether this session runs a fixed version of the study's program.
+            is_fixed: whether this session runs a corrected version of the study's program (`explain --fixed`).
         """
         side = {"skipped": skipped, "is_fixed": is_fixed}
         request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, **side)

@@ -21,11 +21,11 @@ MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
-LEAST_FLOPS_PER_S = 2e10  # on a CPU, a step with fewer FLOPs a second is not made of large matrix products
-MATRIX_FRAC = 0.7  # assumed share of matrix products in forward and backward, if no pass shows it
-OPERATOR_S = 8e-6  # host seconds of an operator that computes almost nothing, including those of its autograd node
-# A step is bound by launches if the GPU has nothing to do, or the CPU calls operators, for this share of the step. The time of
-# the input does not count.
+LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs a second is taken to compute no large matrix products
+MATRIX_FRAC = 0.7  # assumed share of matrix products in the time of forward and backward, if there is no trace
+OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
+# A step is launch-bound if the GPU has nothing to do for this share of the step (on a CPU: if calling operators takes this
+# share). The time of the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
 IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for the GPU may not shorten the step
@@ -36,12 +36,12 @@ COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code 
 FASTER_16_BIT = (1.1, 2.0, 8.0)
 # Products are timed alone. In a step, where memory is new and caches are cold, at least this share of the saving remains.
 LEFT_FRAC = 0.5
-HALF_BYTES = 0.5  # operators other than products save at most this share of their seconds, as they move half as many bytes
+HALF_BYTES = 0.5  # in 16 bits, operators other than products move half the bytes and save at most this share of their time
 LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
-MEMORY_BOUND_FRAC = 0.1  # minimum share of the step in memory-bound operators
+MEMORY_BOUND_FRAC = 0.1  # there is a finding only if memory-bound operators take at least this share of the step
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
-NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # are never memory-bound
+NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds that are never memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
 # and normalisation, too, have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)

@@ -16,7 +16,7 @@ OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
-LEAST_UNUSED_FRAC = 0.2  # minimum share of the reserved memory that is unused at the peak of allocations
+LEAST_UNUSED_FRAC = 0.2  # there is a finding only if at least this share of the reserved memory is unused at the peak
 FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
 
 

@@ -41,7 +41,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
-    """Returns how many seconds shorter a step would be if all ranks had the same amount of work.
+    """Returns how many seconds shorter a step would be with equal work on all ranks: at least, usually, at most.
 
     The usual value is the slowest rank's excess over the mean of all ranks. Without GPUs it is less than that: while the others
     waited, the slowest rank had all cores. The upper end is the slowest rank's excess over the next slowest.

@@ -11,7 +11,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from autotune.search.rates.coding import Array, Features
 
-USUAL = (0.3, 0.1, 0.03)  # usual spreads of a logarithm due to single knobs, pairs of knobs, and noise
+USUAL = (0.3, 0.1, 0.03)  # usual spreads (standard deviations) of a logarithm due to single knobs, pairs of knobs, and noise
 # To find likely spreads, each spread in USUAL is multiplied by each factor in its row.
 FACTORS = (
     (0.4, 1.0, 2.5, 6.0),
@@ -133,7 +133,7 @@ class LinearModel:
         return np.asarray(self.mean(features)[:, None] + noise)
 
     def left_out_errors(self) -> Array:
-        """Returns the leave-one-out error of each measurement, in closed form."""
+        """Returns each measurement minus its prediction from all other measurements, in closed form."""
         inverse = cho_solve((self._lower, True), np.eye(len(self._y)), check_finite=False)
         return np.asarray(self._solved / np.diag(inverse))
 
@@ -143,7 +143,7 @@ class LinearModel:
         return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * effects + self.scales[1] ** 2 * interactions)
 
     def _spread(self, features: Features) -> Array:
-        """Returns a column for each configuration. Its sum of squares is the part of the prior variance that is explained.
+        """Returns a column for each configuration. Its sum of squares is the prior variance that the measurements explain.
 
         Keeps the latest result for several configurations, since forecasts share models.
         """
