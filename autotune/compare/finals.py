@@ -169,7 +169,7 @@ class Finals:
         return self._able(self._apart(chosen, self._kept(chosen)), chosen)
 
     def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
-        """Returns `part`, which has some of the changes of `chosen`; `chosen` if `part` failed too often or violates a constraint."""
+        """Returns `part` (some of the changes of `chosen`), or `chosen` if `part` failed too often or violates a constraint."""
         return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
 
     def _is_out(self, record: TrialRecord) -> bool:

@@ -43,13 +43,14 @@ class Guarded:
 
     Args:
         max_openings: how often the trial may open the file for writing. After that, the trial gets the file itself, and the
-            original is copied aside. If other programs open the file more often, it is no longer guarded. None for no limit.
+            original is copied aside. If other programs open the file more often than this, it is no longer guarded. None for no
+            limit.
 
     Attributes:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: since when another program's writing leaves the file unguarded, on the monotonic clock; else None.
+        open_since_s: monotonic time since when the file is unguarded, as another program writes or replaces it; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
@@ -143,7 +144,7 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_of_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many: each makes the program wait for us."""
+        """Counts openings by other programs, and gives up after too many, because each makes such a program wait for us."""
         self._num_of_others += num
         if self._max_openings is not None and self._num_of_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"
@@ -239,7 +240,7 @@ def copy(lease: Lease, target: Path) -> None:
 def remove_left(files: Iterable[Path]) -> None:
     """Removes the copies of these files that killed keepers left next to them, unfinished or no longer needed.
 
-    A copy's name contains the id of its keeper, which locks the copy.
+    A copy's name contains the process id of its keeper. The keeper locks the copy.
     """
     names: dict[Path, set[str]] = {}
     for file in files:
