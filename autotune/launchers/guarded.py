@@ -27,10 +27,10 @@ from autotune.launchers.leases import Lease
 # Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". It contains "autotune" because the program itself may
 # save under ".NAME.PID.tmp".
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-# Before each trial, at most this many names of a folder are searched for leftover copies: a data set's folder has millions.
+# Before each trial, at most this many names of a folder are searched for leftover copies: a data set may have millions.
 MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
-# Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
+# Largest file that is copied. The trial waits during the copy, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
 MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
