@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
-NUM_PAIRS = 4  # default of --pairs; a pair is a run of the fixed program and a run of the study's own
+NUM_PAIRS = 4  # default of --pairs; a pair is a run of the fixed program and a run of the study's program
 LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
 
 

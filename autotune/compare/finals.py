@@ -36,7 +36,7 @@ from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
 from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
 
 MIN_PAIRS = 3
-LOOKS = (8, 16)  # a look judges the verdict after this many rounds; if it is ambiguous, measuring continues to the next look
+LOOKS = (8, 16)  # rounds after which the verdict is judged: the second time only if it was ambiguous the first time
 MAX_LOST_ROUNDS = 2  # after this many failures in the finals a configuration is excluded
 WANTED_TRIALS = 14  # windows are made so short that this many trials fit: five pairs and a choosing round of four
 CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of the leader
@@ -44,8 +44,8 @@ CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of
 SINGLE_SPREADS = 2 * math.sqrt(2)
 SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # above this ratio to the baseline, confirming the best is worth more than further search trials
-KNOWN_TO_FRAC = 0.5  # half-width of the interval that the reporting pairs should reach, as a share of the gain (log scale)
-WELL_KNOWN_TO_FRAC = 0.25  # the same, for the time kept while the ablation only makes vague effects more precise
+KNOWN_TO_FRAC = 0.5  # the ablation leaves time for enough reporting pairs to know the gain to ± this share of it (log scale)
+WELL_KNOWN_TO_FRAC = 0.25  # replaces KNOWN_TO_FRAC while the ablation only makes vague effects more precise
 MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
 
 
@@ -128,8 +128,8 @@ class Finals:
         Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. A
         configuration that was chosen after these failures stays, even if a single round of it has failed since.
 
-        Only the leader's losses are compared now. Another finalist's are compared when it is chosen, since a comparison may
-        take as long as a pair of the finals.
+        Only the leader's losses are compared now. Those of another finalist are compared when it is chosen, since a comparison
+        may take as long as a pair of the finals.
         """
         searched = self._session.searched
         if self._has_failed:
@@ -169,7 +169,7 @@ class Finals:
         return self._able(self._apart(chosen, self._kept(chosen)), chosen)
 
     def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
-        """Returns a part of the chosen configuration; all of it if the part failed too often or violates a constraint."""
+        """Returns `part` (some of the changes of `chosen`), or `chosen` if `part` failed too often or violates a constraint."""
         return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
 
     def _is_out(self, record: TrialRecord) -> bool:
@@ -312,7 +312,7 @@ class Finals:
         rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
         others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
-        own = rounds[max(others, default=0) :]  # not selected by number: a lost round may have only the baseline
+        own = rounds[max(others, default=0) :]  # not those with chosen.number: a lost round may have only the baseline
         return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
@@ -336,8 +336,8 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
-        Code that the search compiled now comes from the study's compile cache. A disturbed trial takes longer than usual, so it
-        counts only if there is no other trial.
+        What the search had to compile, this measurement takes from the study's compile cache. A disturbed trial takes longer
+        than usual, so it counts only if there is no other trial.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
         again = [record for record in finals if record.repeats == first.number]
@@ -347,7 +347,7 @@ class Finals:
 
 
 def _mean_rates(candidates: list[TrialRecord], rounds: list[dict[int, TrialRecord]]) -> dict[int, float]:
-    """Returns {trial number: rate over the choosing rounds}; empty before the first round.
+    """Returns {trial number: mean rate over the choosing rounds}; {} before the first round.
 
     The search's own measurements count as a round. They overstate the rates, the best rate most of all. But on a noisy machine,
     two rounds alone say little. In replays with known true rates, counting the search makes the choice 0.3 to 0.6 %

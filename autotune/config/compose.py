@@ -221,7 +221,7 @@ def check_words(words: Sequence[str]) -> None:
 def missing_folders(config_dirs: Sequence[Path]) -> list[str]:
     """Returns a problem for every `--config-dir` that is not a folder."""
     wrong = [str(path) for path in config_dirs if not os.path.isdir(path)]
-    return [f"--config-dir: no such folder, got {shown(path)}. Give one." for path in wrong]
+    return [f"--config-dir: no such folder, got {shown(path)}. Give an existing folder." for path in wrong]
 
 
 class _Problems:

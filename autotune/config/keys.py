@@ -69,7 +69,7 @@ def check_value(key: str, value: Any) -> None:
     """
     try:
         OmegaConf.update(_scratch(), key, value, merge=False)
-    except OverflowError as error:  # a whole number of 400 digits
+    except OverflowError as error:  # for example, a whole number of 400 digits
         raise BadInput(f"{key}: too large, got {shown(value)}. Give a smaller number.") from error
     except OmegaConfBaseException as error:
         raise BadInput(refusal(key, value, error)) from error

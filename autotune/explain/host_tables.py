@@ -58,8 +58,8 @@ MODULE_COLUMNS = {
 }  # fmt: skip
 ALLOCATION_COLUMNS = {"rank": "rank of the process", **_PLACE, "bytes": "bytes held at the peak", "count": "allocations"}
 TIMELINE_COLUMNS = {
-    "rank": "rank of the process", "time_s": "seconds since the first of two steps", "allocated_bytes": "bytes in tensors",
-    "reserved_bytes": "bytes reserved by the allocator",
+    "rank": "rank of the process", "time_s": "seconds since the first of the two steps began",
+    "allocated_bytes": "bytes in tensors", "reserved_bytes": "bytes reserved by the allocator",
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Determines what kernels, runtime calls and operators do from the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen use.
 
-A name that no rule matches is "unknown" and is shown as unknown.
+A kernel whose name no rule matches counts as unknown, and reports show it as such.
 """
 
 from __future__ import annotations

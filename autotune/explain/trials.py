@@ -41,8 +41,8 @@ class Tried:
     def gain(self, key: str, value: KnobValue) -> Gain | None:
         """Returns the gain from setting a knob.
 
-        The gain is measured if the study ran both configurations. Otherwise it is predicted from similar trials, or None if
-        that is impossible.
+        The gain is measured if the study ran both configurations, and otherwise predicted from similar trials. None if neither
+        is possible.
         """
         was, changed = self.record.changed, self._changed(key, value)
         here, there = _logs(was, self.records), _logs(changed, self.records)

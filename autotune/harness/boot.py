@@ -23,7 +23,7 @@ def note_start() -> None:
 
     In a warm start, torch is imported before the program runs, so torch does not see these changes.
     """
-    state.startup["is_first"] = False  # `sign_in` sets it in the trial's first process
+    state.startup["is_first"] = False  # `sign_in` sets it to True in the trial's first process
     _environment.update(os.environ)
 
 

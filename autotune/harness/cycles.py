@@ -15,7 +15,7 @@ LEAST_STEPS = 3  # that mean must be taken over at least this many steps
 # The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
-FREQUENT = 10.0  # if the shortest window holds this many gaps (a loader's bursts, short epochs), they average out: no cycles
+FREQUENT = 10.0  # gaps average out, so make no cycles, if the shortest window holds this many (a loader's bursts, short epochs)
 # How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
 # is longer.
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
@@ -121,7 +121,7 @@ class Cycles:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
                 return False
-        if len(kind) > 1 or not kind[0].is_evaluation:  # a single evaluation is left out if no other follows soon
+        if len(kind) > 1 or not kind[0].is_evaluation:  # after a single evaluation, the next must follow sooner
             patience_s = max(patience_s, PATIENCE_TIMES * max([kind[0].since_s, *seconds]))
         return now_s - kind[-1].end_s <= min(patience_s, longest_s / NOTICEABLE_FRAC)
 

@@ -19,7 +19,7 @@ ENOUGH_BYTES = 64 * 2**20
 PARTS = {"dataset": "data set", "collate_fn": "collate_fn", "worker_init_fn": "worker_init_fn"}  # sent to workers
 UNGUARDED = "each worker that is not forked imports the program's main module ({}), and the import starts training: {}"
 NO_GUARD, OUTSIDE = 'it has no `if __name__ == "__main__":`', 'it trains outside its `if __name__ == "__main__":`'
-# Main module of a package or a folder, which no worker imports (see multiprocessing.spawn).
+# Name of the main module if a package or a folder is run. Workers do not import this module (see multiprocessing.spawn).
 NEVER_IMPORTED = "__main__"
 
 
@@ -97,8 +97,8 @@ class _FutureProcess:
 def _unpicklable(value: Any) -> str:
     try:
         contexts.set_spawning_popen(_FutureProcess())  # type: ignore[arg-type]
-        # Protocol 5 with a callback leaves arrays where they are. ForkingPickler forwards no keywords, so all arguments are
-        # positional.
+        # With protocol 5 and a buffer callback, the data of arrays is not copied. ForkingPickler forwards no keywords, so all
+        # arguments are positional.
         _Pickler(_Sink(), 5, True, lambda _: None).dump(value)
     except _Enough:
         return ""

@@ -27,10 +27,10 @@ from autotune.launchers.leases import Lease
 # Name of a copy that is not in its place yet: ".NAME.PID.autotune.tmp". It contains "autotune" because the program itself may
 # save under ".NAME.PID.tmp".
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
-# Before each trial, at most this many names of a folder are searched for leftover copies: a data set's folder has millions.
+# Before each trial, at most this many names of a folder are searched for leftover copies: a data set may have millions.
 MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
-# Largest file that is copied. The trial waits meanwhile, but 45 s at most by default (/proc/sys/fs/lease-break-time).
+# Largest file that is copied. The trial waits during the copy, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
 MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
@@ -43,13 +43,14 @@ class Guarded:
 
     Args:
         max_openings: how often the trial may open the file for writing. After that, the trial gets the file itself, and the
-            original is copied aside. If other programs open the file more often, it is no longer guarded. None for no limit.
+            original is copied aside. If other programs open the file more often than this, it is no longer guarded. None for no
+            limit.
 
     Attributes:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: since when another program's writing leaves the file unguarded, on the monotonic clock; else None.
+        open_since_s: monotonic time since when the file is unguarded, as another program writes or replaces it; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
@@ -143,7 +144,7 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_of_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many: each makes the program wait for us."""
+        """Counts openings by other programs, and gives up after too many, because each makes such a program wait for us."""
         self._num_of_others += num
         if self._max_openings is not None and self._num_of_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"
@@ -239,7 +240,7 @@ def copy(lease: Lease, target: Path) -> None:
 def remove_left(files: Iterable[Path]) -> None:
     """Removes the copies of these files that killed keepers left next to them, unfinished or no longer needed.
 
-    A copy's name contains the id of its keeper, which locks the copy.
+    A copy's name contains the process id of its keeper. The keeper locks the copy.
     """
     names: dict[Path, set[str]] = {}
     for file in files:

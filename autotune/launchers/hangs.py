@@ -17,7 +17,7 @@ import psutil
 
 from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
 
-ANSWER_S = 0.5  # how long a process may take to write its stacks
+ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
 AWAY_S = 4.0  # how long processes that are asked through a file may take; they check for the file once a second
 MAX_STACK_BYTES = 256 << 10

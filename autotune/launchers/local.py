@@ -35,7 +35,7 @@ from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS_BYTES = 256 << 10  # torchrun's reports are looked for in this many bytes at the end of the log
-LOG_S = 2.0  # between two looks into a running trial's log
+LOG_S = 2.0  # seconds between two looks into a running trial's log
 MAX_SUPERVISORS = 5  # the start of a trial is given up once it has failed this often because the supervisor was lost
 STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after all grace periods
 
@@ -266,7 +266,7 @@ class LocalRunning(Running):
         self._progress.read()
         if self._results.missing or self._exited_s is not None:
             self._results.refresh()
-        self._results.collect()  # after the messages: a process that is known to have exited writes no more
+        self._results.collect()  # only after the messages: a process that they report as exited writes no more
         if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:

@@ -70,7 +70,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent closes the monitor on the node."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Returns the agent's answer; {} if there is no node, or it is lost: then the start of the next trial reports that."""
+        """Returns the agent's answer; {} if there is no node, or if it is lost, which the start of the next trial reports."""
         if (node := self._node()) is not None:
             with contextlib.suppress(NodeLost):
                 return node.ask(what, patience_s, **fields)

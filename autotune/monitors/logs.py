@@ -10,7 +10,7 @@ from autotune.plain_text import plain
 
 TAIL_BYTES = 8 << 10
 MAX_BYTES = 8 << 20
-HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # kept of the beginning and of the end of a log larger than MAX_BYTES
+HEAD_BYTES, KEEP_BYTES = 256 << 10, 1 << 20  # of a log larger than MAX_BYTES, this much of the beginning and of the end is kept
 COLLAPSE_RANGE, ALIGN_BYTES = 0x08, 64 << 10  # fallocate(2)'s flag; a multiple of every usual block size
 
 

@@ -246,9 +246,9 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields each item with parameters of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
+    """Yields the items of each outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
-    If an item is itself an nn.ModuleList, its items are yielded in its place.
+    Items without parameters are left out. If an item is itself an nn.ModuleList, its items are yielded in its place.
     """
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
@@ -319,7 +319,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
-    parser.add_argument("--data-root", type=Path, help="where to make the photos; for --data folder: one subfolder per class")
+    parser.add_argument("--data-root", type=Path, help="folder of the photos, or of one subfolder per class (--data folder)")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--epochs", type=positive, default=1)

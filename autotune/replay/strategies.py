@@ -37,8 +37,8 @@ class Strategy:
     search: Callable[[Session], Searching] | None = None
 
 
-# `patience` of the GP sampler. In a small space, this sampler proposes known configurations again and again, and each proposal
-# takes half a second.
+# After this many proposals of known configurations in a row, the GP strategy tries a random one. In a small space, the sampler
+# would propose known configurations again and again, and each proposal takes half a second.
 GP_PATIENCE = 5
 
 

@@ -38,7 +38,7 @@ from autotune.trials.settings import capacity_bytes
 MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
 MAX_SEEDS = 8  # more than are tried, because some may become equal, or change nothing, in this study's space
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
-MAX_OUT = 20  # kept small because each is compared with every proposal
+MAX_OUT = 20  # out-of-memory configurations that are used; a small number, since each is compared with every proposal
 # Parts of a study's identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")
@@ -292,7 +292,7 @@ def _entry(
 
 
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
-    """Returns the smallest configurations that ran out of memory in studies of this program that had at least as much memory.
+    """Returns the smallest configurations of this program that ran out of memory in studies with at least as much memory.
 
     A failure does not count if a configuration at least as large ran without failing, in one of these studies or as the
     baseline of this study: then something else must have used the memory.
@@ -318,7 +318,7 @@ def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has at most as much memory, of the kind that ran out, as another study; False if unknown."""
+    """Whether a study has no more memory, of the kind that ran out in `outcome`, than another study; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

@@ -200,9 +200,8 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
         cold_compile_s: seconds that compiling such a configuration took elsewhere; used if more than in `record`.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
-    return (
-        start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
-    )  # the user's own run does not start warm
+    # The user's own run does not start warm, so it also takes the seconds that a warm start spared.
+    return start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
 
 
 class ColdCompiles:

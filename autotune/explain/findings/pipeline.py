@@ -30,7 +30,7 @@ DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation",
 WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
-WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader is not slow
+WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader counts as fast enough
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
 # training thread by ALONE_TIMES: (highest, likeliest, lowest).
@@ -316,7 +316,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if the workers use the cores less but still keep up.
+    """Returns the seconds of a step that the training thread saves if workers that keep up with it use the cores less.
 
     Args:
         evidence: what is known of the configuration.

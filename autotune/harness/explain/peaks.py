@@ -8,7 +8,8 @@ from typing import Any, Callable, Dict, Iterator, Optional
 
 from .documents import BYTES, NARROW, WIDE
 
-LEAST_SIDE, MOST_SIDE = 512, 8192  # of the square matrices; larger ones are tried while a product takes less than ENOUGH_S
+# Rows of the square matrices that are multiplied: doubled from LEAST_SIDE until a product takes ENOUGH_S, at most to MOST_SIDE.
+LEAST_SIDE, MOST_SIDE = 512, 8192
 ENOUGH_S = 0.005
 COPIED_BYTES = 64 << 20  # more than caches hold
 # On a GPU, the host queues about QUEUED_S of work, but at most MOST_QUEUED calls, and only then waits for the device.

@@ -1,4 +1,4 @@
-"""Copies batches to the device without blocking the program, or copies each batch ahead, during the step before.
+"""Copies batches to the device without blocking the program, or copies each batch in advance, during the previous step.
 
 The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
 its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
@@ -222,7 +222,7 @@ def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
 
     try:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
-    except (RuntimeError, TypeError):  # `_parse_to` rejects copy=True and mistakes; for a mistake, `Tensor.to` raises
+    except (RuntimeError, TypeError):  # copy=True, or wrong arguments, for which `Tensor.to` raises later
         return None, None, False, None
     return device, dtype, non_blocking, layout
 

@@ -20,7 +20,7 @@ from autotune.report.figures.figure import Figure, Grid
 from autotune.report.figures.sides import sentence
 from autotune.report.study import BASELINE, Study
 
-KINDS = {"measured": "best"}  # kind of a gain -> class of its bar; all other kinds are predictions
+KINDS = {"measured": "best"}  # kind of a gain -> CSS class of its bar; bars of all other kinds have the class PREDICTED
 PREDICTED = "predicted"
 
 
