@@ -246,9 +246,9 @@ def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of each outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
+    """Yields the items of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
 
-    Items without parameters are left out. If an item is itself an nn.ModuleList, its items are yielded in its place.
+    Skips items without parameters. If an item is itself an nn.ModuleList, its items are yielded in its place.
     """
     is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
     for child in model.children():
