@@ -59,9 +59,9 @@ def confirm_front(session: Session, reported: set[int]) -> None:
 
 
 def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns up to MAX_POINTS points: first the best at each secondary objective, then the worst at the deciding objective.
+    """Returns up to MAX_POINTS points: first the best at each secondary objective, then the others.
 
-    The latter differ most from the winner.
+    Of the others, those that are worst at the deciding objective come first, because they differ most from the winner.
     """
     best = [max(points, key=lambda point: point.scores[name] or 0.0) for name in names] if points else []
     distinct = {point.number: point for point in [*best, *reversed(points)]}

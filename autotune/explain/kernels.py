@@ -14,7 +14,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS = 300
-MOST_SHARED_BYTES = 48 << 10  # Kineto assumes that no block can have more shared memory, and so estimates occupancy 0 above
+MOST_SHARED_BYTES = 48 << 10  # for a kernel whose blocks have more shared memory, Kineto estimates occupancy 0
 
 COLUMNS = {
     "rank": "rank of the process",

@@ -4,10 +4,10 @@ While the first step compiles, the workers fill their queues. Until the queues a
 workers make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, at which the steps take
 batches; P, at which the workers make them; and L, at which the workers could make them undisturbed.
 
-As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes 1 - P/K of a batch from it. Once the
-queue is empty, each step must wait for that fraction of a batch. The workers make it at rate L, because they then have the
-cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the workers, P is L and the rate is
-min(K, L); with shared cores, P is less.
+As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes one batch from it, and the workers add
+only P/K of a batch. Once the queue is empty, each step must wait for the other 1 - P/K of a batch. The workers make it at rate
+L, because they then have the cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the
+workers, P is L and the rate is min(K, L); with shared cores, P is less.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # workers deliver in turn, so a queue with one batch per worker counts as empty
+        left = now.stock - len(now.workers)  # the workers deliver in turn: with one batch each, a step may wait
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s

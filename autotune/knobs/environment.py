@@ -75,5 +75,5 @@ def env_knob(name: str) -> Knob:
             "LD_PRELOAD), name only one of the two; the other is then not searched."
         ),
         helps="Allocators (LD_PRELOAD, PYTORCH_CUDA_ALLOC_CONF), CUDA_DEVICE_MAX_CONNECTIONS, KMP_AFFINITY, library switches.",
-        hurts="A variable that changes what is trained (a batch size, say) is searched like any other; only losses show that.",
+        hurts="A variable that changes what is trained (a batch size, say) is searched, too; only losses show the change.",
     )

@@ -6,7 +6,7 @@ there under debugging, since NCCL chooses values from a model of the machine, an
 value. So a knob is offered only if it can matter on this machine's topology, and a result holds only for the study's machine,
 model and NCCL version.
 
-NCCL needs GPUs. The tests that run without a GPU check that each value reaches every rank's environment and is read back there.
+NCCL needs GPUs. Tests without a GPU verify that each value reaches every rank's environment and is read back there.
 The knobs have not been measured on a GPU yet.
 """
 
@@ -171,8 +171,8 @@ ALGO = _nccl(
         "leaves other collectives alone; a bare name, `Tree`, applies to all."
     ),
     helps=(
-        "NCCL's model of the machine is wrong for these message sizes: trees have less latency over many ranks, rings more "
-        "bandwidth, and NVLS computes the sums in the NVSwitches."
+        "NCCL's model of the machine is wrong for the program's message sizes. Trees have less latency over many ranks, rings "
+        "more bandwidth, and NVLS computes the sums in the NVSwitches."
     ),
     hurts=(
         "One algorithm for every size of message is rarely best. Since NCCL 2.24, a bare name ends the program at the first "
@@ -208,13 +208,13 @@ MIN_NCHANNELS = _nccl(
     is_active=lambda knobs: not UNSET < int(knobs.get("nccl.max_nchannels") or 0) < int(knobs.get("nccl.min_nchannels") or 0),
     brief="channels at least",
     summary=(
-        "NCCL_MIN_NCHANNELS: the fewest channels that a collective uses. Each is one CUDA block, on one of the GPU's "
-        "multiprocessors."
+        "NCCL_MIN_NCHANNELS: the fewest channels that a collective with large messages uses. Each is one CUDA block, on one "
+        "of the GPU's multiprocessors."
     ),
     helps="Collectives that do not reach the links' bandwidth while the GPU has multiprocessors to spare.",
     hurts=(
-        "Every channel takes a multiprocessor from the backward pass that it overlaps with. Small messages still use fewer "
-        "channels. This minimum is not set if nccl.max_nchannels is lower."
+        "Every channel takes a multiprocessor from the backward pass that it overlaps with. "
+        "This minimum is not set if nccl.max_nchannels is lower."
     ),
 )
 

@@ -24,8 +24,8 @@ class SingleChanges:
     def of(self, best: TrialRecord) -> Iterator[tuple[str, Knobs]]:
         """Yields (key, full configuration) in the order in which to try them.
 
-        Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best has
-        changed come last, since another value would undo that change. Among the remaining ties, knobs on the limiting side
+        Knobs that were changed least often come first. Among equally often changed knobs, categorical knobs that the best trial
+        has changed come last, since another value would undo that change. Among the remaining ties, knobs on the limiting side
         (input or device) come first.
         """
         is_waiting = (best.data_wait_frac or 0.0) > WAITING_FRAC

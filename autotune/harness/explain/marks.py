@@ -191,8 +191,8 @@ def torch_is_compiling() -> Callable[[], bool]:
 class DevicePhases:
     """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet.
 
-    All events are recorded on the same stream: the one that is current at the first event. A program may later switch to
-    another stream to copy batches, and work on that stream is done earlier than work on the stream that trains.
+    All events are recorded on the same stream: the one that is current at the first event. If a program later
+    switches to another stream to copy batches, events there would be over before the work on the stream that trains.
     """
 
     def __init__(self, index: Optional[int] = None) -> None:

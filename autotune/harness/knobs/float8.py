@@ -12,8 +12,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import members
 
-# The inner size of a float8 product must be a multiple of this. In the three products of forward and backward pass, that is
-# in_features, out_features and the batch, which torchao pads.
+# The inner size of a float8 product must be a multiple of this. The inner sizes of the three products of a forward and backward
+# pass are in_features, out_features and the batch size; torchao pads only the batch.
 MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error

@@ -33,7 +33,7 @@ ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not
 FORK = "fork"
 
 NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
-NOT_SHUFFLED = "it does not shuffle, and the file does not say which loader trains, so only loaders that shuffle were changed"
+NOT_SHUFFLED = "it does not shuffle, and best.yaml does not say which loader trains, so only loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
@@ -137,7 +137,7 @@ class LoaderKnobs(KnobHandler):
         return {key: report for key, report in reports.items() if report is not None}
 
     def _report_forked(self) -> Optional[KnobReport]:
-        # Forking was not asked for. But a script that sets the study's loader knobs in its own code also needs forked workers.
+        # The trial did not ask for forked workers, but a script that takes over the study's loader knobs needs them, too.
         training = self._context.loaders.training
         is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
         return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None
