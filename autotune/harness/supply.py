@@ -4,9 +4,9 @@ While the first step compiles, the workers fill their queues. Until the queues a
 workers make, and the rate in a window cannot last. Three rates are measured, in batches per second: K, at which the steps take
 batches; P, at which the workers make them; and L, at which the workers could make them undisturbed.
 
-As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes one batch from it, and the workers add
-only P/K of a batch. Once the queue is empty, each step must wait for the other 1 - P/K of a batch. The workers make it at rate
-L, because they then have the cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the
+As long as the queue's length is stable, K lasts. While the queue shrinks, each step takes one batch from it, and the workers
+add only P/K of a batch. Once the queue is empty, each step must wait for the other 1 - P/K of a batch. The workers make it at
+rate L, because they then have the cores to themselves. So a step takes 1/K + (1 - P/K)/L seconds. With separate cores for the
 workers, P is L and the rate is min(K, L); with shared cores, P is less.
 """
 
