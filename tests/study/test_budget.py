@@ -75,7 +75,7 @@ def test_the_first_trial_may_take_what_is_left_beside_one_pair_of_the_finals():
     held.reserve(trial(100.0, start_s=90.0))
     assert not held.fits(120.0, again_s=120.0)
     assert held.fits(120.0, again_s=120.0, has_finalist=False)
-    assert not held.fits(180.0, again_s=180.0, is_first=True)
+    assert not held.fits(180.0, again_s=180.0, has_finalist=False)
     assert held.needed_s(180.0, again_s=180.0) == 600
 
 
