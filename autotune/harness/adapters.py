@@ -40,7 +40,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # set by the tuner; any other address is the user's choice for trials
+    if own.startswith("file:"):  # the tuner's kind of address; one of another kind is the user's choice for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 

@@ -113,8 +113,9 @@ class Sizes:
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
     """Returns how many samples a batch holds, for a loader whose sampler does not tell.
 
-    For batch size 32, that is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened
-    tokens). It is also 32 for a list of 32 images, although the leading dimension of the first image is its channels.
+    That is the first tensor's leading dimension if that is from 1 to the batch size, else the batch size. For batch size 32, it
+    is 20 if that tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened tokens). It is also 32 for a list
+    of 32 images, although the leading dimension of the first image is its channels.
     """
     if leading == batch_size:
         return leading
@@ -152,11 +153,12 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
-    number of samples is read from that dimension in every call. If the command line gives none:
+    number of samples is read from that dimension in every call. Until then, a call counts as this batch size if the leading
+    dimension is a multiple of it, otherwise by its leading dimension. If the command line gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
-    - A vector is one sample if its length is the number of inputs of the module's first layer.
+    - A vector of floats is one sample if its length is the number of inputs of the module's first layer.
     - Any other input counts by its leading dimension.
 
     Args:

@@ -63,7 +63,7 @@ class Checkpointing:
 
         Args:
             module: the module, before its first call.
-            is_watched: whether to observe a block for a few steps; false if the module will be compiled.
+            is_watched: whether to observe a block for a few steps; false if the knob or the program compiles the module.
         """
         switches = checkpointing_switches(module)
         if switches:

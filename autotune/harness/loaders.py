@@ -27,7 +27,7 @@ from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
-LEAST_STEPS = 3  # from this step on, a loader that fed only the first step counts as not training if its iterator is gone
+LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 
 
@@ -150,7 +150,7 @@ class LoaderWatch:
     def _begins_epoch(self, info: Loader) -> None:
         """Leaves out the time of an evaluation since the last step, if epochs are short.
 
-        In long epochs, the first step does not count at all, so that the evaluation before it is left out with it.
+        In long epochs, a first step after an evaluation does not count at all, so that the evaluation is left out with it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps

@@ -42,7 +42,7 @@ class LossWatch:
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: number of optimizer steps, counted from the first, whose losses are all recorded; None to record 64 losses.
+        num_steps: number of optimizer steps, counted from the first, whose losses are all recorded; None for the first 64.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:

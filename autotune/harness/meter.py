@@ -35,7 +35,7 @@ class Meter:
         rules: thresholds.
         width: max(1, loader workers); the number of steps in a block is a multiple of this.
         race_below_per_s: the window ends early once the rate is certainly below this; None for never.
-        promote_above_per_s: if the rate may reach this, the window goes on until its interval is extra narrow; None for never.
+        promote_above_per_s: if the rate may reach this, a narrower interval is wanted (`_wanted_frac`); None for never.
         cycle: `Spec.cycle`, see cycles.py.
     """
 
@@ -64,7 +64,7 @@ class Meter:
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
-        self._compiling_s = self._longest_compiling_s = 0.0  # seconds of the steps that compiled: their sum, the longest
+        self._compiling_s = self._longest_compiling_s = 0.0  # of steps that were not quiet: their sum, the longest
         self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0

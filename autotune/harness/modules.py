@@ -270,8 +270,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast in which the program called the checkpoint. If that is enabled, a root that contains this
-        one has enabled it for the trial, so this call need not.
+        Torch restores the autocast in which the program called the checkpoint. If that is enabled, by the program or by a root
+        that contains this one, the root is called as it is.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -337,7 +337,7 @@ class ModuleWatch:
         return self.is_evaluated and (self._num_evaluated_steps + 1) * 2 <= self._context.num_steps
 
     def take_evaluated(self) -> bool:
-        """Notes that the step that just ended contained an evaluation; returns False if most steps contain one, else True."""
+        """Notes that the step that just ended contained an evaluation; returns whether fewer than half do."""
         self.is_evaluated = False
         self._num_evaluated_steps += 1
         return bool(self._num_evaluated_steps * 2 < self._context.num_steps)

@@ -56,7 +56,7 @@ def watch(loader: Any) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library has made this loader from a watched one, and has copied all arguments, even those that the knob set."""
+    """Whether a library seems to have made this loader from a watched one: same data set, and persistent workers as well."""
     kept = loader.__dict__
     data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
     others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
@@ -144,10 +144,10 @@ ALONE = _num_references({"_iterator": object()})  # number of references to an i
 
 
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
-    """Returns facts about objects and what these hold: (5,) for the number 5, (id, length, hash of the content) for a list.
+    """Returns facts about objects and what these hold: (5,) for 5, (id, length, hash of the content) for a long list.
 
-    If the program changes any of it, a later call returns other facts. Objects that are held directly come first, so that a
-    large one does not use up MAX_FACTS.
+    If the program changes any of it, a later call returns other facts; what is beyond the limits above is not compared. Objects
+    that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
     found: List[Tuple[Any, ...]] = []
     known: Set[int] = set()

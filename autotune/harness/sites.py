@@ -124,7 +124,7 @@ class TargetSites:
     # --- once training is under way ---
 
     def begin_training(self, loaders: List[Any]) -> None:
-        """Remembers the loaders made so far; called when the first few steps are over."""
+        """Remembers how many loaders each code has made, and the targets among `loaders`; called after the first few steps."""
         self._period = {code: count + 1 for code, count in self._made.items()}
         self._is_training = True
         for info in loaders:

@@ -5,7 +5,8 @@ are found in the graph of the loss. A write changes a tensor's version or memory
 a few of the tensor's values are compared as well. On a GPU, reading values waits for the device. So values are compared there
 only until it is known how many backward passes precede each write; from then on, backward passes are counted.
 
-The tensors are examined from the second backward pass on. The first step of an optimizer removes the patches.
+The tensors are examined from the second backward pass on; if the program has made an optimizer, only after MOST_PASSES passes.
+The first step of an optimizer removes the patches.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .patches import Patch, patches
 
 # The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer by then:
 # even a program that accumulates gradients before its first step would have made it. If the program has made one, nothing is
-# examined in its first MOST_PASSES passes.
+# examined in its first MOST_PASSES passes, and the search ends quietly after as many more.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
 # if backward passes will be counted instead.

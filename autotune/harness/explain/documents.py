@@ -76,7 +76,9 @@ class Line:
 
 @dataclasses.dataclass
 class Stage:
-    """One stage of the input pipeline, summed over all workers or, if the loader has none, in the training process.
+    """One stage of the input pipeline, summed over all workers (WORKER), or in the training process (MAIN).
+
+    Without workers, all stages run in the training process. With workers, it only receives batches (HANDOVER) and pins them.
 
     Attributes:
         name: one of READ to PIN (above), or for example "transform: ToTensor".
@@ -231,8 +233,9 @@ class Memory:
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
         products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
-            each run again alone: "float32" and "bfloat16" -> seconds of all products in this type; "casts" -> seconds to
-            convert all inputs; "timed_frac" -> the share of the products' FLOPs that was run again. {} without products.
+            each run again alone, those with the most FLOPs first, for about 2 s: "float32" and "bfloat16" -> seconds of those
+            that were run again, in this type; "casts" -> seconds to convert their inputs; "timed_frac" -> their share of the
+            products' FLOPs. {} without such products, or if they could not be run (see `notes`).
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -13,8 +13,8 @@ from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
 LEFT_OUT = "left out"  # the phase of events in a step that does not count
 MAX_EVENTS = 4_000  # at this number of CUDA events, the older half is read; the device has passed these long ago
-# Losses are mostly computed outside the module that trains. Calls of these functions also count as forward if the program
-# writes `nn.functional.mse_loss(...)`, but not if it has imported `mse_loss` itself.
+# Losses are mostly computed outside the module that trains. Calls of these functions also count as forward if the program calls
+# them as attributes of `nn.functional` (`F.mse_loss(...)`), but not if it has imported `mse_loss` itself.
 LOSSES = (
     *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"),
     *("binary_cross_entropy", "binary_cross_entropy_with_logits"),

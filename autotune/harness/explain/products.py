@@ -30,7 +30,7 @@ class Described(NamedTuple):
 
 
 class Products:
-    """Those matrix products, convolutions and attention calls of one step that have inputs in 32 bits."""
+    """Those matrix products, convolutions and attention calls of one step whose input tensors are all in 32 bits."""
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]

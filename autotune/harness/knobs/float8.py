@@ -12,8 +12,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import members
 
-# The inner size of a float8 product must be a multiple of this. The inner sizes of the three products of a forward and backward
-# pass are in_features, out_features and the batch size; torchao pads only the batch.
+# in_features and out_features must be multiples of this: each is the number of columns of a second matrix in the three float8
+# products of a forward and backward pass. The batch size is only an inner size, and torchao pads inner sizes.
 MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error

@@ -33,7 +33,7 @@ ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not
 FORK = "fork"
 
 NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
-NOT_SHUFFLED = "it does not shuffle, and best.yaml does not say which loader trains, so only loaders that shuffle were changed"
+NOT_SHUFFLED = "it does not shuffle, and the settings do not say which loader trains, so only loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"

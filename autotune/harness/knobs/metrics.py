@@ -106,7 +106,7 @@ class MetricKnobs(KnobHandler):
         patches.install(Tensor, "item", around)
 
     def _read(self) -> None:
-        # The longest gap counts: others are shorter because an epoch ended or the program printed an extra line.
+        # The longest gap counts: others may be shorter because an epoch ended or the program printed an extra line.
         (steps, turns), (last_steps, last_turns) = self._position, self._last
         if last_steps:
             self._gap = max(self._gap, steps - last_steps, turns - last_turns)

@@ -83,7 +83,7 @@ class StepKnobs(KnobHandler):
         if gradients.is_left_empty is None:
             return KnobReport(APPLIED, "", asked) if gradients.is_early else _not(CLEARS, None)
         if gradients.is_left_empty != asked:
-            return KnobReport(OVERRIDDEN, "the program has changed its gradients since zero_grad()", gradients.is_left_empty)
+            return KnobReport(OVERRIDDEN, "zero_grad() did not leave the gradients as requested", gradients.is_left_empty)
         return KnobReport(APPLIED, "", asked)
 
 
