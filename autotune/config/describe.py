@@ -24,7 +24,10 @@ class Row:
 
 
 def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
-    """Returns a row for each key, "launch.nproc=1", and for each group of knobs or of measuring rules, "loader.*"."""
+    """Returns a row for each key and its default, "launch.nproc=1", and for each group of knobs or measuring rules, "loader.*".
+
+    The rows are in the order of the schema.
+    """
     hints, meanings, rows = typing.get_type_hints(schema), documented(schema), []
     for field in dataclasses.fields(schema):
         key, hint, meaning = f"{prefix}{field.name}", hints[field.name], meanings[field.name]

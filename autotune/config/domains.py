@@ -79,7 +79,7 @@ NOTHING = "none"  # the search space with only the command line's domains
 
 
 def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:
-    """Returns knob key -> domain from a search-space file; None for a knob that is "auto".
+    """Returns knob key -> domain from a search-space file; None stands for the domain "auto". {} for NOTHING.
 
     Args:
         name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.

@@ -165,9 +165,9 @@ class SearchOptions:
     Attributes:
         sampler: rates (learns what device, loader and memory allow), tpe, gp (needs torch), random or grid.
         warm_start: auto begins with the best configurations of earlier studies in the runs folder, if they tuned the same
-            program on the same machine, and leaves out those that ran out of memory. off uses no earlier study. The name of a
-            study, or several as [A,B], begins with the best configurations of these studies, even if they tuned another
-            program. Earlier results do not count as measurements.
+            program on the same machine, and leaves out configurations that ran out of memory there. off uses no earlier study.
+            The name of a study, or several as [A,B], begins with the best configurations of these studies, even if they tuned
+            another program. Earlier results do not count as measurements.
         seeds: whether an expert's initial configurations for this machine are tried before the sampler's proposals.
         decomposition: whether `rates` models device rate and loader capacity separately; false models only the overall rate.
         memory_model: whether `rates` leaves out configurations that it expects to run out of memory.

@@ -237,7 +237,7 @@ class Launcher(ABC):
         return []
 
     def why_waiting(self) -> str:
-        """Returns why trials wait for a machine, in the words of Slurm or Ray: "Resources"; "" if they do not wait."""
+        """Returns why trials wait for a machine, "Resources (job 12)"; "" if they do not wait, or if no reason is known yet."""
         return ""
 
     def watch(self) -> MachineWatch | None:

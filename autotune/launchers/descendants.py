@@ -82,7 +82,7 @@ class Descendants:
     def _mark_of(self, pid: int, parent: int, belongs: dict[int, str]) -> str | None:
         if parent != os.getpid():
             return belongs.get(parent)
-        # A child of this process is a trial's first process or an orphan. An orphan whose environment has no trial's mark is
+        # A child of this process is a trial's first process or an orphan. An orphan without the mark of a running trial is
         # attributed to the newest trial.
         return _known_mark(pid, self._alive) or next(reversed(self._alive), None)
 

@@ -120,7 +120,10 @@ class Looked:
 
     @property
     def where(self) -> str:
-        """The innermost call in user code, and in a library that it called: "train.py:9 in f (inside poll, popen.py:7)"."""
+        """The innermost call in user code and, if that called a library, the innermost call of all.
+
+        For example, "train.py:9 in f (inside poll, popen.py:7)". Without a frame of user code, only the innermost call of all.
+        """
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
         if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's

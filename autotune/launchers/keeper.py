@@ -63,8 +63,8 @@ LOOK_S = 5.0  # seconds between two scans of the trial's open files if no event 
 IDLE_FACTOR = 10  # pause after a scan, as a multiple of its CPU time: scanning takes at most a tenth of one core
 # Maximum numbers of guarded checkpoints, of guarded logs (each file takes a descriptor), and of watched folders.
 MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
-# A log that a trial opens more often than this is copied aside and no longer guarded. The guard delays each opening by a few
-# milliseconds, which must not be measured.
+# If a trial opens a log for writing more often than this, the log is copied aside and no longer guarded. The guard delays each
+# opening by a few milliseconds, which must not be measured.
 MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
@@ -308,7 +308,7 @@ class Keeper:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Returns a file's inode, size and time of change, which show whether it was written or replaced."""
+    """Returns inode, size and modification time, which show whether a file was written or replaced; (-1,) if it is missing."""
     try:
         status = path.stat()
     except OSError:

@@ -63,8 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard, or since the link was opened.
 
-        A piece of a long message counts as heard. But pieces as short as a beat do not count while a message is incomplete:
-        they are beats, and the announced length of the message is wrong.
+        A piece of a long message counts as heard. But while a message is incomplete, pieces no longer than a beat do not count:
+        if nothing else comes, they are beats, and the announced length of the message is wrong.
         """
         return time.monotonic() - self._heard_s
 

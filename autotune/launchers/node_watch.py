@@ -33,7 +33,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent does this."""
 
     def before(self, *, max_s: float = 30.0) -> str:
-        """Returns what still holds the node's device after at most `max_s`; "" if nothing does, or there is no node."""
+        """Returns what still holds the node's device after at most `max_s`; "" if nothing does, or no node answers."""
         self.seen = Watched()
         return str(self._ask("before", max_s + ANSWER_S, max_s=max_s).get("held", ""))
 
@@ -70,7 +70,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent closes the monitor on the node."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Returns the agent's answer; {} if there is no node, or if it is lost, which the start of the next trial reports."""
+        """Returns the agent's answer; {} if there is no node, or if it is lost, which the start of the next trial notices."""
         if (node := self._node()) is not None:
             with contextlib.suppress(NodeLost):
                 return node.ask(what, patience_s, **fields)

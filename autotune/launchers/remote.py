@@ -35,7 +35,7 @@ from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
 
-ANSWER_S = 60.0  # longest wait for an answer for which the agent only looks at files and processes
+ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late) or "sweep" (with its grace periods)
 START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
 STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"

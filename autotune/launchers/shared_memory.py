@@ -29,7 +29,7 @@ FOLDER = Path("/dev/shm")  # where Linux shows POSIX shared memory as files
 NAME = re.compile(r"(?:torch_(\d+)_\d+(?:_\d+)?|pym-(\d+)-\w+)")
 LIST_FILE = "processes.jsonl"  # in a trial's folder, while the trial runs
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SLACK_S = 1.0  # tolerance: process and file times are exact to 10 ms at best, so a segment may seem older than its process
+SLACK_S = 1.0  # tolerance: times of processes and files are rounded, so a segment may seem older than its process
 FIRST = {"pid": 0xEFFFFFFC, "ipc": 0xEFFFFFFF}  # inodes of the namespaces outside of all containers (Linux, proc_ns.h)
 INNER_IDS = re.compile(r"^NSpid:\t\d+\t(.+)$", re.MULTILINE)  # a process's ids in the namespaces inside ours, from its status
 
@@ -69,8 +69,8 @@ def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
 def forget(place: Path) -> None:
     """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here.
 
-    Other hosts' lines stay, since those hosts need them to remove what is left there. The file is replaced atomically, so
-    that they are not lost if this process is killed meanwhile.
+    Lines of other hosts and PID namespaces stay: they are needed to remove what is left there. The file is replaced atomically,
+    so that they are not lost if this process is killed meanwhile.
     """
     file, here = place / LIST_FILE, _here()
     lines = _lines(file)

@@ -266,7 +266,7 @@ class Supervisor:
                     self._say("exited", mark, status=code, is_own=not trial.ending.is_signalled)
 
     def _step(self) -> None:
-        """Looks for new processes of the trials, reports them, and ends the trials that are due."""
+        """Looks for new processes of the trials, reports them, ends trials that are due, and reports trials that are gone."""
         if not self._trials:
             return
         self._descendants.look()

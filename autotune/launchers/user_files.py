@@ -35,7 +35,8 @@ MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper, which may guard fewer of them, and reports the rest
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
-# At most MAX_FOLDERS folders are searched. Subfolders with more than MAX_INSIDE entries are ignored; those of logs have fewer.
+# In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
+# for new files, subfolders with more than MAX_INSIDE entries are ignored; folders of logs have fewer.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})

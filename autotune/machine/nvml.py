@@ -8,7 +8,7 @@ from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
 FOREIGN = "another package named pynvml hides nvidia-ml-py"
-# Functions in every release of NVIDIA's package. Other packages with a module pynvml, such as PyPI's `pynvml`, may lack some.
+# Functions in every release of NVIDIA's package. Other packages with a module pynvml, as PyPI's first `pynvml`, may lack some.
 NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 # Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
 SLOWDOWNS = {

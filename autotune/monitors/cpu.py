@@ -339,7 +339,7 @@ def _may_use(pid: int, cores: frozenset[int]) -> bool:
 
 
 def _sums(by_core: Mapping[int, Times], cores: Iterable[int]) -> tuple[float | None, float | None, float | None]:
-    """Returns busy, idle and steal seconds, each summed over some cores; all None if the machine does not show these cores."""
+    """Returns busy, idle and steal seconds, each summed over some cores; all None if any of the cores is not shown."""
     found = [by_core.get(core) for core in cores]
     if not found or None in found:
         return None, None, None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.documents import write_bytes
 
-MAX_TEXT_BYTES = 512 << 20  # longer traces are cut; 200,000 events, the most that a pass records, take about 100 MB
+MAX_TEXT_BYTES = 512 << 20  # decompressed traces are cut here; a pass records at most 200,000 events, about 100 MB
 BLOCK_BYTES = 1 << 20
 NUM_KNOWN = 20_000  # number of strings whose masked form is cached, since most strings occur in many events
 LEVEL = 5  # compression level

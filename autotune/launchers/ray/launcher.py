@@ -48,7 +48,7 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. A lost node may come back, so every broker after the first waits for a node."""
+        """Starts a broker and returns at once. Once the study has had a node, brokers wait for one: a lost node may return."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:

@@ -38,7 +38,7 @@ class Finding:
 
 
 def gpus_text(indices: Sequence[int], everybody: Collection[object] = ()) -> str:
-    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3"; "all 8 GPUs" if they are all of `everybody`."""
+    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3"; "all 8 GPUs" if they are all of `everybody` and more than one."""
     if len(indices) == len(everybody) > 1:
         return f"all {len(indices)} GPUs"
     return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
