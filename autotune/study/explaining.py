@@ -39,9 +39,9 @@ PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
-MAX_CHECKS = 3  # at most this many findings are newly tried each time a trial is explained
-# If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry. Outcomes in
-# MAY_PASS may be due to chance, so the note on them names that option.
+MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
+# If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry, or after the
+# program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names that option.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -415,7 +415,9 @@ def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program addresses, with the gain that was predicted before any check of it.
+    """Returns the finding that a fixed program addresses, with its predicted gain instead of the one that a check measured.
+
+    If a check skipped stages (WITHOUT), the gain derived from that check stays, because it is a prediction, too.
 
     Raises:
         BadInput: there is no such finding.

@@ -437,7 +437,7 @@ class Search(Settled):
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
 
     def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals in a row whose expected improvement does not justify the time they take from the finals."""
+        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
         session, best = self._session, self._incumbent
         again_s = session.costs.again_s(best.knobs, best.changed)
         pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))

@@ -15,7 +15,9 @@ from autotune.study.oom_frontier import Frontier
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 
-NUM_SAME_FAILURES = 4  # the search gives up if this many trials or more have all failed for the same reason other than memory
+# The search gives up if it has at least this many trials, all of them failed for the same reason (not memory), and no change is
+# common to all.
+NUM_SAME_FAILURES = 4
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 
 

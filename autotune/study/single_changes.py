@@ -49,7 +49,7 @@ class SingleChanges:
     def _neighbours(self, key: str, best: TrialRecord) -> list[KnobValue]:
         """Returns the values to try: the expert's, then the neighbours of the current value, larger first.
 
-        For a knob whose values have no order, returns all values except the current one.
+        If the knob's values have no order, or the current value is not among them, returns all except the current one.
         """
         values = list(self._space.domains[key].values)
         own = best.knobs.get(key, self._space.reference[key])

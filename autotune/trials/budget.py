@@ -31,7 +31,8 @@ SEARCH_WINDOW_FRAC = 1 / 30
 # Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
 # random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
-# Window of a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most between processes.
+# Window that plans assume for a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most
+# between processes.
 FINALS_WINDOW_S = 5.0
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes

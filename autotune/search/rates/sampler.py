@@ -45,7 +45,11 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial or, once there are 200, whenever their number has grown by REFIT_TIMES."""
+    """A model that is fitted anew at each call of `get`; with many trials, less often.
+
+    Above 100 finished trials, it is fitted again only after another trial has ended; above about 200, only once their number
+    has grown by REFIT_TIMES.
+    """
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -301,7 +305,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns how running trials are assumed to end (None if none runs), and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
-        # Until another trial finishes, all proposals share the forecast from the finished trials.
+        # Above 100 finished trials, all proposals share the forecast from them until another trial ends; see `_Recent`.
         finished = self._latest_forecast.get(
             known,
             lambda: self._fitting(coding, known, machine),

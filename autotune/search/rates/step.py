@@ -37,8 +37,8 @@ STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unp
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
-# Besides the slower of loader and device, the other side also counts as limiting if the log rate would be higher by this much
-# without that side's cost.
+# Besides the slower of loader and device, the other side also counts as limiting if the log rate would be higher by at least
+# this much without that side's cost.
 RELIEF = 0.1
 BELONGS = 0.3  # a knob belongs to a side if its `scale` for the side is at least this
 
