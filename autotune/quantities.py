@@ -8,7 +8,10 @@ DASH = "-"  # stands for an unknown value
 
 
 def number_text(value: float | None, *, digits: int = 3) -> str:
-    """Returns a number with at least `digits` significant digits, no exponent: "16.8", "1,234", "0.0123"; a dash for None."""
+    """Returns a number without exponent: "16.8", "1,234", "0.0123"; a dash for None.
+
+    It has at least `digits` significant digits, but fewer below 0.0001, where it has `digits` + 3 decimals at most.
+    """
     if value is None:
         return DASH
     if abs(value) >= 10 ** (digits - 1):

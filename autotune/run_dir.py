@@ -210,7 +210,9 @@ class StudyFolder:
         return {**checked_summary(read_json(self.summary_file)), "study": self.name}
 
     def read_outline(self) -> Summary:
-        """Returns summary.json without its long entries: "trials" is [], "num_trials" their number. This is fast.
+        """Returns summary.json with "num_trials", and without its long entries ("trials" is []), so that reading is fast.
+
+        The long entries are included if the file does not have the form in which `write_summary` writes it.
 
         Raises:
             OSError, ValueError: as `read_summary`.

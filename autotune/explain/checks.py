@@ -56,7 +56,7 @@ def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Fin
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
     A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials whose interval is narrower.
-    A finding is left out if the trials show that its gain is below LEAST_GAIN.
+    A finding is left out if the trials show that its gain is below LEAST_GAIN, unless a change of the code may help instead.
     """
     kept, checks = [], []
     for finding in findings:

@@ -1,6 +1,6 @@
 """Determines what kernels, runtime calls and operators do from the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen use.
 
-A kernel whose name no rule matches counts as unknown, and reports show it as such.
+What neither a kernel's name nor the operator that launched it shows counts as unknown, and reports show it as such.
 """
 
 from __future__ import annotations

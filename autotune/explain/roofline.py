@@ -109,7 +109,10 @@ class Step:
 
 
 def roofline_row(step: Step, peaks: Peaks | None) -> Row:
-    """Returns a step's row, except its rank and device. Columns that depend on unknown peaks or unknown work are None."""
+    """Returns a step's row, except its rank and device.
+
+    Columns that depend on unknown peaks or unknown work are None; `bound` and `peak_source` are "" then.
+    """
     dtype = _main_dtype(step)
     peak, bandwidth = (peaks.of(dtype), peaks.bytes_per_s) if peaks else (None, None)
     over = roof(step.flops, step.num_bytes, peak, peaks)

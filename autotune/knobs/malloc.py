@@ -42,7 +42,9 @@ def found_in(folders: Iterable[Path]) -> dict[str, str]:
 
 
 def preloading(allocator: str, environment: Mapping[str, str], libraries: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables that make a process start with an allocator; {} if none has to change.
+    """Returns the environment variables that make a process start with an allocator.
+
+    Returns {} if the allocator is not installed, and for "glibc" if no other allocator is preloaded.
 
     Args:
         allocator: "jemalloc", "tcmalloc", or "glibc" for the C library's own.

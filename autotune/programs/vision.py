@@ -319,7 +319,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-classes", type=positive, default=1000)
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
-    parser.add_argument("--data-root", type=Path, help="folder of the photos, or of one subfolder per class (--data folder)")
+    parser.add_argument("--data-root", type=Path, help="where to make the photos; for --data folder: has a subfolder per class")
     parser.add_argument("--batch-size", type=positive, default=32)
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     parser.add_argument("--epochs", type=positive, default=1)

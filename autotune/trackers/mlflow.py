@@ -40,7 +40,8 @@ PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
 # The check whether a store answers waits PROBE_S seconds, or KNOWN_DOWN_S if the last attempt failed. The last push of a study
 # is skipped if an attempt failed less than KNOWN_DOWN_S ago.
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
-SETTLE_S = 3.0  # MLflow is queried this long after a failed attempt: it may still carry out a request that it has not answered
+# After a failed attempt, MLflow is queried no earlier than this: it may still carry out a request that it has not answered.
+SETTLE_S = 3.0
 
 
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")

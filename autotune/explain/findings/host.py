@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If the slow lines of a function have several causes, they all get the same one: LOGGING, for example, if its lines take at
-# least this share of their time; PYTHON if no other cause reaches this share.
+# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`): of LOGGING and
+# PYTHON, for example, LOGGING if its lines take at least this share of their time.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions
