@@ -45,11 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted anew at each call of `get`; with many trials, less often.
-
-    Above 100 finished trials, it is fitted again only after another trial has ended; above about 200, only once their number
-    has grown by REFIT_TIMES.
-    """
+    """A model that is fitted again after each trial or, once there are 200, whenever their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -59,7 +55,7 @@ class _Recent(Generic[T]):
     def get(self, known: Known, fit: Callable[[], T], **key: Any) -> T:
         """Returns the model. Also fits it again if a trial has run out of memory since, or if anything in `key` has changed."""
         num, now = known.num_finished, (known.num_out, known.earliest, key)
-        if self._model is None or now != self._key or not self._num <= num < REFIT_TIMES * self._num - 1:
+        if self._model is None or now != self._key or not self._num <= num < max(self._num + 1, REFIT_TIMES * self._num - 1):
             self._model, self._num, self._key = fit(), num, now
         return self._model
 
@@ -305,7 +301,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         """Returns how running trials are assumed to end (None if none runs), and the forecast from all trials."""
         if not known.running:
             return None, self._fitting(coding, known, machine)
-        # Above 100 finished trials, all proposals share the forecast from them until another trial ends; see `_Recent`.
+        # Until another trial finishes, all proposals share the forecast from the finished trials.
         finished = self._latest_forecast.get(
             known,
             lambda: self._fitting(coding, known, machine),

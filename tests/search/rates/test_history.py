@@ -136,6 +136,7 @@ def test_a_model_is_fitted_after_every_trial_at_first_and_then_after_every_hundr
     recent, known = _Recent(), [Seen(params={}, rate=1.0)]
     for _ in range(99):
         assert fits(recent, known)
+        assert not fits(recent, [*known, Seen(params={}, is_running=True)])
         known = [*known, Seen(params={}, rate=1.0)]
     known = known * 10
     assert [fits(recent, [*known, *known[:more]]) for more in (0, 0, 8, 9)] == [True, False, False, True]
