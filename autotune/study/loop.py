@@ -57,8 +57,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
-# Longest wait for the tracker at the end, without and with a time budget. Without one, the user is told of the wait after
-# SILENT_S.
+# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, and BUDGETED_DRAIN_S with one. Without a time
+# budget, it tells the user of the wait after SILENT_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
 # time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.

@@ -494,7 +494,7 @@ class Search(Settled):
     def _why_too_dear(self) -> str:
         """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
         expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
-        return TOO_DEAR if expected_s <= self._session.budget.search_left_s else OUT_OF_TIME
+        return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
         """Returns the expected seconds of a configuration's search trial, and of its trial in each round of the finals."""
@@ -525,8 +525,13 @@ class Search(Settled):
             self._reason = OUT_OF_TRIALS
             return False
         self._reason = OUT_OF_TIME
+        return self._left_s > 0
+
+    @property
+    def _left_s(self) -> float:
+        """Wall time left for the search."""
         budget = self._session.budget
-        return (budget.search_left_s if self._has_finalist else budget.left_s) > 0
+        return budget.search_left_s if self._has_finalist else budget.left_s
 
     @property
     def _has_finalist(self) -> bool:
