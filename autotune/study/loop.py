@@ -57,7 +57,7 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 NO_MODULE = "No module named"  # part of Python's own message
-# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, and BUDGETED_DRAIN_S with one. Without a time
+# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. Without a time
 # budget, it tells the user of the wait after SILENT_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
