@@ -1,11 +1,12 @@
 """Runs studies in a row and measures what grows from trial to trial: descriptors, threads, memory, disk.
 
-    python -m tests.benchmarks.soak --trials 500 [--file soak.jsonl] [--minutes 30] [--stub]
+    python -m tests.benchmarks.soak --trials 500 [--file soak.jsonl] [--minutes 30] [--stub [--trial-s 15]]
 
 A part is one process that runs --studies studies of --each trials with `autotune.run`, so it is the tuner of all of them. Each
 study has a supervisor and a warm server of its own. After every trial, the three processes are looked at. With --file, what was
-measured is kept there, and a later call goes on from it. --stub runs a program without torch, in a tenth of the time, and so
-without a warm server.
+measured is kept there, and a later call goes on from it. --stub runs a program without torch, and so without a warm server; its
+trials sleep for --trial-s seconds. Many hours of such studies fit on one machine if several calls run at once, each with a
+--file of its own. Append these files to one, and `--trials 0 --file` that one prints the sum.
 
 A slope is fitted for each process; the interval is that of the mean over processes (Student's t, 95 %), because the values of
 one process are not independent. The exit status is 1 if descriptors or threads certainly grow, or if a process is left behind.
@@ -67,10 +68,11 @@ class Part:
     Args:
         file: the lines are appended to it.
         is_stub: run the program without torch.
+        trial_s: seconds that a trial of this program sleeps.
     """
 
-    def __init__(self, file: Path, *, is_stub: bool) -> None:
-        self._file, self._is_stub = file, is_stub
+    def __init__(self, file: Path, *, is_stub: bool, trial_s: float) -> None:
+        self._file, self._is_stub, self._trial_s = file, is_stub, trial_s
         self._num_trials = self._num_in_study = 0
 
     def study(self, place: Path, num_trials: int) -> None:
@@ -78,15 +80,17 @@ class Part:
         self._num_in_study = 0
         source = f"{PRELUDE}\n{quick_study.PROGRAM}" if self._is_stub else PROGRAM
         (place / "train.py").write_text(source, encoding="utf-8")
-        command = [sys.executable, *(["-S", "train.py", "0.05"] if self._is_stub else ["train.py"])]
+        command = [sys.executable, *(["-S", "train.py", str(self._trial_s)] if self._is_stub else ["train.py"])]
         os.chdir(place)
         minutes = "null" if self._is_stub else "1"  # finals of torch programs take long
         limits = [f"study.budget.trials={num_trials}", f"study.budget.minutes={minutes}"]
         options = [*OPTIONS, "study.name=soak", *limits]
+        start_s = time.monotonic()
         study = autotune.run(*options, command=command, on_trial=lambda *_: self._look(), is_quiet=True)
         num_bytes = sum(path.lstat().st_blocks * 512 for path in study.path.rglob("*"))
         left = members(lambda mark: is_mark_of(study.path, mark))
-        self._note(study_trials=len(study.trials), study_bytes=num_bytes, left=len(left))
+        took_s = time.monotonic() - start_s
+        self._note(study_trials=len(study.trials), study_bytes=num_bytes, left=len(left), study_s=took_s)
 
     def _look(self) -> None:
         """Notes the state of each process."""
@@ -143,7 +147,11 @@ def report(lines: list[dict[str, Any]]) -> tuple[list[str], bool]:
     num_trials, num_left = sum(line["study_trials"] for line in studies), sum(line["left"] for line in studies)
     kib = sum(line["study_bytes"] for line in studies) / 1024 / max(1, num_trials)
     header = ("process", "what", "processes", "median", "largest", "per 100 trials")
-    said = f"{num_trials} trials in {len(studies)} studies, {kib:.0f} KiB of disk a trial, {num_left} processes left behind"
+    hours = sum(line.get("study_s", 0) for line in studies) / 3600
+    said = (
+        f"{num_trials} trials in {len(studies)} studies ({hours:.1f} h), {kib:.0f} KiB of disk a trial, "
+        f"{num_left} processes left behind"
+    )
     return [table(header, rows), said], is_clean and not num_left
 
 
@@ -161,12 +169,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="time after which no part is started")
     parser.add_argument("--file", type=Path, help="keeps what was measured")
     parser.add_argument("--stub", action="store_true", help="a program without torch")
+    parser.add_argument("--trial-s", type=float, default=0.05, help="seconds that a trial of the stub sleeps")
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="autotune-soak-") as folder:
         file = (asked.file or Path(folder, "soak.jsonl")).resolve()
         if asked.part:
-            part = Part(file, is_stub=asked.stub)
+            part = Part(file, is_stub=asked.stub, trial_s=asked.trial_s)
             for number in range(asked.studies):
                 Path(folder, str(number)).mkdir()
                 part.study(Path(folder, str(number)), asked.each)

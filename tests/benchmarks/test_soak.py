@@ -20,14 +20,14 @@ def lines(*, per_trial=0.0, left=0):
         for trial in range(1, 61)
     ]
     found = [{"process": "tuner", "threads": 4, **line} for line in found]
-    return [*found, {"study_trials": 300, "study_bytes": 300 * 51200, "left": left}]
+    return [*found, {"study_trials": 300, "study_bytes": 300 * 51200, "left": left, "study_s": 5400}]
 
 
 def test_a_leak_is_found_with_its_size():
     assert np.mean(soak.slopes(lines(per_trial=0.1), "tuner", "descriptors")) == pytest.approx(10, abs=1.5)
     said, is_clean = soak.report(lines(per_trial=0.1))
     assert not is_clean
-    assert "300 trials in 1 studies, 50 KiB of disk a trial, 0 processes left behind" in said
+    assert "300 trials in 1 studies (1.5 h), 50 KiB of disk a trial, 0 processes left behind" in said
 
 
 def test_noise_is_no_leak_and_a_process_left_is_one():
