@@ -21,6 +21,8 @@ from autotune.search.samplers import NUM_STARTUP_TRIALS
 from autotune.trials.events import Searching
 from autotune.trials.session import Session
 
+SLOTS = "launch.slots"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
@@ -35,6 +37,11 @@ class Strategy:
     name: str
     keys: dict[str, Any] = field(default_factory=dict)
     search: Callable[[Session], Searching] | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """How many search trials run in parallel, without a calibration."""
+        return int(self.keys.get(SLOTS, 1))
 
 
 # After this many proposals of known configurations in a row, the GP strategy tries a random one. In a small space, the sampler
@@ -104,4 +111,6 @@ def strategy(text: str) -> Strategy:
         except ValueError as error:
             raise BadInput(f"--sampler: not a value of {key}, got {value!r:.80} ({error}). Give NAME:KEY=VALUE.") from error
         check_value(key, keys[key])
+        if key == SLOTS and (found.search or not isinstance(keys[key], int) or keys[key] < 1):
+            raise BadInput(f"--sampler: {SLOTS} takes a number from 1, and only with a search of autotune's own, got {text!r}.")
     return Strategy(name=text, keys=keys, search=found.search)

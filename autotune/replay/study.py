@@ -193,7 +193,6 @@ def replay(
     seed: int,
     limits: Limits,
     world: World | None = None,
-    num_slots: int = 1,
 ) -> Replayed:
     """Runs the real study loop on a recorded table of measurements instead of a machine.
 
@@ -204,7 +203,6 @@ def replay(
         seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
         limits: when the study ends.
         world: serves the measurements, for example those of a simulated machine; None for those of the table.
-        num_slots: how many search trials run in parallel, without a calibration. More than 1 only for autotune's own search.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)
@@ -217,13 +215,13 @@ def replay(
         yaml="",
         space=grid.space,
         command=CommandTemplate(parts=["replayed"], placeholders=table.placeholders, is_recipe=table.is_recipe, cwd="/"),
-        launcher=ReplayLauncher(table, world, clock, num_slots=num_slots),
+        launcher=ReplayLauncher(table, world, clock, num_slots=strategy.num_slots),
         machine=table.machine,
         device=NoDevice(),
         hidden=HiddenValues(),
         secrets=Secrets(),
         clock=clock,
-        search=strategy.search or (_search_beside if num_slots > 1 else None),
+        search=strategy.search or (_search_beside if strategy.num_slots > 1 else None),
         poll_s=POLL_S,
     )
     try:

@@ -31,7 +31,7 @@ import numpy as np
 from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
 from autotune.replay.figures import at_seconds, at_trials
-from autotune.replay.strategies import strategy
+from autotune.replay.strategies import SLOTS, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.search.rates.history import Known
 from autotune.search.rates.sampler import RatesSampler
@@ -97,8 +97,8 @@ def study_of(job: Job) -> tuple[Replayed, Forecasts]:
     one = machine(job.machine)
     world = SimulatedWorld(one, seed=job.seed)
     limits, found = Limits(trials=job.trials, minutes=job.minutes), Forecasts()
-    how = {"seed": job.seed, "limits": limits, "world": world, "num_slots": job.pending}
-    run = functools.partial(replay, one.table(), one.grid(), strategy(job.strategy), **how)
+    how = strategy(job.strategy if job.pending == 1 else f"{job.strategy}:{SLOTS}={job.pending}")
+    run = functools.partial(replay, one.table(), one.grid(), how, seed=job.seed, limits=limits, world=world)
     made = _asking(run, world, found, job.seed) if job.is_asked else run()
     if "no improvement is expected" in made.reason:
         found.regret, found.tried_regret = 1 - made.steps[-1].fraction, 1 - world.best_tried

@@ -107,9 +107,20 @@ def test_keys_vary_a_strategy_and_wrong_ones_are_refused():
         ("tpe:search.sampler", "no value, got 'search.sampler'"),
         ("tpe:search.nosuch=1", "search.nosuch: there is no such key"),
         ("default:parity.steps=many", "parity.steps: wrong type"),
+        ("default:launch.slots=0", "launch.slots takes a number from 1"),
+        ("default:launch.slots=auto", "launch.slots takes a number from 1"),
+        ("expert:launch.slots=4", "only with a search of autotune's own, got 'expert:launch.slots=4'"),
     ]:
         with pytest.raises(BadInput, match=problem):
             strategy(text)
+
+
+def test_trials_in_parallel_are_as_many_and_take_less_time():
+    alone, parallel = run("default", trials=8), run("default:launch.slots=4", trials=8)
+    assert run("default:launch.slots=1", trials=8).steps == alone.steps
+    assert len(parallel.steps) == len(alone.steps) == 9
+    assert parallel.steps[-1].seconds <= 0.7 * alone.steps[-1].seconds
+    assert parallel.steps[-1].fraction >= 0.97
 
 
 @pytest.mark.thorough
