@@ -155,6 +155,12 @@ class Step:
         near = [place for place in places if worth[place] >= NEAR_FRAC * max(worth.values())]
         num_changes = {place: int((codes[place] != reference.codes[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
+        if self._options.cost:
+            # Of several compilations of one configuration, the one that gains most per second comes first, so that a cheap one
+            # shows how much a dear one can still add.
+            others, columns = [place for place in near if num_changes[place] == num_changes[chosen]], self._plain_columns
+            alike = [place for place in others if (codes[place][columns] == codes[chosen][columns]).all()]
+            chosen = max(alike, key=lambda place: gains[place] / cost[place] ** (1 / COST_POWER))
         current = self._coding.decode(reference.codes[0].tolist())
         possible = math.expm1(float(means[chosen] + POSSIBLE_Z * expected.spread[chosen]))
         gain = explain.gain(math.expm1(float(means[chosen])), possible)
@@ -226,12 +232,16 @@ class Step:
         A configuration without costly values needs no compilation. A configuration is worth a compilation if it equals one of
         the best configurations either in all costly knobs or in all other knobs.
         """
-        costly = [place for place, knob in enumerate(self._coding.knobs) if knob.key in self._rules.costly]
+        others, costly = self._plain_columns, [place for place in range(codes.shape[1]) if place not in self._plain_columns]
         plain = self._coding.encode([dict(self._rules.costly)])[0]
         is_plain = np.all([(codes[:, place] == plain[place]) | (codes[:, place] < 0) for place in costly] or [[True]], axis=0)
-        others = [place for place in range(codes.shape[1]) if place not in costly]
         top = best[:NUM_BEST_TO_COMPILE]
         return np.asarray(is_plain | _are_among(codes, top, costly) | _are_among(codes, top, others))
+
+    @property
+    def _plain_columns(self) -> list[int]:
+        """The columns of knobs that need no compilation."""
+        return [place for place, knob in enumerate(self._coding.knobs) if knob.key not in self._rules.costly]
 
     def _sides(self, expected: Expected, place: int) -> list[str]:
         """Returns the sides whose cost slows a configuration down noticeably, the bottleneck first."""

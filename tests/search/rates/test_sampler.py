@@ -262,6 +262,25 @@ def test_rules_of_the_study_are_kept():
     assert all(asked(study)[1][WORKERS] != 8 for _ in range(6))
 
 
+def test_a_cheap_compilation_goes_before_a_dear_one_that_may_gain_more():
+    seconds = {"off": 30.0, "default": 90.0, "max-autotune": 270.0}
+    space = {BATCH: CategoricalDistribution([32]), "compile.mode": CategoricalDistribution(list(seconds))}
+    sampler = make_sampler("rates", seed=0, distributions=space)
+    sampler.rules = Rules(
+        expected_s=lambda params: seconds[params["compile.mode"]],
+        costly={"compile.mode": "off"},
+        gains={"compile.mode": {"default": 0.08, "max-autotune": 0.12}},
+        ladders={"compile.mode": (tuple(seconds), 1.0)},
+    )
+    study = optuna.create_study(sampler=sampler, direction="maximize")
+    study.set_user_attr(MACHINE, vars(GPU))
+    params = {BATCH: 32, "compile.mode": "off"}
+    told = {"rate": 90.0, "device_rate": 90.0, "loader_rate": 5000.0, "peak_memory_bytes": 1e8}
+    study.add_trial(create_trial(value=90.0, params=params, distributions=space, user_attrs={MEASURED: told}))
+    trial = study.ask()
+    assert [trial._suggest(key, distribution) for key, distribution in space.items()] == [32, "default"]
+
+
 def test_costly_value_waits_until_cheap_ones_promise_less_and_then_goes_on_the_best():
     costly = Rules(
         active=active, expected_s=lambda params: 60.0 if params["env.SURPRISE"] == "b" else 6.0, costly={"env.SURPRISE": "a"}
