@@ -55,19 +55,23 @@ class PrivateRay:
         if not only:
             self._processes[name].kill()
         for process in processes:
-            if process.name() in (only or ("raylet", "gcs_server")):
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() in (only or ("raylet", "gcs_server")):
+                    process.kill()
 
     def remove(self, name: str) -> None:
         """Stops a node, or what is left of it."""
         del self._started[name]
-        self._end(name)
+        process = self._processes.pop(name)
+        process.terminate()
+        process.wait(30)
 
     def restart(self, name: str) -> None:
         """Starts a killed node again. Without its head a cluster is lost, so with the head all nodes are started again."""
         names = list(self._started) if name == "head" else [name]
         for each in names:
-            self._end(each)
+            self.kill(each)  # without a head, nodes do not end in time when they are terminated
+            self._processes.pop(each).wait()
         for each in names:
             self._start(each, *self._started[each])
             _wait_for(lambda each=each: self._is_up(each), self)
@@ -98,11 +102,6 @@ class PrivateRay:
         for process in self._processes.values():
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _end(self, name: str) -> None:
-        process = self._processes.pop(name)
-        process.terminate()
-        process.wait(30)
 
     def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
         self._started[name] = argv, apart
