@@ -98,15 +98,19 @@ class LeftJobs:
 def mark(note: Path) -> None:
     """Marks the note of a job that was lost: `settle` keeps it for SAVED_S."""
     with contextlib.suppress(OSError):
-        if not note.stat().st_size:
+        if not is_marked(note):
             note.write_bytes(b"lost\n")
+
+
+def is_marked(note: Path) -> bool:
+    """Whether the note's job was lost."""
+    return note.stat().st_size > 0
 
 
 def settle(note: Path) -> None:
     """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget it."""
     with contextlib.suppress(OSError):
-        status = note.stat()
-        if not status.st_size or time.time() - status.st_mtime > SAVED_S:
+        if not is_marked(note) or time.time() - note.stat().st_mtime > SAVED_S:
             note.unlink()
 
 

@@ -52,6 +52,7 @@ import psutil
 from autotune.errors import NotMeasured
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import own_environment
+from autotune.launchers.slurm_jobs import NOTE, is_marked
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S
@@ -389,12 +390,13 @@ class Victimized:
         toll.files += [f"{self._cwd.name}: {path.relative_to(self._cwd)}" for path in self._temporary()]
 
     def _temporary(self) -> list[Path]:
-        """Returns the temporary files that autotune has left."""
+        """Returns the temporary files that autotune has left, without the note of a job that was lost at the study's end."""
         left, runs = (
             [path for path in (self._cwd / "tmp").iterdir() if not (path.name.startswith(OF_LIBRARIES) or _is_pythons(path))],
             self.folder.path.parent,
         )
-        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *runs.glob(".autotune-*"))
+        notes = [note for note in runs.glob(".autotune-*") if note.suffix != NOTE or not is_marked(note)]
+        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *notes)
         return [*left, *self._cwd.glob(".*.tmp"), *of_study, *of_runs]
 
     def _verify(self) -> None:
