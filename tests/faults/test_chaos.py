@@ -134,3 +134,13 @@ def test_temporary_files_that_are_left_count_except_those_of_libraries(study, tm
     (tmp_path / ".named.pt.7.tmp").touch()
     study._close()
     assert len(study._toll.files) == 2
+
+
+def test_the_note_of_a_lost_job_does_not_count_and_other_notes_do(study, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / ".autotune-host-7-autotune-1a.job").write_text("lost\n")
+    study._close()
+    assert study._toll.files == []
+    (tmp_path / "runs" / ".autotune-host-7-autotune-2b.job").touch()
+    study._close()
+    assert len(study._toll.files) == 1
