@@ -301,7 +301,8 @@ class AblationResults:
             missing = set(self._winner.changed) - {knob for knob, _ in key}
             if idle and missing and wanted <= missing <= idle.keys | set(idle.also):
                 part = part_of(self._space, self._winner, missing)
-                found += [part] if part.key == key and not self._is_missed(part) else []
+                is_slow = self._is_missed(part) or self._is_far_slower(part)
+                found += [part] if part.key == key and not is_slow else []
         return found
 
     def idle(self) -> Part | None:
@@ -311,7 +312,7 @@ class AblationResults:
         interval that includes a loss. Estimates that are vague or contradict a measurement do not count. The least effective
         changes are dropped first, as long as their expected total cost is at most ESTIMATED_FRAC. A change of tier `training`,
         such as another batch size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's
-        spread.
+        spread. If trials show that the winner is far slower without all of them, fewer are dropped.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
@@ -322,8 +323,14 @@ class AblationResults:
             if loss > math.log(1 + ESTIMATED_FRAC):
                 break
             put_back.append(knob)
-        part = part_of(self._space, self._winner, put_back)
-        return part if put_back and part.key and not self._is_missed(part) else None
+        # Changes may replace each other: each can be left out alone, but not all together. Those with more effect are kept.
+        put_back.sort(key=self.estimate)
+        while put_back:
+            part = part_of(self._space, self._winner, put_back)
+            if part.key and not self._is_missed(part) and not self._is_far_slower(part):
+                return part
+            put_back.pop()
+        return None
 
     def _is_too_little_for_training(self, knob: str) -> bool:
         """Whether the effect of a change of tier `training` is known well enough, and unlikely to exceed the machine's spread.
@@ -338,7 +345,7 @@ class AblationResults:
             return False
         is_vague = likely[1] > 1 + MOST_LOST_TRAINING_FRAC
         is_little = found.ratio <= 1 + self._training_frac or likely[0] < 1
-        return is_little and not is_vague and not self._is_far_slower(knob)
+        return is_little and not is_vague and not self._is_far_slower(self.parts[knob])
 
     def _is_doubtful(self, knob: str) -> bool:
         found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])
@@ -349,12 +356,13 @@ class AblationResults:
         # If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
         is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
         # Nor do estimates overrule a measured gain.
-        is_contested = (measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC) or self._is_far_slower(knob)
+        is_gain = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
+        is_contested = is_gain or self._is_far_slower(self.parts[knob])
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
 
-    def _is_far_slower(self, knob: str) -> bool:
-        """Whether all trials together show that the winner is slower without this change, by more than noise explains."""
-        own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), self.parts[knob].key))
+    def _is_far_slower(self, part: Part) -> bool:
+        """Whether all trials together show that a part is slower than the winner, by more than noise explains."""
+        own, other = (self._known.get(key, ()) for key in (configuration_key(self._winner.changed), part.key))
         if not own or not other:
             return False
         gain = float(np.mean(np.log(own)) - np.mean(np.log(other)))

@@ -8,7 +8,7 @@ from autotune.compare import ablation as parts
 from autotune.compare.ablation import AblationResults, part_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
-from autotune.stats import Ratio
+from autotune.stats import Noise, Ratio
 
 WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
 REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}
@@ -23,6 +23,7 @@ CHANGED = {WORKERS: 2, PREFETCH: 8, AMP: "bf16", PIN: True}
 WINNER = TrialRecord(
     number=7, kind=Kind.search, knobs={**REFERENCE, **CHANGED}, changed=CHANGED, outcome=Outcome.ok, value=100.0
 )
+NOISE_OF_ONE_PERCENT = Noise(spread=0.01, freedom=8)
 NOISE = (1.001, 0.999, 1.0015, 0.9985)
 
 
@@ -186,6 +187,17 @@ def test_of_changes_that_estimates_call_idle_those_go_without_which_the_rest_was
     without_pin, without_amp = part_of(SPACE, WINNER, [PIN]), part_of(SPACE, WINNER, [AMP])
     measured = {without_pin.key: [100.0], without_amp.key: [60.0]}
     assert AblationResults(SPACE, WINNER, [], effects, measured=measured).minimal().keys == {PIN}
+
+
+def test_idle_changes_that_replace_each_other_are_not_left_out_together():
+    effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
+    both, one = part_of(SPACE, WINNER, [PREFETCH, PIN]), part_of(SPACE, WINNER, [PIN])
+    measured = {both.key: [63.0], part_of(SPACE, WINNER, []).key: [100.0, 101.0]}
+    known = AblationResults(SPACE, WINNER, [], effects, NOISE_OF_ONE_PERCENT, measured)
+    assert known.idle().keys == {PIN}, "the change with less effect is still left out"
+    assert known.minimal() is None
+    known = AblationResults(SPACE, WINNER, [], effects, NOISE_OF_ONE_PERCENT, {**measured, one.key: [100.5]})
+    assert known.minimal().keys == {PIN}
 
 
 def test_an_effect_is_as_vague_as_the_narrower_of_its_intervals():
