@@ -142,7 +142,7 @@ class TrialRequest:
         return cls(**{**values, "kind": Kind(values["kind"]), "tier": Tier(values.get("tier", Tier.exact))})
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)  # slots, because a study may keep thousands of records
 class TrialRecord:
     """One finished trial.
 
