@@ -5,10 +5,10 @@
     python -m tests.benchmarks.scale --trials 1000 --slots 16 --sampler rates --profile    # and where the time goes
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
-slots leaves them idle. A slot also stands idle at the end, when fewer trials are left than there are slots: "busy" is the share
-of all slots, "of those" the share of the slots for which a trial was left. Own time includes the calibration of the slots, all files, and the fake launcher itself, but not the
-baseline, nor report and MLflow, whose processor time is printed in seconds: another process tracks, and the report is written
-at the end. Slots are on machines of eight.
+slots leaves them idle. "busy" is the share of all slots that is busy. At the end, fewer trials are left than there are slots:
+"used" leaves out the slots for which no trial is left. Own time includes the calibration of the slots, all files, and the fake
+launcher itself, but not the baseline, nor report and MLflow, whose processor time is printed in seconds: another process
+tracks, and the report is written at the end. Slots are on machines of eight.
 """
 
 from __future__ import annotations
@@ -181,13 +181,13 @@ def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profi
     tenth = max(1, num // TIMES)
     first, last = (own[tenth] - own[0]) / tenth, (own[-1] - own[-1 - tenth]) / tenth
     busy = listener.busy_s / min(num_slots, num) / max(listener.ended_s - listener.begun_s, 1e-9)
-    of_wanted = listener.busy_s / max(listener.wanted_s, 1e-9)
+    used = listener.busy_s / max(listener.wanted_s, 1e-9)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     each_s, before_s = (own[-1] - listener.before_s) / num, own[0] - listener.before_s
     row = (
         f"{machine:7} {sampler:8} {num:7,} {num_slots:6} {1e3 * each_s:9.1f} {before_s:7.1f} {1e3 * first:8.1f} "
-        f"{1e3 * last:8.1f} {busy:7.1%} {of_wanted:8.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} "
-        f"{summary_mib:9.1f} {report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
+        f"{1e3 * last:8.1f} {busy:7.1%} {used:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} "
+        f"{peak_mib:6.0f} {summary_mib:9.1f} {report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
     )
     return f"{row}\n{_profiled(profile)}" if is_profiled else row
 
@@ -226,7 +226,8 @@ def main() -> None:
     parser.add_argument("--mlflow", action="store_true", help="also copy each study into a new MLflow store")
     asked = parser.parse_args()
     heads = f"{'machine':7} {'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'start s':>7} {'first':>8} {'last':>8}"
-    print(f"{heads} {'busy':>7} {'of those':>8} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
+    heads += f" {'busy':>7} {'used':>7} {'MiB':>6} {'last':>6}"
+    print(f"{heads} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):
             for num_slots in map(int, asked.slots.split(",")):
