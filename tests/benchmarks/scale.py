@@ -67,22 +67,16 @@ class OwnTimeClock(VirtualClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun_s, self._own_s = time.process_time(), 0.0
+        self._begun_s = time.process_time()
 
     @property
     def own_s(self) -> float:
         """Processor time since the clock was made."""
-        self._own_s = time.process_time() - self._begun_s
-        return self._own_s
+        return time.process_time() - self._begun_s
 
     def monotonic(self) -> float:
         """Returns the simulated seconds plus the processor time."""
-        return self.now_s + self._own_s
-
-    def sleep(self, seconds: float) -> None:
-        """Advances the simulated seconds, and updates the processor time."""
-        super().sleep(seconds)
-        self._own_s = time.process_time() - self._begun_s
+        return self.now_s + self.own_s
 
 
 class ForgetfulLauncher(FakeLauncher):
