@@ -142,7 +142,7 @@ class TrialRequest:
         return cls(**{**values, "kind": Kind(values["kind"]), "tier": Tier(values.get("tier", Tier.exact))})
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)  # slots, because a study may keep thousands of records
 class TrialRecord:
     """One finished trial.
 
@@ -253,8 +253,8 @@ class TrialRecord:
         return self.attempt_s + self.spared_s
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the record as plain JSON values."""
-        return dataclasses.asdict(self)
+        """Returns the record as plain JSON values. They are the record's own, so that callers must not change them."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
     def from_json(cls, raw: Any) -> TrialRecord:

@@ -113,15 +113,15 @@ class LiveView(View):
         self._counts[trial.outcome.value] = self._counts.get(trial.outcome.value, 0) + 1
         if trial.kind is Kind.baseline:
             self._baseline = trial
-        before = vars(self._best) if self._best else None
-        if is_better(self._about, vars(trial), before):
+        shown, before = trial.as_json(), self._best.as_json() if self._best else None
+        if is_better(self._about, shown, before):
             self._best = trial
         width = self._console.width
         if sum(self._counts.values()) == 1:  # the head names the unit of the rates, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
-        baseline = score_of(self._about, vars(self._baseline)) if self._baseline else None
+        baseline = score_of(self._about, self._baseline.as_json()) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None
-        row = trials.row(vars(trial), width=width, about=self._about, baseline=baseline, best=best, before=before)
+        row = trials.row(shown, width=width, about=self._about, baseline=baseline, best=best, before=before)
         self._console.print(row)
         self._running.pop(trial.number, None)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import warnings
 from collections.abc import Container, Generator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
@@ -153,7 +155,7 @@ class _Journal(JournalFileBackend):
         content = "".join(f"{line}\n" for line in lines).encode()
         when_there_is_room(lambda: self._append(content))
         self._size_bytes += len(content)
-        self._unread += map(json.loads, lines)
+        self._unread += logs
 
     def _append(self, content: bytes) -> None:
         self._lock.acquire()
@@ -185,10 +187,11 @@ class _Storage(JournalStorage):
         self._journal = journal
         # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
+        self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # those of all finished trials, each once
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """See `BaseStorage.create_new_trial`."""
-        return self._changed(super().create_new_trial(study_id, template_trial))
+        return self._shared(self._changed(super().create_new_trial(study_id, template_trial)))
 
     def set_trial_param(self, trial_id: int, *args: Any, **more: Any) -> None:
         """See `BaseStorage.set_trial_param`."""
@@ -196,7 +199,9 @@ class _Storage(JournalStorage):
 
     def set_trial_state_values(self, trial_id: int, *args: Any, **more: Any) -> bool:
         """See `BaseStorage.set_trial_state_values`."""
-        return super().set_trial_state_values(self._changed(trial_id), *args, **more)
+        is_set = super().set_trial_state_values(self._changed(trial_id), *args, **more)
+        self._shared(trial_id)
+        return is_set
 
     def set_trial_intermediate_value(self, trial_id: int, *args: Any, **more: Any) -> None:
         """See `BaseStorage.set_trial_intermediate_value`."""
@@ -229,6 +234,17 @@ class _Storage(JournalStorage):
                 trials = dict(sorted(trials.items()))
         self._listed[states] = trials, set()
         return list(trials.values())
+
+    def _shared(self, trial_id: int) -> int:
+        """Lets a finished trial share equal distributions and names with earlier trials: Optuna makes new ones for each."""
+        trial = self.get_trial(trial_id)
+        if not trial.state.is_finished():
+            return trial_id
+        found = self._distributions.setdefault(tuple(trial.distributions.items()), trial.distributions)
+        trial.distributions = found
+        trial.params = {key: one.to_external_repr(one.to_internal_repr(trial.params[key])) for key, one in found.items()}
+        trial.system_attrs = {sys.intern(key): value for key, value in trial.system_attrs.items()}
+        return trial_id
 
     def _changed(self, trial_id: int) -> int:
         for _, changed in self._listed.values():
@@ -321,7 +337,7 @@ def _within(knobs: Knobs, distributions: Distributions) -> Knobs:
     return {key: value for key, value in knobs.items() if key in distributions and _holds(distributions[key], value)}
 
 
-def _holds(distribution: optuna.distributions.BaseDistribution, value: Any) -> bool:
+def _holds(distribution: BaseDistribution, value: Any) -> bool:
     try:
         return bool(distribution._contains(distribution.to_internal_repr(value)))
     except (ValueError, TypeError):

@@ -396,8 +396,11 @@ class _Study:
             tiers=self._tiers.decisions,
             explanation=self._explaining.document,
         )
-        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists).
-        summary: Summary = json.loads(json.dumps(summarise(self._session.about, self._session.records, standing)))
+        made = summarise(self._session.about, self._session.records, standing)
+        # The JSON round trip makes the returned document equal to the one on disk (tuples become lists). Until the study ends,
+        # it leaves out the trials: there may be thousands.
+        left_out = {"trials": made["trials"]} if status == "running" else {}
+        summary: Summary = json.loads(json.dumps({**made, **dict.fromkeys(left_out)})) | left_out
         # The report comes first: once the summary is final, the tracker reads the folder for the last time, and `resume` does
         # nothing more.
         if status != "running":

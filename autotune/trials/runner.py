@@ -129,6 +129,7 @@ class TrialRunner:
         self.beside = beside(inputs)
         self._level = health.Level(earlier)
         self._told_why_fresh: set[str] = set()
+        self._knob_reports: dict[str, dict[str, Any]] = {}
 
     def announce(self, request: Request) -> None:
         """Records that a trial begins, and tells the listener.
@@ -265,7 +266,7 @@ class TrialRunner:
         seal(self._folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)
-        record.knob_reports = self.inputs.secrets.document(record.knob_reports)
+        record.knob_reports = self._shared(self.inputs.secrets.document(record.knob_reports))
         try:
             self._folder.write_trial(record)
         except KeyboardInterrupt:  # interrupted while writing: write it again, so that nothing measured is lost
@@ -273,6 +274,10 @@ class TrialRunner:
             raise StoppedNow(finished) from None
         self.listener.trial_ended(record)
         return finished
+
+    def _shared(self, reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Returns equal reports, each of which is one object for all trials that have it: most trials have the same ones."""
+        return {key: self._knob_reports.setdefault(repr(report), report) for key, report in reports.items()}
 
     def _check_program(self, finished: Finished) -> None:
         """Checks that the program runs with the same torch and on the same device as the study's other trials."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,7 +81,7 @@ def knob_reports(results: Sequence[RankResult]) -> dict[str, dict[str, Any]]:
     for result in results:
         for key, report in result.knobs.items():
             if key not in worst or _badness(report.status) < _badness(worst[key]["status"]):
-                worst[key] = dataclasses.asdict(report)
+                worst[key] = dict(vars(report))
     return worst
 
 

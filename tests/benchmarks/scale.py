@@ -5,9 +5,10 @@
     python -m tests.benchmarks.scale --trials 1000 --slots 16 --sampler rates --profile    # and where the time goes
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
-slots leaves them idle. Own time includes the calibration of the slots, all files, and the fake launcher itself, but not the
-baseline, nor report and MLflow, whose processor time is printed in seconds: another process tracks, and the report is written
-at the end. Slots are on machines of eight.
+slots leaves them idle. "busy" is the share of all slots that is busy. At the end, fewer trials are left than there are slots:
+"used" leaves out the slots for which no trial is left. Own time includes the calibration of the slots, all files, and the fake
+launcher itself, but not the baseline, nor report and MLflow, whose processor time is printed in seconds: another process
+tracks, and the report is written at the end. Slots are on machines of eight.
 """
 
 from __future__ import annotations
@@ -66,22 +67,16 @@ class OwnTimeClock(VirtualClock):
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun_s, self._own_s = time.process_time(), 0.0
+        self._begun_s = time.process_time()
 
     @property
     def own_s(self) -> float:
         """Processor time since the clock was made."""
-        self._own_s = time.process_time() - self._begun_s
-        return self._own_s
+        return time.process_time() - self._begun_s
 
     def monotonic(self) -> float:
         """Returns the simulated seconds plus the processor time."""
-        return self.now_s + self._own_s
-
-    def sleep(self, seconds: float) -> None:
-        """Advances the simulated seconds, and updates the processor time."""
-        super().sleep(seconds)
-        self._own_s = time.process_time() - self._begun_s
+        return self.now_s + self.own_s
 
 
 class ForgetfulLauncher(FakeLauncher):
@@ -100,18 +95,24 @@ class SearchOnly(Listener):
 
     Attributes:
         clock: the clock.
+        num_trials: number of trials of the search.
+        num_slots: number of slots.
         before_s: the tuner's processor time before the search.
         own_s: the tuner's processor time after each trial of the search.
         memory_mib: resident memory after each trial of the search.
-        busy_s: simulated seconds of all trials of the search.
+        busy_s: seconds of all trials of the search.
+        wanted_s: seconds of all slots for which a trial was left: one that ran or had yet to begin.
         begun_s, ended_s: start of the first search trial and end of the last one.
     """
 
     clock: OwnTimeClock
+    num_trials: int
+    num_slots: int
     before_s: float = 0.0
     own_s: list[float] = field(default_factory=list)
     memory_mib: list[float] = field(default_factory=list)
     busy_s: float = 0.0
+    wanted_s: float = 0.0
     begun_s: float = 0.0
     ended_s: float = 0.0
 
@@ -123,11 +124,13 @@ class SearchOnly(Listener):
         """Records a trial of the search."""
         if trial.kind != "search":
             return
+        now_s = self.clock.monotonic()
+        self.begun_s = self.begun_s or now_s - trial.seconds
+        self.wanted_s += min(self.num_slots, self.num_trials - len(self.own_s)) * (now_s - (self.ended_s or self.begun_s))
+        self.ended_s = now_s
+        self.busy_s += trial.seconds
         self.own_s.append(self.clock.own_s)
         self.memory_mib.append(psutil.Process().memory_info().rss / 2**20)
-        self.busy_s += trial.seconds
-        self.begun_s = self.begun_s or self.clock.monotonic() - trial.seconds
-        self.ended_s = self.clock.monotonic()
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Ends the study."""
@@ -150,7 +153,7 @@ def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profi
         facts={"torch": "2.14.1", "has_compiler": True, **FACTS[machine]},
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-scale-") as runs:
-        folder, listener = create(Path(runs), "s"), SearchOnly(clock)
+        folder, listener = create(Path(runs), "s"), SearchOnly(clock, num_trials, num_slots)
         inputs = StudyInputs(
             title="a program",
             config=composed.config,
@@ -172,12 +175,13 @@ def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profi
     tenth = max(1, num // TIMES)
     first, last = (own[tenth] - own[0]) / tenth, (own[-1] - own[-1 - tenth]) / tenth
     busy = listener.busy_s / min(num_slots, num) / max(listener.ended_s - listener.begun_s, 1e-9)
+    used = listener.busy_s / max(listener.wanted_s, 1e-9)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     each_s, before_s = (own[-1] - listener.before_s) / num, own[0] - listener.before_s
     row = (
         f"{machine:7} {sampler:8} {num:7,} {num_slots:6} {1e3 * each_s:9.1f} {before_s:7.1f} {1e3 * first:8.1f} "
-        f"{1e3 * last:8.1f} {busy:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} {peak_mib:6.0f} "
-        f"{summary_mib:9.1f} {report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
+        f"{1e3 * last:8.1f} {busy:7.1%} {used:7.1%} {listener.memory_mib[0]:6.0f} {listener.memory_mib[-1]:6.0f} "
+        f"{peak_mib:6.0f} {summary_mib:9.1f} {report_s:8.1f} {report_mib:6.1f} {sync_s:8.1f}"
     )
     return f"{row}\n{_profiled(profile)}" if is_profiled else row
 
@@ -216,7 +220,8 @@ def main() -> None:
     parser.add_argument("--mlflow", action="store_true", help="also copy each study into a new MLflow store")
     asked = parser.parse_args()
     heads = f"{'machine':7} {'sampler':8} {'trials':>7} {'slots':>6} {'ms/trial':>9} {'start s':>7} {'first':>8} {'last':>8}"
-    print(f"{heads} {'busy':>7} {'MiB':>6} {'last':>6} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
+    heads += f" {'busy':>7} {'used':>7} {'MiB':>6} {'last':>6}"
+    print(f"{heads} {'peak':>6} {'summary':>9} {'report':>8} {'MiB':>6} {'MLflow':>8}")
     for sampler in asked.sampler.split(","):
         for num_trials in map(int, asked.trials.split(",")):
             for num_slots in map(int, asked.slots.split(",")):

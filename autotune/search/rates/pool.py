@@ -23,7 +23,7 @@ class Pool:
 
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
-        self._known: dict[bytes, Codes] = {}
+        self._known: dict[bytes, bytes] = {}  # {a configuration: it without its inactive knobs}, both as codes
         self._codes_running = set[bytes]()
         self._begin(None)
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
@@ -80,17 +80,17 @@ class Pool:
 
     def distinct(self, codes: Codes) -> Codes:
         """Returns the configurations without their inactive knobs, each only once."""
-        found: dict[bytes, Codes] = {}
         if len(self._known) > MAX_KNOWN:
             self._known = {}
-        for row in codes:
-            key = row.tobytes()
-            if key not in self._known:
-                (own,) = self._coding.encode([self._active(self._coding.decode(row.tolist()))])
-                self._known[key] = own
-            own = self._known[key]
-            found[own.tobytes()] = own
-        return np.array(list(found.values()), dtype=np.int64).reshape(len(found), codes.shape[1])
+        found = dict.fromkeys(map(self._without_inactive, codes))
+        return np.frombuffer(b"".join(found), dtype=np.int64).reshape(len(found), codes.shape[1])
+
+    def _without_inactive(self, row: Codes) -> bytes:
+        key = row.tobytes()
+        if key not in self._known:
+            own = self._coding.encode([self._active(self._coding.decode(row.tolist()))]).tobytes()
+            self._known[key] = key if own == key else own
+        return self._known[key]
 
 
 def _near(coding: Coding, best: Codes, rng: np.random.Generator) -> Codes:
