@@ -4,17 +4,22 @@ import gzip
 import json
 import os
 import pickle
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.cli.main import main
+from autotune.launchers.environment import own_environment
 from autotune.replay.table import MAX_BYTES
 from tests.cli.conftest import Cli
 from tests.support.studies import make_study
 
+AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]  # as the installed command: the current folder is not on the path
 PWNED = "PWNED"  # the file that hostile code would make in the current folder
 TAGS = {
     "apply": f"loader: !!python/object/apply:os.system ['touch {PWNED}']",
@@ -165,6 +170,40 @@ def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
     assert main(["replay", "t.jsonl.gz"]) == 2
     assert said in capsys.readouterr().err
     assert not (place / PWNED).exists()
+
+
+def plant_modules(folder: Path) -> None:
+    """Puts modules there that replace those of a library, and would make the file PWNED when they are imported."""
+    for name in ("json", "random", "psutil", "yaml", "mlflow", "uvicorn", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / PWNED)!r}, 'w')\nraise SystemExit(3)\n")
+
+
+def test_a_command_imports_nothing_from_the_folder_it_is_called_in(place):
+    plant_modules(place)
+    make_study(place / "runs")
+    for words in (["show"], ["doctor"], ["run", "--dry-run", "model=mlp"]):
+        done = subprocess.run([*AUTOTUNE, *words], cwd=place, env=own_environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not (place / PWNED).exists(), words
+
+
+def test_every_python_of_autotune_s_own_is_started_without_the_current_folder():
+    own = re.compile(r"""sys\.executable, *(?:"-m"|'-m'|"-c"|'-c')|exec "\$1" -m""")
+    package = Path(autotune.__file__).parent
+    assert [str(file) for file in package.rglob("*.py") if own.search(file.read_text())] == []
+
+
+@pytest.mark.thorough
+def test_the_ui_imports_nothing_from_the_folder_it_is_called_in(place):
+    plant_modules(place)
+    make_study(place / "runs")
+    ui = subprocess.Popen([*AUTOTUNE, "ui"], cwd=place, env=own_environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("MLflow UI: " in line for line in iter(ui.stdout.readline, ""))
+        assert not (place / PWNED).exists()
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        ui.communicate(timeout=60)
 
 
 @pytest.mark.thorough
