@@ -1,13 +1,17 @@
 """Files from a stranger: a best.yaml, a study's folder, a replay table. Reading them runs nothing and writes nowhere else."""
 
+import contextlib
 import gzip
 import json
 import os
 import pickle
 import re
+import resource
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,9 @@ import autotune
 from autotune.cli.main import main
 from autotune.launchers.environment import own_environment
 from autotune.replay.table import MAX_BYTES
+from autotune.trackers import store
 from tests.cli.conftest import Cli
+from tests.support.rows import more
 from tests.support.studies import make_study
 
 AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]  # as the installed command: the current folder is not on the path
@@ -172,6 +178,17 @@ def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
     assert not (place / PWNED).exists()
 
 
+@contextlib.contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Limits the address space of this process meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def plant_modules(folder: Path) -> None:
     """Puts modules there that replace those of a library, and would make the file PWNED when they are imported."""
     for name in ("json", "random", "psutil", "yaml", "mlflow", "uvicorn", "torch"):
@@ -204,6 +221,71 @@ def test_the_ui_imports_nothing_from_the_folder_it_is_called_in(place):
     finally:
         ui.send_signal(signal.SIGTERM)
         ui.communicate(timeout=60)
+
+
+@pytest.mark.thorough
+def test_a_tracking_store_of_a_stranger_gets_no_file_written_elsewhere(place):
+    make_study(place / "runs")
+    cli = Cli(place)
+    assert cli("sync").returncode == 0
+    for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+        with contextlib.closing(sqlite3.connect(place / "runs/mlflow.db")) as database:
+            database.execute(f"UPDATE {table} SET {column} = ?", [(place / "victim").as_uri()])
+            database.execute("DELETE FROM tags WHERE key LIKE '%digest%'")  # so that all is written again
+            database.commit()
+        said = cli.refused("sync")
+        assert f"it would write files to {(place / 'victim').as_uri()}" in said
+        assert "mlflow.db: the next `autotune sync` makes a new one" in said
+        assert not (place / "victim").exists()
+    (place / "runs/mlflow.db").unlink()
+    assert cli("sync").returncode == 0
+
+
+def test_only_the_store_s_own_folder_of_files_counts_as_its_own(tmp_path):
+    runs, there = tmp_path / "my runs", tmp_path / "my runs/mlartifacts"
+    there.mkdir(parents=True)
+    (there / "link").symlink_to(tmp_path)
+    own = [there.as_uri(), (there / "1f/artifacts").as_uri()]
+    others = [tmp_path.as_uri(), (runs / "mlartifacts2").as_uri(), f"{there.as_uri()}/../..", (there / "link/x").as_uri()]
+    others += [f"file://host{there}", f"https://host{there}", f"s3://bucket{there}", str(there), ""]
+    assert [uri for uri in own if not store.is_own_place(runs, uri)] == []
+    assert [uri for uri in others if store.is_own_place(runs, uri)] == []
+
+
+PIPES = [
+    *("study.json", "summary.json", "config.yaml", "explanation.json", "owner.json", "best.yaml", "tracking.json"),
+    *(".sync.lock", "trials/0001/trial.json", "trials/0001/stdout.log", "trials/0001/spec.json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        *(("study.json", "pipe"), ("summary.json", "device"), ("trials/0001/trial.json", "huge")),
+        *more(*((document, what) for document in PIPES for what in ("pipe", "device", "huge"))),
+    ],
+)
+def test_a_document_that_never_ends_is_not_read(place, capsys, document, what):
+    file = make_study(place / "runs").path / document
+    file.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(file)
+    elif what == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as huge:
+            huge.truncate(1 << 40)
+    with memory_limit(8 << 30):  # fails at once if something is read to its end
+        for words in READERS:
+            assert main(words) in (0, 2), words
+            assert "internal error" not in capsys.readouterr().err, words
+
+
+def test_a_mirror_s_lock_that_is_a_pipe_does_not_block(place):
+    study = make_study(place / "runs")
+    os.mkfifo(study.path / store.LOCK_FILE)
+    with store.only_writer(study) as is_alone:
+        assert is_alone
 
 
 @pytest.mark.thorough
