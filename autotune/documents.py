@@ -84,11 +84,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # opening a folder says what is wrong
         raise ValueError("it is not a file")
-    with path.open("rb") as file:
-        content = file.read(max_bytes + 1) if status.st_size <= max_bytes else b""
-    if max(status.st_size, len(content)) > max_bytes:
+    if status.st_size > max_bytes:
         raise ValueError(f"it is larger than {max_bytes >> 20} MiB")
-    return content
+    return path.read_bytes()
 
 
 def read_text(path: Path) -> str:
