@@ -1,4 +1,4 @@
-"""Reads and writes documents: whole, or not at all."""
+"""Reads and writes documents: whole, or not at all. A document is a regular file, since a study may be a stranger's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
 from autotune.shapes import finite
+
+MAX_BYTES = 256 << 20  # no document is larger; a trial adds about 2 KiB to a summary
 
 
 def write_text(path: Path, text: str) -> None:
@@ -71,14 +74,38 @@ def as_json(document: Any) -> str:
     return "{\n" + ",\n".join(json.dumps({key: value})[1:-1] for key, value in document.items()) + "\n}"
 
 
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger than `max_bytes`, or no file: reading a pipe could block, and reading a device may never end.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # opening a folder says what is wrong
+        raise ValueError("it is not a file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it is larger than {max_bytes >> 20} MiB")
+    return path.read_bytes()
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file.
+
+    Raises:
+        OSError, ValueError: as `read_bytes`; it may also not be UTF-8.
+    """
+    return read_bytes(path).decode("utf-8")
+
+
 def read_json(path: Path) -> Any:
     """Returns a JSON document, with None for numbers that are not finite; see `finite`.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON.
+        ValueError: it is not JSON, or no regular file.
     """
-    return parsed(path.read_text(encoding="utf-8"))
+    return parsed(read_text(path))
 
 
 def parsed(text: str) -> Any:

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from autotune.documents import read_text
+
 OWNER_FILE = "owner.json"
 TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `owner_of` may hold the lock for a moment
 
@@ -98,7 +100,7 @@ class Claim:
 def owner_of(folder: Path) -> dict[str, Any] | None:
     """Returns a study's current owner, {"host", "pid", "started_at"} or as much as is known; None if the study has none."""
     try:
-        descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder / OWNER_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -145,7 +147,7 @@ def describe(owner: dict[str, Any]) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = json.loads(read_text(file))
     except (OSError, ValueError):  # being written
         return {}
     return raw if isinstance(raw, dict) else {}

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.documents import as_json, make_folder, parsed, read_json, write_text
+from autotune.documents import as_json, make_folder, parsed, read_json, read_text, write_text
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
@@ -217,7 +217,7 @@ class StudyFolder:
         Raises:
             OSError, ValueError: as `read_summary`.
         """
-        text = self.summary_file.read_text(encoding="utf-8")
+        text = read_text(self.summary_file)
         summary = checked_summary(_outline(text) or parsed(text))
         return {**summary, "study": self.name, "num_trials": summary.get("num_trials", len(summary["trials"]))}
 

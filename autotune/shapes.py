@@ -12,6 +12,7 @@ from typing import Any
 
 ANY = "*"
 MAX_NUMBER = 1e30  # no time, size or rate is larger; arithmetic on larger numbers could overflow
+FINITE = (str, int, bool, type(None))  # most values of a document
 LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
 
 
@@ -36,8 +37,8 @@ def check(value: Any, shape: Any, place: str = "") -> None:
     elif isinstance(shape, dict):
         _expect(isinstance(value, dict), "mapping", value, place)
         _check_keys(value, shape, place)
-    else:
-        _expect(shape(value), shape.__name__.replace("_", " "), value, place)
+    elif not shape(value):
+        _expect(False, shape.__name__.replace("_", " "), value, place)
 
 
 def _check_keys(value: dict[str, Any], shape: dict[str, Any], place: str) -> None:
@@ -64,9 +65,9 @@ def _inside(place: str, key: object) -> str:
 def finite(document: Any) -> Any:
     """Returns a JSON document with None in place of each number that is not finite, and of each list with such a number."""
     if isinstance(document, dict):
-        return {name: finite(value) for name, value in document.items()}
+        return {name: value if type(value) in FINITE else finite(value) for name, value in document.items()}
     if isinstance(document, list):
-        return None if any(_is_odd(item) for item in document) else [finite(item) for item in document]
+        return None if any(map(_is_odd, document)) else [item if type(item) in FINITE else finite(item) for item in document]
     return None if _is_odd(document) else document
 
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import trials, verdict
-from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
+from autotune.cli.terminal import MAX_WIDTH, Lines, console, print_json, table_width
 from autotune.errors import BadInput
+from autotune.plain_text import plain
 from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, is_study
 from autotune.studies import call, find, studies
@@ -74,20 +75,27 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     if not there:
         out.print(Text.assemble(f"No study in {runs}. Make one: ", ("autotune run model=resnet18", "command")))
         return 0
-    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
-    width = table_width(out)
-    names = list(COLUMNS) if width is None else _fitting(there, width)
-    for name in names:
-        table.add_column(name, no_wrap=width is None or name in ("started", "trials"), overflow="fold")
-    for row in there:
-        cells = {name: Text(str(row[name]), style="name" if name == "study" else "") for name in names if name != "started"}
-        table.add_row(*(_when(row) if name == "started" else cells[name] for name in names))
-    out.print(table)
+    out.print(_table(there, table_width(out)))
     latest = {study.base: folder.name for folder, study in found if isinstance(study, StudyRecord)}
     for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
         command = Text(f"autotune resume {call(StudyFolder(runs / row['study']), latest)}", style="command")
         out.print(Text.assemble((f"to continue {row['study']}  ", "quiet"), command))
     return 0
+
+
+def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
+    """Returns a table of studies. If it has room for each study on one line, it is made without rich, which is far slower."""
+    names = list(COLUMNS) if width is None else _fitting(rows, width)
+    cells = [[plain(_when(row) if name == "started" else str(row[name])) for name in names] for row in rows]
+    lines = Lines(names, cells)
+    if (width is None or lines.width <= width) and not any("\n" in cell for row in cells for cell in row):
+        return lines
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, no_wrap=width is None or name in ("started", "trials"), overflow="fold")
+    for first, *others in cells:
+        table.add_row(Text(first, style="name"), *map(Text, others))
+    return table
 
 
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:

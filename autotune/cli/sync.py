@@ -44,7 +44,7 @@ class TrackingProcess:
 
     def __init__(self, folder: StudyFolder, uri: str | None, secrets: Secrets) -> None:
         runs = folder.path.parent.resolve()
-        argv = [sys.executable, "-m", "autotune", "sync", str(folder.path.resolve()), "--follow", "--runs-dir", str(runs)]
+        argv = [sys.executable, "-P", "-m", "autotune", "sync", str(folder.path.resolve()), "--follow", "--runs-dir", str(runs)]
         given = {SECRETS_VARIABLE: json.dumps(secrets.typed)}
         if uri is not None and not is_masked(uri):
             given[store.URI_VARIABLE] = uri

@@ -8,9 +8,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, cast
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
@@ -46,6 +47,7 @@ VERDICT_STYLES = {"faster": "win", "same": "name", "ambiguous": "unsure", "holds
 BORDER_STYLES = {"faster": "good", "ambiguous": "warn", "holds": "good", "no longer holds": "bad"}
 MAX_WIDTH = 120  # columns of a panel, since wider text is hard to read. Tables use the terminal's width
 BLANKS = re.compile(r" +(?=\n)")
+GAP = 2  # blanks between two columns
 PIPE_WIDTH = 10_000  # for output that is not a terminal: nothing wraps, nothing is cut
 
 
@@ -55,7 +57,8 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments to print."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=plain(segment.text))
+            is_plain = segment.control or segment.text.isprintable()  # most are: a long list takes half the time
+            yield segment if is_plain else segment._replace(text=plain(segment.text))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
@@ -82,6 +85,32 @@ class _Unpadded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Lines:
+    """A table with a line for each row, which may be far too many for rich's own: a thousand take it half a second.
+
+    Args:
+        header: names of the columns.
+        rows: the cells, without line breaks. The first column has the style "name".
+
+    Attributes:
+        width: columns of the terminal that the widest line takes.
+    """
+
+    def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._rows = [header, *rows]
+        self._widths = [max(map(cell_len, column)) for column in zip(*self._rows, strict=True)]
+        self.width = sum(self._widths) + GAP * (len(header) - 1)
+
+    def __rich_console__(self, out: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        """Yields the segments to print."""
+        quiet, name = out.get_style("quiet"), out.get_style("name")
+        for number, cells in enumerate(self._rows):
+            padded = [cell + " " * (width + GAP - cell_len(cell)) for cell, width in zip(cells, self._widths, strict=True)]
+            yield Segment(padded[0], name if number else quiet)
+            yield Segment("".join(padded[1:]).rstrip(), None if number else quiet)
+            yield Segment.line()
 
 
 def can_redraw(out: Console) -> bool:

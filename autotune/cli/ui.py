@@ -33,7 +33,12 @@ START_S = 60.0  # MLflow imports 400 MB, which is slow from a cold disk
 END_S = 5.0
 PDEATHSIG = 1  # prctl: signal the child when its parent dies
 # One process is enough for one user. By default MLflow starts ten, including a job queue that autotune does not use.
-SERVER_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+SERVER_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "PYTHONSAFEPATH": "1",  # the server's own child processes import nothing from the current folder, as with -P
+}
+NO_MODULES = "--app-dir=/"  # uvicorn imports from the current folder first, unless another is named
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
@@ -143,7 +148,7 @@ def _sync(runs: Path, here: str) -> int:
 
     It runs in a subprocess, since this process would otherwise keep MLflow in memory until the server ends.
     """
-    argv = [sys.executable, "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
+    argv = [sys.executable, "-P", "-m", "autotune", "sync", "--all", "--runs-dir", str(runs), "--uri", here]
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=own_environment(), preexec_fn=_die_with(os.getpid())
     )
@@ -155,8 +160,8 @@ def _sync(runs: Path, here: str) -> int:
 
 
 def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
-    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri()]
+    argv = [sys.executable, "-P", "-m", "mlflow", "server", "--workers", "1", "--host", host, "--port", str(port)]
+    argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--uvicorn-opts", NO_MODULES]
     # The store's address is not passed as an argument: it may contain a password, and every user can read arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
     return subprocess.Popen(

@@ -15,6 +15,7 @@ from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
 from autotune.config.hidden import recovered
 from autotune.config.schema import StudyConfig
+from autotune.documents import read_text
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.plain_text import plain, shortened
@@ -67,7 +68,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
 
 def _read(file: Path) -> DictConfig:
     try:
-        document = yaml_file.loaded(file.read_text(encoding="utf-8"))
+        document = yaml_file.loaded(read_text(file))
         if not isinstance(document, dict):
             raise BadInput(f"{file}: not a configuration, got {document!r:.80}. {ANOTHER}")
         return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.create(document)))

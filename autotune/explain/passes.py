@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune.documents import read_bytes
 from autotune.errors import Unreadable
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lines, Memory, Traced, document_file
 from autotune.plain_json import MAX_INT, from_json
@@ -100,7 +101,7 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
     try:
         if path.stat().st_size > MAX_DOCUMENT_BYTES:
             raise Unreadable(f"{path.name}: larger than {MAX_DOCUMENT_BYTES >> 20} MiB")
-        raw = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        raw = json.loads(read_bytes(path).decode("utf-8", "replace"))
     except OSError as error:
         raise Unreadable(f"{path.name}: {error.strerror}") from None
     except (ValueError, RecursionError):

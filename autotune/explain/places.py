@@ -59,7 +59,7 @@ def _training_lines(lines: Lines) -> list[Line]:
 def _loops(file: str) -> tuple[tuple[Range, bool], ...]:
     """Returns (first and last line, whether it calls backward or step) of every loop in a file; () if it cannot be read."""
     try:
-        if os.path.getsize(file) > MAX_SOURCE_BYTES:
+        if not os.path.isfile(file) or os.path.getsize(file) > MAX_SOURCE_BYTES:
             return ()
         with open(file, encoding="utf-8", errors="replace") as source:
             tree = ast.parse(source.read())

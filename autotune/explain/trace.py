@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.documents import read_bytes
 from autotune.errors import Unreadable
 from autotune.explain.intervals import Floats, Ints, Mask
 from autotune.monitors.trace_sealing import MAX_TEXT_BYTES
@@ -162,7 +163,7 @@ def _text_of(path: Path) -> tuple[str, bool]:
         ValueError: it is longer than MAX_TEXT_BYTES.
         zlib.error: it is damaged.
     """
-    content, is_whole = path.read_bytes(), True
+    content, is_whole = read_bytes(path, MAX_TEXT_BYTES), True
     if content.startswith(b"\x1f\x8b"):
         archive = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)  # 16: gzip's format
         content = archive.decompress(content, MAX_TEXT_BYTES + 1)

@@ -27,7 +27,7 @@ _AGENT = (
     # After the message, sleep: srun ends all tasks once one has failed, and may lose what the failed task has just printed.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
-    'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -m autotune.launchers.node'
+    'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -P -m autotune.launchers.node'
 )
 _UNSEEN = re.compile(r"^autotune: (\S+) does not see (.+)$", re.MULTILINE)
 MAX_WORDS_BYTES = 1 << 16

@@ -49,7 +49,15 @@ class SupervisorProcess:
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
-        argv = [sys.executable, "-m", "autotune.launchers.supervisor", str(theirs.fileno()), str(terminate_s), str(kill_s)]
+        argv = [
+            sys.executable,
+            "-P",
+            "-m",
+            "autotune.launchers.supervisor",
+            str(theirs.fileno()),
+            str(terminate_s),
+            str(kill_s),
+        ]
         try:
             self._process = subprocess.Popen(
                 argv,

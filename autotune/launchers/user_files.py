@@ -144,7 +144,7 @@ class Keeper:
     def __init__(self, study: Path, slot: str = "") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.launchers.keeper", mark_of(study, "", slot)],
+            [sys.executable, "-P", "-m", "autotune.launchers.keeper", mark_of(study, "", slot)],
             cwd="/",
             env={**own_environment(), MARK_VARIABLE: mark_of(study, KEEPER, slot)},
             stdin=subprocess.PIPE,

@@ -17,6 +17,8 @@ COLLAPSE_RANGE, ALIGN_BYTES = 0x08, 64 << 10  # fallocate(2)'s flag; a multiple 
 def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
     """Returns the end of a text file as plain text, starting at a full line; "" if there is no file. Secrets are not masked."""
     try:
+        if not path.is_file():  # reading a pipe could block
+            return ""
         return plain(_end(path, max_bytes).decode("utf-8", errors="replace"))
     except OSError:
         return ""

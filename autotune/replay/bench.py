@@ -97,8 +97,14 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
     with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
         # In chunks, to reduce overhead; in order, so that the result does not depend on timing.
         chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
-        found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)
-        return [_counted(study, on_study) for study in found]
+        try:
+            found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)
+            return [_counted(study, on_study) for study in found]
+        except BaseException:  # such as Ctrl-C; leaving the pool would wait for all studies that were handed to it
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def _end_with_parent() -> None:

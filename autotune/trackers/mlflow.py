@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.documents import read_bytes
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.monitors import logs
@@ -174,7 +175,20 @@ class MlflowTracker(Tracker):
         if found.lifecycle_stage != "active":
             restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
             raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
+        self._check_place(found.artifact_location)
         return str(found.experiment_id)
+
+    def _check_place(self, uri: str) -> None:
+        """Checks that the embedded store keeps files in its own folder. A stranger's store may name any folder of the user's.
+
+        Raises:
+            _Unreachable: it names another place.
+        """
+        if self._is_embedded and not store.is_own_place(self._runs, uri):
+            raise _Unreachable(
+                f"it would write files to {uri}, since this store was moved or is somebody else's. Remove or rename "
+                f"{store.store_file(self._runs)}: the next `autotune sync` makes a new one"
+            )
 
     def _ask(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
         """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent.
@@ -191,6 +205,8 @@ class MlflowTracker(Tracker):
             found, token = [*found, *page], page.token
             if not token:
                 break
+        for run in found:
+            self._check_place(run.info.artifact_uri)
         known = KnownRuns(found, {trial.number: contents.mark(trial) for trial in contents.trials})
         for run_id in known.superfluous:
             self._client.delete_run(run_id)
@@ -259,8 +275,8 @@ class MlflowTracker(Tracker):
 
     def _upload(self, run_id: str, file: Path, name: str = "") -> None:
         try:
-            text = file.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+            text = read_bytes(file).decode("utf-8", "replace")
+        except (FileNotFoundError, ValueError):  # ValueError: a pipe or a huge file in a stranger's study
             return
         self._client.log_text(
             run_id, self._secrets.message(text), name or file.name

@@ -6,12 +6,14 @@ import fcntl
 import os
 import re
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
 
+from autotune.documents import read_text
 from autotune.errors import BadInput
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.run_dir import StudyFolder
@@ -31,6 +33,13 @@ def store_file(runs: Path) -> Path:
 def artifacts_path(runs: Path) -> Path:
     """Returns the folder of the embedded store's artifacts."""
     return runs.resolve() / "mlartifacts"
+
+
+def is_own_place(runs: Path, uri: str) -> bool:
+    """Whether an artifact address lies in the embedded store's folder of artifacts."""
+    parts = urllib.parse.urlsplit(uri)
+    place = Path(urllib.parse.unquote(parts.path)).resolve()
+    return parts.scheme == "file" and not parts.netloc and place.is_relative_to(artifacts_path(runs).resolve())
 
 
 def embedded_uri(runs: Path) -> str:
@@ -55,7 +64,7 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 def study_uri(folder: StudyFolder) -> str | None:
     """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
     try:
-        uri = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))["tracker"]["uri"]
+        uri = yaml.safe_load(read_text(folder.config_file))["tracker"]["uri"]
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError):  # missing or damaged
         return None
     return uri if isinstance(uri, str) else None
@@ -90,7 +99,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     The kernel releases the lock when its holder ends, no matter how.
     """
     try:
-        file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w")  # noqa: SIM115 (closed below)
+        file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), "w")  # noqa: SIM115 (closed below)
     except OSError:  # a read-only copy of a study: no other process can lock it either
         yield True
         return

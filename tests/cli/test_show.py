@@ -6,10 +6,13 @@ import sys
 
 import pytest
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from autotune.cli import trials
 from autotune.cli.main import main
-from autotune.cli.terminal import THEME
+from autotune.cli.terminal import THEME, Lines
+from autotune.plain_text import plain
 from autotune.run_dir import StudyFolder
 from tests.support.rows import more
 from tests.support.studies import make_study
@@ -23,6 +26,24 @@ def test_the_ranks_of_a_trial_fit_80_columns():
         console.print(trials.ranks({"best": {"trial": 12}, "unit": "samples", "trials": [{"number": 12, "ranks": ranks}]}))
     assert "911 MiB" in said.get()
     assert "the other ranks wait for it" in said.get()
+
+
+def test_a_list_looks_like_a_table_of_rich_but_for_blanks_at_ends_of_lines():
+    header, rows = ["study", "started", "verdict"], [["net", "", "faster: 2.41x"], ["日本語", "2026-05-28 20:26", ""]]
+    table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in header:
+        table.add_column(name)
+    for first, *others in rows:
+        table.add_row(Text(first, style="name"), *map(Text, others))
+    consoles = [Console(width=width, theme=THEME, force_terminal=True, color_system="standard") for width in (60, 60)]
+    said = []
+    for console, shown in zip(consoles, (Lines(header, rows), table), strict=True):
+        with console.capture() as captured:
+            console.print(shown)
+        said.append([re.sub(r"(\s|\x1b\[[0-9;]*m)+$", "", line) for line in captured.get().splitlines()])
+    assert [plain(line) for line in said[0]] == [plain(line) for line in said[1]]
+    assert Lines(header, rows).width == 6 + 2 + 16 + 2 + 13
+    assert all(line.startswith("\x1b[") for line in said[0])
 
 
 @pytest.mark.parametrize("words", [["list"], ["prune"]])

@@ -14,6 +14,7 @@ import pytest
 
 from autotune.cli.main import main
 from autotune.launchers.environment import own_environment
+from autotune.replay import bench
 from autotune.replay.table import read, write
 from autotune.run_dir import StudyFolder
 from tests.faults.disks import fill, in_memory
@@ -174,6 +175,19 @@ def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
     assert process.returncode != 0
     _, left = psutil.wait_procs(started, timeout=10)
     assert left == []
+
+
+def test_ctrl_c_while_studies_are_handed_out_does_not_wait_for_them(monkeypatch):
+    def interrupted(pool, *_, **__):
+        for _ in range(4):
+            pool.submit(time.sleep, 3600)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.ProcessPoolExecutor, "map", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench._studies([], bench.Asked(tables=[], num_jobs=2), lambda: None)
+    _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)
+    assert [process for process in left if _is_worker(process)] == []
 
 
 def _is_worker(process):

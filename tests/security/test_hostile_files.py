@@ -1,20 +1,31 @@
 """Files from a stranger: a best.yaml, a study's folder, a replay table. Reading them runs nothing and writes nowhere else."""
 
+import contextlib
 import gzip
 import json
 import os
 import pickle
+import re
+import resource
+import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.cli.main import main
+from autotune.launchers.environment import own_environment
 from autotune.replay.table import MAX_BYTES
+from autotune.trackers import store
 from tests.cli.conftest import Cli
+from tests.support.rows import more
 from tests.support.studies import make_study
 
+AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]  # as the installed command: the current folder is not on the path
 PWNED = "PWNED"  # the file that hostile code would make in the current folder
 TAGS = {
     "apply": f"loader: !!python/object/apply:os.system ['touch {PWNED}']",
@@ -165,6 +176,116 @@ def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
     assert main(["replay", "t.jsonl.gz"]) == 2
     assert said in capsys.readouterr().err
     assert not (place / PWNED).exists()
+
+
+@contextlib.contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Limits the address space of this process meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def plant_modules(folder: Path) -> None:
+    """Puts modules there that replace those of a library, and would make the file PWNED when they are imported."""
+    for name in ("json", "random", "psutil", "yaml", "mlflow", "uvicorn", "torch"):
+        (folder / f"{name}.py").write_text(f"open({str(folder / PWNED)!r}, 'w')\nraise SystemExit(3)\n")
+
+
+def test_a_command_imports_nothing_from_the_folder_it_is_called_in(place):
+    plant_modules(place)
+    make_study(place / "runs")
+    for words in (["show"], ["doctor"], ["run", "--dry-run", "model=mlp"]):
+        done = subprocess.run([*AUTOTUNE, *words], cwd=place, env=own_environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert not (place / PWNED).exists(), words
+
+
+def test_every_python_of_autotune_s_own_is_started_without_the_current_folder():
+    own = re.compile(r"""sys\.executable, *(?:"-m"|'-m'|"-c"|'-c')|exec "\$1" -m""")
+    package = Path(autotune.__file__).parent
+    assert [str(file) for file in package.rglob("*.py") if own.search(file.read_text())] == []
+
+
+@pytest.mark.thorough
+def test_the_ui_imports_nothing_from_the_folder_it_is_called_in(place):
+    plant_modules(place)
+    make_study(place / "runs")
+    ui = subprocess.Popen([*AUTOTUNE, "ui"], cwd=place, env=own_environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert any("MLflow UI: " in line for line in iter(ui.stdout.readline, ""))
+        assert not (place / PWNED).exists()
+    finally:
+        ui.send_signal(signal.SIGTERM)
+        ui.communicate(timeout=60)
+
+
+@pytest.mark.thorough
+def test_a_tracking_store_of_a_stranger_gets_no_file_written_elsewhere(place):
+    make_study(place / "runs")
+    cli = Cli(place)
+    assert cli("sync").returncode == 0
+    for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+        with contextlib.closing(sqlite3.connect(place / "runs/mlflow.db")) as database:
+            database.execute(f"UPDATE {table} SET {column} = ?", [(place / "victim").as_uri()])
+            database.execute("DELETE FROM tags WHERE key LIKE '%digest%'")  # so that all is written again
+            database.commit()
+        said = cli.refused("sync")
+        assert f"it would write files to {(place / 'victim').as_uri()}" in said
+        assert "mlflow.db: the next `autotune sync` makes a new one" in said
+        assert not (place / "victim").exists()
+    (place / "runs/mlflow.db").unlink()
+    assert cli("sync").returncode == 0
+
+
+def test_only_the_store_s_own_folder_of_files_counts_as_its_own(tmp_path):
+    runs, there = tmp_path / "my runs", tmp_path / "my runs/mlartifacts"
+    there.mkdir(parents=True)
+    (there / "link").symlink_to(tmp_path)
+    own = [there.as_uri(), (there / "1f/artifacts").as_uri()]
+    others = [tmp_path.as_uri(), (runs / "mlartifacts2").as_uri(), f"{there.as_uri()}/../..", (there / "link/x").as_uri()]
+    others += [f"file://host{there}", f"https://host{there}", f"s3://bucket{there}", str(there), ""]
+    assert [uri for uri in own if not store.is_own_place(runs, uri)] == []
+    assert [uri for uri in others if store.is_own_place(runs, uri)] == []
+
+
+PIPES = [
+    *("study.json", "summary.json", "config.yaml", "explanation.json", "owner.json", "best.yaml", "tracking.json"),
+    *(".sync.lock", "trials/0001/trial.json", "trials/0001/stdout.log", "trials/0001/spec.json"),
+]
+
+
+@pytest.mark.parametrize(
+    ("document", "what"),
+    [
+        *(("study.json", "pipe"), ("summary.json", "device"), ("trials/0001/trial.json", "huge")),
+        *more(*((document, what) for document in PIPES for what in ("pipe", "device", "huge"))),
+    ],
+)
+def test_a_document_that_never_ends_is_not_read(place, capsys, document, what):
+    file = make_study(place / "runs").path / document
+    file.unlink(missing_ok=True)
+    if what == "pipe":
+        os.mkfifo(file)
+    elif what == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        with file.open("wb") as huge:
+            huge.truncate(1 << 40)
+    with memory_limit(8 << 30):  # fails at once if something is read to its end
+        for words in READERS:
+            assert main(words) in (0, 2), words
+            assert "internal error" not in capsys.readouterr().err, words
+
+
+def test_a_mirror_s_lock_that_is_a_pipe_does_not_block(place):
+    study = make_study(place / "runs")
+    os.mkfifo(study.path / store.LOCK_FILE)
+    with store.only_writer(study) as is_alone:
+        assert is_alone
 
 
 @pytest.mark.thorough

@@ -102,7 +102,7 @@ class Probe:
 
 def ours(name: str, *arguments: str) -> list[str]:
     """Returns the command of a probe that runs in autotune's own interpreter."""
-    return [sys.executable, "-m", "autotune.machine.probes", name, *arguments]
+    return [sys.executable, "-P", "-m", "autotune.machine.probes", name, *arguments]
 
 
 def interpreters(python: str, *, with_import: bool) -> list[str]:
