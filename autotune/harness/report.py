@@ -118,6 +118,8 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
         return
     found.steps["warmup"] = measured.meter.warmup_steps
     window = context.peers.window() if context.peers.is_joint else measured.meter.window()
+    if context.peers.is_joint:
+        found.steps["origin_s"] = context.clock.origin_s
     found.is_at_own_pace = context.peers.is_joint
     if window is None:
         return

@@ -53,7 +53,7 @@ def main() -> int:
             continue
         before = listing(_repository(folder, arguments.checkouts))
         with Watch(folder, "runs/*/trials/*/std*.log") as watch:
-            failed += _autotune(program, folder, "run", *limits, *overrides).returncode != 0
+            failed += _autotune(program, folder, "run", *limits, *program.options, *overrides).returncode != 0
         summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
         left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
         problems = file_problems(before, after, folder=folder, named=left)

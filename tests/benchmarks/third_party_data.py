@@ -22,7 +22,7 @@ import numpy as np
 NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 60_000, 10_000  # the sizes of MNIST, because programs split the data at these numbers
 NUM_PHOTOS = {"train": 512, "val": 64}
 PHOTO_PIXELS = 256
-NUM_PAIRS = {"train": 2_000, "validation": 200}
+NUM_PAIRS = {"train": 600, "validation": 200}
 VOCABULARY = 4_000
 
 GLUE_CARD = """---
@@ -159,10 +159,10 @@ def vgg16(folder: Path) -> None:
 
 
 def adults(path: Path) -> None:
-    """Writes a table of 20,000 random people with the columns that `train_tabular.py` reads."""
+    """Writes a table of 6,000 random people with the columns that `train_tabular.py` reads."""
     choose, kinds = random.Random(0), ("workclass", "education", "marital-status", "occupation", "relationship", "race")
     rows = [",".join(("age", "fnlwgt", "education-num", *kinds, "salary"))]
-    for _ in range(20_000):
+    for _ in range(6_000):
         age, years = choose.randrange(17, 90), choose.randrange(1, 17)
         named, income = [f"{kind}{choose.randrange(8)}" for kind in kinds], ">=50k" if years > 9 else "<50k"
         rows.append(",".join(map(str, (age, choose.randrange(10_000, 500_000), years, *named, income))))
@@ -257,7 +257,7 @@ def bert(folder: Path, kind: str = "BertForMaskedLM") -> None:
     inner = BertWordPieceTokenizer(lowercase=False)
     inner.train_from_iterator(_lines(), vocab_size=VOCABULARY)
     transformers.BertTokenizerFast(tokenizer_object=inner._tokenizer).save_pretrained(folder)
-    small = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     getattr(transformers, kind)(transformers.BertConfig(vocab_size=VOCABULARY, **small)).save_pretrained(folder)
 
 
