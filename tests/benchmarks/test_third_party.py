@@ -100,6 +100,13 @@ def test_only_whole_steps_are_counted_between_two_lines(tmp_path: Any) -> None:
     assert found.counted_per_s * found.seconds == found.own_per_s * found.seconds == pytest.approx(40)
 
 
+def test_a_step_may_end_just_after_the_line_that_counts_it(tmp_path: Any) -> None:
+    write_trial(tmp_path, {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10] * 3}})
+    lines = [(50.01, "[0/90]"), (51.01, "[10/90]"), (52.99, "[30/90]")]
+    (found,) = compare(Clock(DONE), cast(Any, SimpleNamespace(lines={tmp_path: lines})))
+    assert found.counted_per_s == found.own_per_s
+
+
 def test_each_process_is_compared_over_its_own_steps(tmp_path: Any) -> None:
     first = {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0, 4.0], "samples": [10] * 4, "origin_s": 50.0}}
     second = {"pid": 8, "steps": {"end_s": [2.0, 4.0, 6.0], "samples": [10] * 3, "origin_s": 60.0}}

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LOOK_EVERY_S = 0.02
+LATER_S, LATER_STEPS = 0.05, 0.25  # how long after a line the step may end that the line counts: the shorter of the two
 LINE_END = re.compile(rb"[\r\n]")
 
 
@@ -211,9 +212,13 @@ def _part(folder: Path, who: str, mark: Marks) -> tuple[float, float, float] | N
 
 
 def _ended(folder: Path, result: dict[str, Any], at_s: float) -> float:
-    """Returns the samples of all steps of a process, but the first, that had ended at a time on the monotonic clock."""
-    ends_s = np.asarray(result["steps"]["end_s"]) + _origin_s(folder, result)
-    return float(np.sum(np.asarray(result["steps"]["samples"])[ends_s <= at_s]))
+    """Returns the samples of all steps of a process, but the first, that had ended at a time on the monotonic clock.
+
+    A program may print just before autotune notes the end of the step, so the step may also end a little later.
+    """
+    ends_s = np.asarray([0.0, *result["steps"]["end_s"]]) + _origin_s(folder, result)
+    later_s = min(LATER_S, LATER_STEPS * float(np.median(np.diff(ends_s)))) if len(ends_s) > 1 else 0.0
+    return float(np.sum(np.asarray(result["steps"]["samples"])[ends_s[1:] <= at_s + later_s]))
 
 
 def _changes_batch(clock: Clock, record: dict[str, Any]) -> bool:
