@@ -113,6 +113,8 @@ def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
+    if context.loaders.unit == "steps":  # the first steps may have been counted as the samples of a loader
+        steps = {**steps, "samples": [1.0] * len(steps["samples"])}
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
     if measured.meter is None:
         return

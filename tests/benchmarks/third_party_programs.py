@@ -327,9 +327,9 @@ FRAMEWORKS = (
     Program(
         name="skorch",
         folder="skorch/examples/cli",
-        command="python train.py net --n_samples=20000 --max_epochs=1000",
+        command="python train.py net --n_samples=5000 --max_epochs=1000",
         packages="skorch fire numpydoc",
-        clock=Clock(r"^\s+(?P<done>\d+)\s+\S*\d\.\d+", 16_000),
+        clock=Clock(r"^\s+(?P<done>\d+)\s+\S*\d\.\d+", 4_000),
     ),
     Program(
         name="keras",
@@ -372,14 +372,14 @@ FRAMEWORKS = (
     Program(
         name="zoo_ppo",
         folder="rl-baselines3-zoo",
-        command=f"{ZOO} ppo",
+        command=f"{ZOO} ppo -params n_epochs:4",
         packages="rl_zoo3",
         clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 256),
     ),
     Program(
         name="zoo_dqn",
         folder="rl-baselines3-zoo",
-        command=f"{ZOO} dqn --log-interval 1",
+        command=f"{ZOO} dqn --log-interval 1 -params train_freq:16 gradient_steps:8",
         packages="rl_zoo3",
         clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 64),
     ),

@@ -32,8 +32,9 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: another optimizer took over
 
 
-def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
-    found = trial("kinds.py", "without_batch").result()
+@pytest.mark.parametrize("kind", ["without_batch", "same_batch"])
+def test_a_step_without_any_batch_counts_as_a_step(trial: Trial, kind: str) -> None:
+    found = trial("kinds.py", kind).result()
     assert (found.status, found.unit) == ("measured", "steps")
     assert set(found.steps["samples"]) == {1}
 

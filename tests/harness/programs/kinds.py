@@ -57,6 +57,16 @@ def without_batch():
         optimizer.step()
 
 
+def same_batch():
+    """A loader's first batch is used in all steps, without a module."""
+    (inputs, _), weight = next(iter(DataLoader(data, batch_size=12))), nn.Parameter(torch.randn(()))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        (weight * inputs).square().mean().backward()
+        optimizer.step()
+
+
 def elsewhere():
     """The weight says that it is on a GPU of another maker."""
 
