@@ -26,7 +26,7 @@ PRINTED = {
     "actor_critic": ("Episode 3\tLast reward: 21.00\tAverage reward: 11.05", 21),
     "kfold": ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.5", 640),
     "accumulation": ("epoch 1: {'accuracy': 0.5}", 600),
-    "fastai": ("2         0.352021    0.361235    0.832300  00:02", 9_600),
+    "fastai": ("2         0.352021    0.361235    0.832300  00:02", 32_000),
     "skorch": ("      2        \x1b[36m0.6931\x1b[0m       0.5000        0.6930  0.1024", 8_000),
     "zoo_ppo": ("|    n_updates         | 40        |", 10_240),
     "cleanrl_ppo": ("SPS: 812", 2_048),

@@ -159,10 +159,10 @@ def vgg16(folder: Path) -> None:
 
 
 def adults(path: Path) -> None:
-    """Writes a table of 6,000 random people with the columns that `train_tabular.py` reads."""
+    """Writes a table of 20,000 random people with the columns that `train_tabular.py` reads."""
     choose, kinds = random.Random(0), ("workclass", "education", "marital-status", "occupation", "relationship", "race")
     rows = [",".join(("age", "fnlwgt", "education-num", *kinds, "salary"))]
-    for _ in range(6_000):
+    for _ in range(20_000):
         age, years = choose.randrange(17, 90), choose.randrange(1, 17)
         named, income = [f"{kind}{choose.randrange(8)}" for kind in kinds], ">=50k" if years > 9 else "<50k"
         rows.append(",".join(map(str, (age, choose.randrange(10_000, 500_000), years, *named, income))))

@@ -237,7 +237,7 @@ HUBS = (
         prepare=data.sentence_pairs,
         packages=HUGGING_FACE,
         clock=PAIRS,
-        options=("measure.screening.min_s=10",),
+        options=("measure.screening.min_s=15",),
     ),
     Program(
         name="accumulation",
@@ -246,7 +246,7 @@ HUBS = (
         prepare=data.sentence_pairs,
         packages=HUGGING_FACE,
         clock=PAIRS,
-        options=("measure.screening.min_s=10",),
+        options=("measure.screening.min_s=15",),
     ),
     Program(
         name="sentence_transformer",
@@ -341,10 +341,11 @@ FRAMEWORKS = (
     Program(
         name="fastai",
         folder="fastai/nbs/examples",
-        command="env FASTAI_HOME=home python train_tabular.py --epochs 100",
+        command="env FASTAI_HOME=home python train_tabular.py",
         prepare=lambda folder: data.adults(folder / "home/data/adult_sample/adult.csv"),
         packages="fastai",
-        clock=Clock(r"^(?P<done>\d+)\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+\d+:\d+", 4_800),
+        clock=Clock(r"^(?P<done>\d+)\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+\d+:\d+", 16_000),
+        options=("measure.screening.min_s=20",),
     ),
     Program(
         name="monai",
