@@ -18,6 +18,7 @@ PRINTED = {
     "super_resolution": ("===> Epoch[3](2/8): Loss: 0.0123", 32),
     "style": ("Thu Nov 26 07:00:00 2026\tEpoch 1:\t[16/512]\tcontent: 1.0", 16),
     "diffusers": ("Epoch 0:  12%|#2        | 8/64 [00:01<00:07,  7.5it/s, loss=1.1]", 64),
+    "sentence_transformer": ("  3%|3         | 2/58 [00:02<00:59,  1.06s/it]", 256),
     "unet": ("Epoch 1/100:  10%|#         | 12/115 [00:03<00:28,  3.6img/s]", 12),
     "timm": ("Train: 0 [   4/32 ( 13%)]  Loss: 0.6 (0.6)  Time: 0.1s", 64),
     "monai": ("7/10, train_loss: 0.5", 14),
@@ -39,6 +40,12 @@ def test_progress_is_read_from_what_a_program_prints(name: str) -> None:
     clock = next(program.clock for program in PROGRAMS if program.name == name)
     assert clock is not None
     assert [mark.done for mark in marks(clock, [(0.0, line), (1.0, "Test set: 5/10 accurate")]).values()] == [[samples]]
+
+
+def test_a_bar_that_loads_a_model_is_no_progress() -> None:
+    clock = next(program.clock for program in PROGRAMS if program.name == "sentence_transformer")
+    assert clock is not None
+    assert not marks(clock, [(0.0, "Loading weights: 100%|##########| 37/37 [00:00<00:00, 19754.23it/s]")])
 
 
 def test_progress_goes_on_when_an_epoch_begins_anew() -> None:

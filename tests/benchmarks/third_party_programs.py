@@ -53,6 +53,7 @@ ZOO = "python train.py --env CartPole-v1 --n-timesteps 10000000 --eval-freq -1 -
 LONG = ("measure.screening.min_s=40", "measure.screening.max_s=120", "measure.screening.slow_max_s=120")
 DONE = r"(?P<done>\d+)/(?P<total>\d+)"
 MNIST_LINES = Clock(r"Train Epoch: \d+ \[" + DONE)
+STEP_BAR = r"^\s*\d+%\|.*\| " + DONE + r" \["  # without a title: other bars load and write models
 EPOCH_BAR = r"Epoch \d+(?:/\d+)?:.*?" + DONE + r" \["
 PAIRS = Clock(r"^epoch (?P<done>\d+): ", data.NUM_PAIRS["train"])
 HUGGING_FACE = "transformers datasets evaluate accelerate"
@@ -220,7 +221,7 @@ HUBS = (
         command=f"python {CLM}",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
-        clock=Clock(DONE + r" \[", 8, is_steps=True),
+        clock=Clock(STEP_BAR, 8, is_steps=True),
     ),
     Program(
         name="trainer-torchrun",
@@ -228,7 +229,7 @@ HUBS = (
         command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
-        clock=Clock(DONE + r" \[", 16, is_steps=True),
+        clock=Clock(STEP_BAR, 16, is_steps=True),
     ),
     Program(
         name="accelerate",
@@ -254,7 +255,7 @@ HUBS = (
         command="python train_simcse_from_file.py train.txt",
         prepare=_sentences,
         packages="sentence-transformers datasets accelerate",
-        clock=Clock(DONE + r" \[", 128, is_steps=True),
+        clock=Clock(STEP_BAR, 128, is_steps=True),
     ),
     Program(
         name="sft_lora",
@@ -262,7 +263,7 @@ HUBS = (
         command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_target_modules q_proj v_proj {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
-        clock=Clock(DONE + r" \[", 4, is_steps=True),
+        clock=Clock(STEP_BAR, 4, is_steps=True),
     ),
     Program(
         name="dpo",
@@ -270,7 +271,7 @@ HUBS = (
         command=f"python trl/scripts/dpo.py --dataset_name preferences --gradient_accumulation_steps 2 {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
-        clock=Clock(DONE + r" \[", 8, is_steps=True),
+        clock=Clock(STEP_BAR, 8, is_steps=True),
     ),
     Program(
         name="diffusers",
