@@ -1,6 +1,7 @@
 """Training loops that make counting hard; the first word names one."""
 
 import sys
+import time
 
 import torch
 from torch import nn
@@ -65,6 +66,19 @@ def same_batch():
         optimizer.zero_grad()
         (weight * inputs).square().mean().backward()
         optimizer.step()
+
+
+def fetched_ahead():
+    """Each batch is fetched before the step of the one before it; the program ends after one epoch."""
+    model, fetched = nn.Linear(4, 2), iter(DataLoader(data, batch_size=12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    coming = next(fetched)
+    while coming is not None:
+        (inputs, targets), coming = coming, next(fetched, None)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        time.sleep(0.1)
 
 
 def elsewhere():
