@@ -101,7 +101,7 @@ def _style(folder: Path) -> None:
 
 
 def _sentences(folder: Path) -> None:
-    data.word_files(folder)
+    data.write(folder / "train.txt", 4 * data.text())
     data.bert(folder / "distilbert" / "distilroberta-base")
 
 
@@ -431,7 +431,7 @@ PEOPLE = (
     Program(
         name="unet",
         folder="Pytorch-UNet",
-        command="env WANDB_MODE=disabled python train.py --scale 0.25 --batch-size 2 --epochs 100",
+        command="env WANDB_MODE=disabled python train.py --scale 0.125 --batch-size 2 --epochs 100",
         prepare=lambda folder: data.masked_photos(folder / "data"),
         packages="wandb tqdm",
         clock=Clock(EPOCH_BAR),
