@@ -113,11 +113,15 @@ def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
+    if context.loaders.unit == "steps":  # the first steps may have been counted as the samples of a loader
+        steps = {**steps, "samples": [1.0] * len(steps["samples"])}
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
     if measured.meter is None:
         return
     found.steps["warmup"] = measured.meter.warmup_steps
     window = context.peers.window() if context.peers.is_joint else measured.meter.window()
+    if context.peers.is_joint:
+        found.steps["origin_s"] = context.clock.origin_s
     found.is_at_own_pace = context.peers.is_joint
     if window is None:
         return

@@ -32,6 +32,7 @@ class Window:
         self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
         self.is_full = self.is_cut_off = False
         self._last_seen: Any = None
+        self._held: List[Finished] = []  # the last steps, if they took no batch
 
     @property
     def rate_per_s(self) -> Optional[float]:
@@ -82,6 +83,7 @@ class Window:
         if context.spec.mode == "parity":
             self.is_full = self._is_parity_over()
             return
+        steps = self._without_last_held(steps)
         if context.explained is not None:
             self._warm_up(meter, [step for step in steps if not step.is_foreign])
             return
@@ -96,6 +98,20 @@ class Window:
             steps = steps[number + 1 :]
         self._feed(meter, [step for step in steps if not step.is_foreign])
         self.is_full = meter.phase == DONE
+
+    def _without_last_held(self, steps: List[Finished]) -> List[Finished]:
+        """Returns the steps to process now: those held back earlier, and the new ones up to the last that took a batch.
+
+        A program that fetches one batch ahead takes none in the last step of an epoch, and two in the first step of the next.
+        If no epoch follows, the last step must not be measured, because its batch was counted before.
+        """
+        if not self._held and (steps[-1].samples or self._context.loaders.unit_source != "loader"):
+            return steps
+        steps, end = [*self._held, *steps], 0
+        for number, step in enumerate(steps, 1):
+            end = number if step.samples else end
+        self._held = steps[end:]
+        return steps[:end]
 
     def _feed(self, meter: Meter, steps: List[Finished]) -> None:
         self._warm_up(meter, steps)

@@ -2,7 +2,7 @@
 
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,11 +18,17 @@ PRINTED = {
     "super_resolution": ("===> Epoch[3](2/8): Loss: 0.0123", 32),
     "style": ("Thu Nov 26 07:00:00 2026\tEpoch 1:\t[16/512]\tcontent: 1.0", 16),
     "diffusers": ("Epoch 0:  12%|#2        | 8/64 [00:01<00:07,  7.5it/s, loss=1.1]", 64),
+    "sentence_transformer": ("  3%|3         | 2/58 [00:02<00:59,  1.06s/it]", 256),
     "unet": ("Epoch 1/100:  10%|#         | 12/115 [00:03<00:28,  3.6img/s]", 12),
     "timm": ("Train: 0 [   4/32 ( 13%)]  Loss: 0.6 (0.6)  Time: 0.1s", 64),
     "monai": ("7/10, train_loss: 0.5", 14),
-    "makemore": ("step 30 | loss 2.5 | step time 8.05ms", 960),
+    "makemore": ("step 30 | loss 2.5 | step time 8.05ms", 480),
     "mingpt": ("iter_dt 3.20ms; iter 100: train loss 1.9", 6_400),
+    "actor_critic": ("Episode 3\tLast reward: 21.00\tAverage reward: 11.05", 21),
+    "kfold": ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 0.5", 640),
+    "accumulation": ("epoch 1: {'accuracy': 0.5}", 600),
+    "fastai": ("2         0.352021    0.361235    0.832300  00:02", 32_000),
+    "skorch": ("      2        \x1b[36m0.6931\x1b[0m       0.5000        0.6930  0.1024", 8_000),
     "zoo_ppo": ("|    n_updates         | 40        |", 10_240),
     "cleanrl_ppo": ("SPS: 812", 2_048),
 }
@@ -36,12 +42,23 @@ def test_progress_is_read_from_what_a_program_prints(name: str) -> None:
     assert [mark.done for mark in marks(clock, [(0.0, line), (1.0, "Test set: 5/10 accurate")]).values()] == [[samples]]
 
 
+def test_a_bar_that_loads_a_model_is_no_progress() -> None:
+    clock = next(program.clock for program in PROGRAMS if program.name == "sentence_transformer")
+    assert clock is not None
+    assert not marks(clock, [(0.0, "Loading weights: 100%|##########| 37/37 [00:00<00:00, 19754.23it/s]")])
+
+
 def test_progress_goes_on_when_an_epoch_begins_anew() -> None:
     lines = [(0.0, "[0/100]"), (1.0, "[60/100]"), (1.1, "[60/100]"), (2.0, "[20/100]")]
     assert marks(Clock(DONE), lines)[""].done == [0, 60, 120]
     assert rate_per_s(Clock(DONE), lines, 0.9, 5.0) == 60
     smaller = [(0.0, "[0/100]"), (1.0, "[90/100]"), (1.1, "[70/100]"), (2.0, "[0/100]"), (3.0, "[30/100]")]
     assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]  # the last batch is smaller, and multiplied by its number
+
+
+def test_a_line_may_say_how_much_was_done_since_the_last() -> None:
+    lines = [(0.0, "Last reward: 20.00"), (1.0, "Last reward: 12.00"), (2.0, "Last reward: 9.00")]
+    assert marks(Clock(r"Last reward: (?P<more>[\d.]+)"), lines)[""].done == [20, 32, 41]
 
 
 def test_processes_that_print_each_for_itself_are_added_up() -> None:
@@ -64,15 +81,46 @@ def test_lines_are_noted_as_they_come(tmp_path: Any) -> None:
     assert [[text for _, text in watch.lines[folder]] for folder in (tmp_path, tmp_path / "bar")] == [["a"], ["1/9", "2/9"]]
 
 
+def write_trial(folder: Any, *results: dict[str, Any], **record: Any) -> None:
+    named = {"trial.json": {"value": 10.0, **record}, "progress.jsonl": {"time_s": 50.0, "step": 1}}
+    named |= {f"result.rank{rank}.json": {"window": {"seconds": 2.0}, **result} for rank, result in enumerate(results)}
+    for name, document in named.items():
+        (folder / name).write_text(json.dumps(document))
+
+
 def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_line_and_the_last(tmp_path: Any) -> None:
-    result = {"window": {"seconds": 2.0}, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10, 10, 10], "warmup": 1}}
-    for name, document in (("trial", {"value": 10.0}), ("result.rank0", result), ("progress", {"time_s": 50.0, "step": 1})):
-        (tmp_path / f"{name}.json{'l' * (name == 'progress')}").write_text(json.dumps(document))
+    result = {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10, 10, 10], "warmup": 1}}
+    write_trial(tmp_path, result)
     watch: Any = SimpleNamespace(lines={tmp_path: [(51.0, "step 2"), (53.0, "step 4")]})
     (found,) = compare(Clock(r"step (?P<done>\d+)", 12), watch)
     assert (found.counted_per_s, found.own_per_s, found.seconds, found.window_per_s) == (10.0, 12.0, 2.0, 10.0)
-    (tmp_path / "trial.json").write_text(json.dumps({"value": 10.0, "changed": {"loader.batch_size": 24}}))
+    write_trial(tmp_path, result, changed={"loader.batch_size": 24})
     assert not list(compare(Clock(r"step (?P<done>\d+)", 12, is_steps=True), watch))  # a step has more samples there
+
+
+def test_only_whole_steps_are_counted_between_two_lines(tmp_path: Any) -> None:
+    # Two steps an epoch, then an evaluation of which the first lasts longer, then a line.
+    steps = {"end_s": [1.0, 4.0, 5.0, 6.0, 7.0, 8.0], "samples": [10] * 6}
+    write_trial(tmp_path, {"pid": 7, "steps": steps})
+    watch: Any = SimpleNamespace(lines={tmp_path: [(53.9, "epoch 1"), (55.1, "epoch 2"), (57.9, "epoch 3")]})
+    (found,) = compare(Clock(r"epoch (?P<done>\d+)", 20), watch)
+    assert found.counted_per_s * found.seconds == found.own_per_s * found.seconds == pytest.approx(40)
+
+
+def test_a_step_may_end_just_after_the_line_that_counts_it(tmp_path: Any) -> None:
+    write_trial(tmp_path, {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10] * 3}})
+    lines = [(50.01, "[0/90]"), (51.01, "[10/90]"), (52.99, "[30/90]")]
+    (found,) = compare(Clock(DONE), cast(Any, SimpleNamespace(lines={tmp_path: lines})))
+    assert found.counted_per_s == found.own_per_s
+
+
+def test_each_process_is_compared_over_its_own_steps(tmp_path: Any) -> None:
+    first = {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0, 4.0], "samples": [10] * 4, "origin_s": 50.0}}
+    second = {"pid": 8, "steps": {"end_s": [2.0, 4.0, 6.0], "samples": [10] * 3, "origin_s": 60.0}}
+    write_trial(tmp_path, first, second)
+    lines = [(49.9, "7: 0"), (51.0, "7: 10"), (53.0, "7: 30"), (62.1, "8: 10"), (64.1, "8: 20"), (66.1, "8: 30")]
+    (found,) = compare(Clock(r"(?P<who>\d+): (?P<done>\d+)"), cast(Any, SimpleNamespace(lines={tmp_path: lines})))
+    assert found.counted_per_s == found.own_per_s == pytest.approx(15)
 
 
 def test_changed_files_and_files_that_nobody_named_are_found(tmp_path: Any) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LOOK_EVERY_S = 0.02
+LATER_S, LATER_STEPS = 0.05, 0.25  # how long after a line the step may end that the line counts: the shorter of the two
 LINE_END = re.compile(rb"[\r\n]")
 
 
@@ -27,8 +28,8 @@ class Clock:
 
     Attributes:
         pattern: regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch;
-            without `done`, each such line stands for one unit of progress. Group `who` names one of several processes that
-            print progress of their own.
+            without `done`, each such line stands for one unit of progress, or for as many as group `more` says. Group `who`
+            names one of several processes that print progress of their own, by its process id.
         samples: autotune's units (samples, tokens or steps) in a unit of progress, in all processes that `who` does not name.
         is_steps: whether progress is counted in steps, so that a unit of it has more samples if the batch size is raised.
     """
@@ -84,7 +85,7 @@ def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
             groups = match.groupdict()
             who = groups.get("who") or ""
             over, last = before.get(who, (0.0, 0.0))
-            done = float(groups["done"]) if "done" in groups else last + 1
+            done = float(groups["done"]) if "done" in groups else last + float(groups.get("more") or 1)
             if done < last / 2:
                 over += float(groups.get("total") or last)
                 last = 0.0
@@ -180,23 +181,44 @@ def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
         record, result = (_document(folder / name) for name in ("trial.json", "result.rank0.json"))
         if not record.get("value") or not result.get("window") or _changes_batch(clock, record):
             continue
-        origin_s, found = _first_step_s(folder), marks(clock, lines)
-        spans = [mark.span(origin_s, lines[-1][0]) for mark in found.values()]
-        if not found or not all(spans):
+        parts = [_part(folder, who, mark) for who, mark in marks(clock, lines).items()]
+        if not parts or not all(parts):
             continue
-        own = sum(span.rate_per_s for span in spans if span)
-        first_s, last_s = (spans[0].first_s, spans[0].last_s) if spans[0] else (0.0, 0.0)
-        counted = _counted(folder, last_s - origin_s) - _counted(folder, first_s - origin_s)
-        yield Compared(folder.name, counted / (last_s - first_s), own, last_s - first_s, record["value"])
+        counted, own = (sum(rates) for rates in zip(*(part[:2] for part in parts if part), strict=True))
+        yield Compared(folder.name, counted, own, min(part[2] for part in parts if part), record["value"])
 
 
-def _counted(folder: Path, at_s: float) -> float:
-    """Returns the samples that all processes of a trial had counted some seconds after the first step."""
-    total = 0.0
-    for path in folder.glob("result.*.json"):
-        steps = _document(path)["steps"]
-        total += float(np.interp(at_s, [0.0, *steps["end_s"]], [0.0, *np.cumsum(steps["samples"])]))
-    return total
+def _part(folder: Path, who: str, mark: Marks) -> tuple[float, float, float] | None:
+    """Returns the samples per second that autotune counted and that a process printed, and the seconds between the lines.
+
+    Counted are the steps that ended between the first line after a step and the last line. So a step that is only half done
+    at both lines, or an evaluation between a step and a line, makes no difference.
+
+    Args:
+        folder: the trial's.
+        who: id of the process that printed; "" for all of them.
+        mark: what was printed.
+    """
+    results = [_document(path) for path in sorted(folder.glob("result.*.json"))]
+    of_process = [result for result in results if str(result["pid"]) == who] or results
+    origin_s = _origin_s(folder, of_process[0])
+    after_s = [at_s for at_s in mark.times_s if at_s >= origin_s]
+    span = mark.span(after_s[0], after_s[-1]) if after_s else None
+    if span is None:
+        return None
+    counted = sum(_ended(folder, result, span.last_s) - _ended(folder, result, span.first_s) for result in of_process)
+    seconds = span.last_s - span.first_s
+    return counted / seconds, span.rate_per_s, seconds
+
+
+def _ended(folder: Path, result: dict[str, Any], at_s: float) -> float:
+    """Returns the samples of all steps of a process, but the first, that had ended at a time on the monotonic clock.
+
+    A program may print just before autotune notes the end of the step, so the step may also end a little later.
+    """
+    ends_s = np.asarray([0.0, *result["steps"]["end_s"]]) + _origin_s(folder, result)
+    later_s = min(LATER_S, LATER_STEPS * float(np.median(np.diff(ends_s)))) if len(ends_s) > 1 else 0.0
+    return float(np.sum(np.asarray(result["steps"]["samples"])[ends_s[1:] <= at_s + later_s]))
 
 
 def _changes_batch(clock: Clock, record: dict[str, Any]) -> bool:
@@ -207,7 +229,8 @@ def _document(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _first_step_s(folder: Path) -> float:
-    """Returns when the first step ended, on the monotonic clock."""
+def _origin_s(folder: Path, result: dict[str, Any]) -> float:
+    """Returns when the first step of a process ended, on the monotonic clock."""
     lines = map(json.loads, (folder / "progress.jsonl").read_text().splitlines())
-    return next(float(line["time_s"]) for line in lines if line["step"] >= 1)
+    told = result["steps"].get("origin_s")
+    return float(told) if told else next(float(line["time_s"]) for line in lines if line["step"] >= 1)

@@ -22,7 +22,7 @@ import numpy as np
 NUM_DIGITS_TRAIN, NUM_DIGITS_TEST = 60_000, 10_000  # the sizes of MNIST, because programs split the data at these numbers
 NUM_PHOTOS = {"train": 512, "val": 64}
 PHOTO_PIXELS = 256
-NUM_PAIRS = {"train": 2_000, "validation": 200}
+NUM_PAIRS = {"train": 600, "validation": 200}
 VOCABULARY = 4_000
 
 GLUE_CARD = """---
@@ -257,7 +257,7 @@ def bert(folder: Path, kind: str = "BertForMaskedLM") -> None:
     inner = BertWordPieceTokenizer(lowercase=False)
     inner.train_from_iterator(_lines(), vocab_size=VOCABULARY)
     transformers.BertTokenizerFast(tokenizer_object=inner._tokenizer).save_pretrained(folder)
-    small = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512}
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
     getattr(transformers, kind)(transformers.BertConfig(vocab_size=VOCABULARY, **small)).save_pretrained(folder)
 
 

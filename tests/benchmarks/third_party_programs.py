@@ -23,7 +23,8 @@ class Program:
         command: the command as typed after `--`.
         prepare: makes the data in the folder.
         packages: what it imports besides torch and torchvision, as `pip install` takes it.
-        clock: what it prints of its progress; None if it prints none, or only once an epoch.
+        clock: what it prints of its progress; None if it prints none.
+        options: KEY=VALUE for autotune; longer windows for programs that print rarely.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Program:
     prepare: Callable[[Path], None] = lambda folder: None
     packages: str = ""
     clock: Clock | None = None
+    options: tuple[str, ...] = ()
 
 
 CLM = (
@@ -48,9 +50,12 @@ TRL = (
     "--eval_steps 200 --bf16 False --use_cpu --report_to none --output_dir out"
 )
 ZOO = "python train.py --env CartPole-v1 --n-timesteps 10000000 --eval-freq -1 --device cpu --algo"
+LONG = ("measure.screening.min_s=40", "measure.screening.max_s=120", "measure.screening.slow_max_s=120")
 DONE = r"(?P<done>\d+)/(?P<total>\d+)"
 MNIST_LINES = Clock(r"Train Epoch: \d+ \[" + DONE)
+STEP_BAR = r"^\s*\d+%\|.*\| " + DONE + r" \["  # without a title: other bars load and write models
 EPOCH_BAR = r"Epoch \d+(?:/\d+)?:.*?" + DONE + r" \["
+PAIRS = Clock(r"^epoch (?P<done>\d+): ", data.NUM_PAIRS["train"])
 HUGGING_FACE = "transformers datasets evaluate accelerate"
 
 
@@ -60,6 +65,11 @@ def _photos(folder: Path) -> None:
 
 def _words(folder: Path) -> None:
     data.word_files(folder / "text")
+
+
+def _words_of_tutorial(folder: Path) -> None:
+    if not (folder / "data" / "train.txt").exists():  # the repository has its own
+        data.write(folder / "data" / "train.txt", " ".join(data.text()[:300_000]))  # few words, so that steps are fast
 
 
 def _characters(folder: Path) -> None:
@@ -91,7 +101,7 @@ def _style(folder: Path) -> None:
 
 
 def _sentences(folder: Path) -> None:
-    data.word_files(folder)
+    data.write(folder / "train.txt", 4 * data.text())
     data.bert(folder / "distilbert" / "distilroberta-base")
 
 
@@ -118,7 +128,7 @@ PYTORCH = (
     Program(
         name="word_transformer",
         folder="examples/word_language_model",
-        command=f"{WORDS} --model Transformer",
+        command=f"{WORDS} --model Transformer --emsize 32 --nhid 32 --bptt 10",
         prepare=_words,
         clock=Clock(r"\|\s+(?P<done>\d+)/\s*(?P<total>\d+) batches", 20, is_steps=True),
     ),
@@ -146,7 +156,7 @@ PYTORCH = (
     Program(
         name="forward_forward",
         folder="examples/mnist_forward_forward",
-        command="python main.py --no_accel --train_size 2000 --test_size 1000 --epochs 20000 --log-interval 1",
+        command="python main.py --no_accel --train_size 500 --test_size 1000 --epochs 20000 --log-interval 1",
         prepare=lambda folder: data.mnist(folder / "data"),
         clock=Clock(r"^Loss: "),
     ),
@@ -178,6 +188,7 @@ PYTORCH = (
         command="env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 python train.py --steps 1000",
         prepare=lambda folder: data.waves(folder / "traindata.pt"),
         packages="matplotlib",
+        clock=Clock(r"^loss: ", 20),
     ),
     Program(
         name="super_resolution",
@@ -191,15 +202,16 @@ PYTORCH = (
         name="style",
         folder="examples/fast_neural_style",
         command="env TORCH_HOME=home python neural_style/neural_style.py train --dataset photos/train "
-        "--style-image style/0000.jpg --image-size 64 --epochs 100 --log-interval 4 --save-model-dir out",
+        "--style-image style/0000.jpg --image-size 32 --batch-size 2 --epochs 100 --log-interval 1 --save-model-dir out",
         prepare=_style,
         clock=Clock(r"Epoch \d+:\t\[" + DONE),
     ),
     Program(
         name="actor_critic",
         folder="examples/reinforcement_learning",
-        command="python actor_critic.py",
+        command="python actor_critic.py --log-interval 1",
         packages="gymnasium[classic-control]",
+        clock=Clock(r"Last reward: (?P<more>[\d.]+)"),
     ),
 )
 HUBS = (
@@ -209,7 +221,7 @@ HUBS = (
         command=f"python {CLM}",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
-        clock=Clock(DONE + r" \[", 8, is_steps=True),
+        clock=Clock(STEP_BAR, 8, is_steps=True),
     ),
     Program(
         name="trainer-torchrun",
@@ -217,7 +229,7 @@ HUBS = (
         command=f"torchrun --nproc_per_node=2 {CLM} --ddp_backend gloo",
         prepare=data.causal_tokenizer,
         packages=HUGGING_FACE,
-        clock=Clock(DONE + r" \[", 16, is_steps=True),
+        clock=Clock(STEP_BAR, 16, is_steps=True),
     ),
     Program(
         name="accelerate",
@@ -225,6 +237,8 @@ HUBS = (
         command="accelerate launch --cpu nlp_example.py --cpu",
         prepare=data.sentence_pairs,
         packages=HUGGING_FACE,
+        clock=PAIRS,
+        options=("measure.screening.min_s=15",),
     ),
     Program(
         name="accumulation",
@@ -232,6 +246,8 @@ HUBS = (
         command="python by_feature/gradient_accumulation.py --cpu --gradient_accumulation_steps 4",
         prepare=data.sentence_pairs,
         packages=HUGGING_FACE,
+        clock=PAIRS,
+        options=("measure.screening.min_s=15",),
     ),
     Program(
         name="sentence_transformer",
@@ -239,7 +255,7 @@ HUBS = (
         command="python train_simcse_from_file.py train.txt",
         prepare=_sentences,
         packages="sentence-transformers datasets accelerate",
-        clock=Clock(DONE + r" \[", 128, is_steps=True),
+        clock=Clock(STEP_BAR, 128, is_steps=True),
     ),
     Program(
         name="sft_lora",
@@ -247,7 +263,7 @@ HUBS = (
         command=f"python trl/scripts/sft.py --dataset_name texts --use_peft --lora_target_modules q_proj v_proj {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
-        clock=Clock(DONE + r" \[", 4, is_steps=True),
+        clock=Clock(STEP_BAR, 4, is_steps=True),
     ),
     Program(
         name="dpo",
@@ -255,7 +271,7 @@ HUBS = (
         command=f"python trl/scripts/dpo.py --dataset_name preferences --gradient_accumulation_steps 2 {TRL}",
         prepare=data.for_language_models,
         packages="trl peft",
-        clock=Clock(DONE + r" \[", 8, is_steps=True),
+        clock=Clock(STEP_BAR, 8, is_steps=True),
     ),
     Program(
         name="diffusers",
@@ -299,12 +315,12 @@ FRAMEWORKS = (
         command="python train_fabric.py --log-interval 1",
         prepare=_digits_of_fabric,
         packages="lightning torchmetrics",
-        clock=MNIST_LINES,
+        clock=Clock(r"Train Epoch: \d+ \[(?P<done>\d+)/"),  # the total is that of the whole data set, not of the fold
     ),
     Program(
         name="ignite",
         folder="ignite/examples/mnist",
-        command="python mnist.py",
+        command="python mnist.py --log_interval 1",
         prepare=lambda folder: data.mnist(folder),
         packages="pytorch-ignite tqdm",
         clock=Clock(r"ITERATION.*?" + DONE, 64, is_steps=True),
@@ -312,9 +328,9 @@ FRAMEWORKS = (
     Program(
         name="skorch",
         folder="skorch/examples/cli",
-        command="python train.py net --n_samples=100000 --max_epochs=1000",
+        command="python train.py net --n_samples=5000 --max_epochs=1000",
         packages="skorch fire numpydoc",
-        clock=Clock(r"^\s+(?P<done>\d+)\s+\S*\d\.\d+", 80_000),
+        clock=Clock(r"^\s+(?P<done>\d+)\s+\S*\d\.\d+", 4_000),
     ),
     Program(
         name="keras",
@@ -329,6 +345,8 @@ FRAMEWORKS = (
         command="env FASTAI_HOME=home python train_tabular.py",
         prepare=lambda folder: data.adults(folder / "home/data/adult_sample/adult.csv"),
         packages="fastai",
+        clock=Clock(r"^(?P<done>\d+)\s+[\d.]+\s+[\d.]+\s+[\d.]+\s+\d+:\d+", 16_000),
+        options=("measure.screening.min_s=20",),
     ),
     Program(
         name="monai",
@@ -356,14 +374,14 @@ FRAMEWORKS = (
     Program(
         name="zoo_ppo",
         folder="rl-baselines3-zoo",
-        command=f"{ZOO} ppo",
+        command=f"{ZOO} ppo -params n_epochs:4",
         packages="rl_zoo3",
         clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 256),
     ),
     Program(
         name="zoo_dqn",
         folder="rl-baselines3-zoo",
-        command=f"{ZOO} dqn",
+        command=f"{ZOO} dqn --log-interval 1 -params train_freq:16 gradient_steps:8",
         packages="rl_zoo3",
         clock=Clock(r"n_updates\s+\|\s+(?P<done>\d+)", 64),
     ),
@@ -392,16 +410,16 @@ PEOPLE = (
     Program(
         name="chargpt",
         folder="minGPT/projects/chargpt",
-        command="env PYTHONPATH=../.. python chargpt.py --model.model_type=gpt-micro",
+        command="env PYTHONPATH=../.. python chargpt.py --model.model_type=gpt-nano --data.block_size=16",
         prepare=lambda folder: data.write(folder / "input.txt", data.text()),
         clock=Clock(r"iter (?P<done>\d+): train loss", 64, is_steps=True),
     ),
     Program(
         name="makemore",
         folder="makemore",
-        command="python makemore.py",
+        command="python makemore.py --n-layer 2 --n-embd 32 --batch-size 16",
         packages="tensorboard",
-        clock=Clock(r"^step (?P<done>\d+) \|", 32, is_steps=True),
+        clock=Clock(r"^step (?P<done>\d+) \|", 16, is_steps=True),
     ),
     Program(
         name="wgan_gp",
@@ -413,7 +431,7 @@ PEOPLE = (
     Program(
         name="unet",
         folder="Pytorch-UNet",
-        command="env WANDB_MODE=disabled python train.py --scale 0.25 --batch-size 2 --epochs 100",
+        command="env WANDB_MODE=disabled python train.py --scale 0.125 --batch-size 2 --epochs 100",
         prepare=lambda folder: data.masked_photos(folder / "data"),
         packages="wandb tqdm",
         clock=Clock(EPOCH_BAR),
@@ -422,8 +440,9 @@ PEOPLE = (
         name="tutorial_words",
         folder="pytorch-tutorial/tutorials/02-intermediate/language_model",
         command="python main.py",
-        prepare=lambda folder: data.word_files(folder / "data"),
+        prepare=_words_of_tutorial,
         clock=Clock(r"Step\[" + DONE, 600),
+        options=LONG,
     ),
     Program(
         name="cleanrl_ppo",

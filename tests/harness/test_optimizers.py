@@ -1,5 +1,6 @@
 """What counts as a step, and how many samples a step holds."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from autotune.harness.knobs.optimizer import OptimizerKnobs, _problem
 from autotune.harness.optimizers import ADDED_TOGETHER, Overflows
 from autotune.harness.protocol import APPLIED, UNMEASURABLE
 from autotune.harness.session import OTHER_DEVICE
-from tests.harness.conftest import Trial
+from tests.harness.conftest import RULES, Trial
 from tests.harness.contexts import context
 
 
@@ -40,10 +41,20 @@ def test_a_model_that_is_compiled_after_some_steps_is_counted_and_keeps_its_prec
     assert run.stdout.count("torch.bfloat16") == 40
 
 
-def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
-    found = trial("kinds.py", "without_batch").result()
+@pytest.mark.parametrize("kind", ["without_batch", "same_batch"])
+def test_a_step_without_any_batch_counts_as_a_step(trial: Trial, kind: str) -> None:
+    found = trial("kinds.py", kind).result()
     assert (found.status, found.unit) == ("measured", "steps")
     assert set(found.steps["samples"]) == {1}
+
+
+def test_the_last_step_of_a_program_that_fetches_ahead_is_not_measured(trial: Trial) -> None:
+    """Its batch was counted in an earlier step."""
+    rules = dataclasses.replace(RULES, slow_step_s=60.0, min_s=60.0, max_s=60.0)
+    found = trial("kinds.py", "fetched_ahead", rules=rules).result()
+    assert (found.status, found.unit_source, found.steps["samples"][-1]) == ("ended", "loader", 0)
+    assert found.window is not None
+    assert found.window.samples == 12 * found.window.steps
 
 
 def test_a_device_whose_steps_cannot_be_timed_is_refused_at_the_first_step(trial: Trial) -> None:

@@ -34,6 +34,7 @@ def test_processes_that_share_one_model_are_counted_together_over_one_span(trial
     assert [(found.status, found.rank, found.world_size) for found in results] == [("measured", 0, 2), ("measured", 1, 2)]
     assert results[0].pid != results[1].pid
     span = json.loads((run.folder / protocol.STOP_FILE).read_text())["span"]
+    assert all(0.0 < found.steps["origin_s"] < span[0] for found in results)
     own: list[list[float]] = [own_steps(run.folder, number, span) for number in (0, 1)]
     windows: list[Any] = [found.window for found in results]
     assert sorted(window.steps for window in windows) == pytest.approx(sorted(map(len, own)), abs=3)

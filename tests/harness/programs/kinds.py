@@ -1,6 +1,7 @@
 """Training loops that make counting hard; the first word names one."""
 
 import sys
+import time
 
 import torch
 from torch import nn
@@ -75,6 +76,29 @@ def without_batch():
         optimizer.zero_grad()
         (weight**2).backward()
         optimizer.step()
+
+
+def same_batch():
+    """A loader's first batch is used in all steps, without a module."""
+    (inputs, _), weight = next(iter(DataLoader(data, batch_size=12))), nn.Parameter(torch.randn(()))
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        (weight * inputs).square().mean().backward()
+        optimizer.step()
+
+
+def fetched_ahead():
+    """Each batch is fetched before the step of the one before it; the program ends after one epoch."""
+    model, fetched = nn.Linear(4, 2), iter(DataLoader(data, batch_size=12))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    coming = next(fetched)
+    while coming is not None:
+        (inputs, targets), coming = coming, next(fetched, None)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        time.sleep(0.1)
 
 
 def elsewhere():
