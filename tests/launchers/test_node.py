@@ -19,7 +19,7 @@ from autotune.launchers import messages, node, remote, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from tests.launchers.agents import PipeLauncher, environment, gone, place, ready
+from tests.launchers.agents import AGENT, PipeLauncher, environment, gone, place, ready
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
@@ -131,6 +131,19 @@ def test_what_is_not_there_is_named(make, tmp_path, changes, told):
     with pytest.raises(BadInput) as caught:
         ready(launcher)
     assert all(words in str(caught.value) for words in told)
+    assert launcher.started[0].process.poll() is not None
+
+
+def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
+    if os.getuid():
+        pytest.skip("a folder that is read-only for one process needs root")
+    (runs := tmp_path / "runs").mkdir()
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    launcher = make(argv=("unshare", "--mount", "sh", "-c", script, str(runs), *AGENT))
+    launcher._place = dataclasses.replace(place(tmp_path), runs_dir=str(runs))
+    told = rf"^runs_dir: node \S+ cannot write to this folder \(Read-only file system\), got '{runs}'"
+    with pytest.raises(BadInput, match=told):
+        ready(launcher)
     assert launcher.started[0].process.poll() is not None
 
 
