@@ -111,7 +111,8 @@ class RemoteLauncher(Launcher):
 
     def why_waiting(self) -> str:
         """See `Launcher.why_waiting`."""
-        return self._transport.why_waiting() if self._transport and self._slot is None else ""
+        why = self._transport.why_waiting() if self._transport and self._slot is None else ""
+        return f"slot {self._name}: {why}" if self._name and why else why
 
     def watch(self) -> MachineWatch:
         """Returns the monitor of the node."""
@@ -187,7 +188,7 @@ class RemoteLauncher(Launcher):
             self.close()
             raise never
         elif self._patience_s is not None and waited_s > self._patience_s:
-            why = self._transport.why_waiting()
+            why = self.why_waiting()
             self.close()
             raise self.too_late(waited_s, why)
 

@@ -37,13 +37,14 @@ from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
+STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
-    "time limit": "minutes", "memory": "mem", "processors": "cpus", "cpu count": "cpus",
+    "time limit": "minutes", "memory": "mem", "(tres)": "gres", "processors": "cpus", "cpu count": "cpus",
 }  # fmt: skip
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
@@ -158,7 +159,7 @@ class Srun(ChildTransport):
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
-        self._queued_s = time.monotonic()  # when the job was last known to be queued
+        self._began_s = self._queued_s = time.monotonic()  # the latter: when the job was last known to be queued
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -172,7 +173,9 @@ class Srun(ChildTransport):
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
         job = self._job()
         if not job or JOB in os.environ:
-            return self.last_words().removeprefix("srun: ")
+            # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
+            is_long = bool(job) and time.monotonic() - self._began_s > STEP_S
+            return self.last_words().removeprefix("srun: ") or (f"no free place for a step in job {job}" if is_long else "")
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"
