@@ -136,7 +136,8 @@ class Interference:
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
             return (
-                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time left"
+                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too long for a search of "
+                f"about {seconds_text(left_s)}"
             )
         return ""
 
