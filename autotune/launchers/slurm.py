@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.config.cluster import JOB, SRUN
@@ -31,13 +31,25 @@ from autotune.errors import BadInput
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
-from autotune.launchers.slurm_jobs import BEGIN_S, NAME, NOTE, SQUEUE_S, UNREACHABLE, LeftJobs, ask, cancel, named
+from autotune.launchers.slurm_jobs import (
+    BEGIN_S,
+    NAME,
+    NOTE,
+    SQUEUE_S,
+    UNREACHABLE,
+    LeftJobs,
+    ask,
+    cancel,
+    named,
+    still_running,
+)
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
 STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
+MAX_LOST = 20  # number of earlier jobs that are looked for
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
@@ -75,6 +87,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
+        self._lost: list[str] = []  # names of the jobs before this one; Slurm may take one for running again
         self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
 
     def transport(self) -> Transport:
@@ -91,6 +104,7 @@ class SlurmLauncher(RemoteLauncher):
             seen=seen,
             unended=self._unended,
             runs_dir=Path(place.runs_dir),
+            when_queued=self._cancel_again,
         )
         self._notes += [srun.note] if srun.note else []
         return srun
@@ -101,11 +115,23 @@ class SlurmLauncher(RemoteLauncher):
 
     def close(self) -> None:
         """See `Launcher.close`."""
+        name = self._transport.name if isinstance(self._transport, Srun) else ""
         super().close()
-        cancel(self._unended)
+        if cancel(self._unended):
+            self._cancel_again()
+        self._lost = [*self._lost, name][-MAX_LOST:] if name else self._lost
         while self._notes and not self._unended:
             with contextlib.suppress(OSError):
                 self._notes.pop().unlink(missing_ok=True)
+
+    def _cancel_again(self) -> None:
+        """Cancels earlier jobs that Slurm takes for running again, so that they do not hold the nodes that are waited for.
+
+        A slurmctld that is killed shortly after a node was lost does not remember when it restarts that the job is over.
+        """
+        if self._lost:
+            self._unended |= set(still_running(self._lost))
+            cancel(self._unended)
 
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
@@ -124,6 +150,7 @@ class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
     Attributes:
+        name: the job's name; "" if the job is the user's own.
         note: file whose name contains the job's name; None without `runs_dir`, or if the job is the user's own.
 
     Args:
@@ -132,6 +159,7 @@ class Srun(ChildTransport):
         seen: paths that every node of the job must see.
         unended: set to which the job is added, as an argument of scancel, when the transport is closed.
         runs_dir: folder for the note.
+        when_queued: called when Slurm has said that the job is queued; at most every ASK_EVERY_S, after some first calls.
     """
 
     def __init__(
@@ -142,11 +170,14 @@ class Srun(ChildTransport):
         seen: Sequence[str] = (),
         unended: set[str] | None = None,
         runs_dir: Path | None = None,
+        when_queued: Callable[[], None] = lambda: None,
     ) -> None:
+        self._when_queued = when_queued
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
         self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
+        self.name = "" if self._is_of_user else self._name
         self.note: Path | None = None
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
@@ -247,6 +278,8 @@ class Srun(ChildTransport):
         if answer.returncode == 0:
             self._state, _, self._reason = answer.stdout.strip().partition("|")
             self._state = self._state or "no longer in the queue"
+        if self._state == "PENDING":
+            self._when_queued()
 
     def _errors(self) -> str:
         """Returns srun's error messages on one line; if there are none, the last line of its output."""

@@ -147,6 +147,14 @@ def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
     assert launcher.started[0].process.poll() is not None
 
 
+def test_a_runs_folder_whose_new_files_the_node_sees_late_is_waited_for(make, tmp_path):
+    late = "import os, sys, time; from autotune.launchers import node; see, end_s = os.path.exists, time.monotonic() + 2.0; "
+    late += "os.path.exists = lambda path: see(path) and (not path.endswith('.token') or time.monotonic() > end_s); node.main()"
+    began_s = time.monotonic()
+    ready(make(argv=(sys.executable, "-c", late)))
+    assert time.monotonic() - began_s > 2.0
+
+
 def test_another_version_on_the_node_is_refused(make, monkeypatch):
     launcher = make()
     monkeypatch.setattr(autotune, "__version__", "99.0")
