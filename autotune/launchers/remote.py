@@ -275,12 +275,12 @@ class RemoteRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
-        """Returns the newest progress line of rank 0 on the node; if the node is lost, the last known line."""
+        """Returns the newest progress line of rank 0 on the node; the last known one if it is over or the node is lost."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
             with contextlib.suppress(NodeLost), readable():  # `poll` will report it
-                raw = self._node.ask("progress", PROGRESS_S)["progress"]
-                self._newest = from_json(raw, Progress) if raw else None
+                if raw := self._node.ask("progress", PROGRESS_S)["progress"]:  # None once it is over on the node
+                    self._newest = from_json(raw, Progress)
         return self._newest
 
     def stop(self, reason: str) -> None:

@@ -96,6 +96,18 @@ def test_a_launch_and_its_end_survive_the_way(launcher, folder):
     assert ended.evidence["node"]["host"] == launcher.slots()[0].host
 
 
+def test_the_last_progress_of_a_trial_that_is_over_on_the_node_is_still_known(launcher, folder):
+    running = launcher.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
+    give_up_s = time.monotonic() + 30
+    while (seen := running.progress()) is None or seen.phase != "steady":
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    wait_for(folder / "result.rank0.json")
+    time.sleep(2.0)  # the agent ends the trial; nothing has asked for its end
+    assert running.progress().phase == "steady"
+    assert wait(running).cause == "result"
+
+
 def test_waiting_for_a_node_costs_no_time_and_can_be_stopped(make, folder):
     launcher = make(argv=MUTE)
     before_s = launcher.clock.monotonic()
