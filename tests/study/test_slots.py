@@ -224,6 +224,21 @@ def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench
     assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
 
 
+def test_a_study_that_is_resumed_in_the_finals_keeps_its_calibration(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=60, num_slots=4)
+    study.surface.failures = lambda trial, knobs: (
+        Failure(raises=KeyboardInterrupt) if of_kind(study, Kind.final) and trial == len(study.trials) else None
+    )
+    assert study.run()["status"] == "interrupted"
+    before = study.folder.read_study().slots
+    assert (before["num"], len(of_kind(study, Kind.final)) > 0) == (4, True)
+    study.surface.failures = lambda trial, knobs: None
+    said = len(notices(study))
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    assert study.folder.read_study().slots == before
+    assert not any("at a time" in line for line in notices(study)[said:])
+
+
 @pytest.mark.thorough
 def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
     surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
