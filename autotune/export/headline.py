@@ -14,12 +14,13 @@ from autotune.quantities import number_text
 from autotune.records import THROUGHPUT, Knobs, Summary
 from autotune.wording import BETTER, gain_words, objective_of, side_texts
 
-MAX_LINE = 160
+WIDTH = 100  # of a comment line; fits the report's box
+MAX_WORD = 160
 INDENT = "  "
 
 
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
-    """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at MAX_LINE.
+    """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at WIDTH.
 
     Args:
         claimed: the exported configuration.
@@ -55,10 +56,10 @@ def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
 
 
 def _wrapped(line: str) -> list[str]:
-    """Returns a sentence wrapped at MAX_LINE. Words longer than that, which a user's command line may contain, are cut."""
+    """Returns a sentence wrapped at WIDTH. Words longer than MAX_WORD, which a user's command line may contain, are cut."""
     plain = one_line(line, len(line) + 1)
-    words = " ".join(one_line(word, MAX_LINE - len(INDENT)) for word in plain.split())
-    return textwrap.wrap(words, MAX_LINE, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+    words = " ".join(one_line(word, MAX_WORD) for word in plain.split())
+    return textwrap.wrap(words, WIDTH, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
 
 
 def _where(summary: Summary) -> str:

@@ -237,6 +237,33 @@ class ModuleWatch:
             return __init__
 
         patches.install(DistributedDataParallel, "__init__", around)
+        patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
+
+    def _watch_compiled(self, eval_frame: Any) -> None:
+        # Inside the module that `torch.compile` returns, the compiler does not see that a root is called. A program that
+        # compiles its model after the search for roots would no longer be counted, nor train in the trial's precision.
+        def around(construct: Any) -> Any:
+            def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+                construct(wrapper, module, *args, **kwargs)
+                try:
+                    self._compiled(wrapper, module)
+                except Exception:
+                    self._context.broke("preparing a compiled module")
+
+            return __init__
+
+        patches.install(eval_frame.OptimizedModule, "__init__", around)
+
+    def _compiled(self, wrapper: Any, module: Any) -> None:
+        """Makes the module that `torch.compile` returned the root in place of the one that it was made of."""
+        inner = self._root_of(module)
+        if inner is None:
+            return
+        root = Root(wrapper, {**inner.observed, module_knobs.COMPILE: "default"}, inner.sizes.asked)
+        root.around = self._knobs.around_calls(wrapper) if inner.around is not None else None
+        self.roots[self.roots.index(inner)] = root
+        if not self._intercept(root):
+            self.roots[self.roots.index(root)] = inner
 
     def _is_prepared(self, module: Any) -> bool:
         return module is not None and any(known() is module for known in self._prepared)

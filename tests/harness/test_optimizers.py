@@ -32,6 +32,14 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: another optimizer took over
 
 
+def test_a_model_that_is_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
+    run = trial("kinds.py", "compiled_late", knobs={"precision.amp": "bf16"})
+    found = run.result()
+    assert set(found.steps["samples"]) == {14}
+    assert (found.detected["modules"], found.detected["compile"]) == (["OptimizedModule(Net)"], "default")
+    assert run.stdout.count("torch.bfloat16") == 40
+
+
 def test_a_step_without_any_batch_counts_as_a_step(trial: Trial) -> None:
     found = trial("kinds.py", "without_batch").result()
     assert (found.status, found.unit) == ("measured", "steps")
@@ -47,6 +55,11 @@ def test_a_device_whose_steps_cannot_be_timed_is_refused_at_the_first_step(trial
 
 def test_a_copy_of_an_optimizer_does_not_make_a_real_run_search_for_models_for_ever(trial: Trial) -> None:
     assert trial("kinds.py", "copied_optimizer", mode="apply").stdout.split()[-1] == "True"
+
+
+def test_a_model_that_is_compiled_after_some_steps_keeps_its_precision_in_a_real_run(trial: Trial) -> None:
+    run = trial("kinds.py", "compiled_late", knobs={"precision.amp": "bf16"}, mode="apply")
+    assert run.stdout.count("torch.bfloat16") == 40
 
 
 @pytest.mark.parametrize("flags", [(), ("fused",)])

@@ -48,6 +48,26 @@ def without_loader():
             model.train()
 
 
+def compiled_late():
+    seen = []
+
+    class Net(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            seen.append(y.dtype)
+            return y
+
+    model = wrapped = Net(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in range(40):
+        if number == 6:
+            wrapped = torch.compile(model, backend="eager")
+        optimizer.zero_grad()
+        wrapped(torch.randn(14, 4)).sum().backward()
+        optimizer.step()
+        print(number, seen[-1])
+
+
 def without_batch():
     weight = nn.Parameter(torch.randn(()))
     optimizer = torch.optim.SGD([weight], lr=0.01)
