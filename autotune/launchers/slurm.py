@@ -28,6 +28,7 @@ from pathlib import Path
 from autotune.config.cluster import JOB, SRUN
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
+from autotune.launchers.base import Slot
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
@@ -35,12 +36,16 @@ from autotune.launchers.slurm_jobs import (
     BEGIN_S,
     NAME,
     NOTE,
+    SAVED_S,
     SQUEUE_S,
     UNREACHABLE,
     LeftJobs,
     ask,
     cancel,
+    cancel_noted,
+    mark,
     named,
+    settle,
     still_running,
 )
 from autotune.launchers.transport import Transport
@@ -89,6 +94,14 @@ class SlurmLauncher(RemoteLauncher):
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
         self._lost: list[str] = []  # names of the jobs before this one; Slurm may take one for running again
         self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
+        self._again_s = math.inf  # when lost jobs are cancelled once more
+
+    def slots(self) -> list[Slot]:
+        """See `RemoteLauncher.slots`."""
+        if self._slot is None:  # it waits, maybe for nodes of a lost job whose end Slurm has forgotten
+            self._left.cancel()
+            self._cancel_again()
+        return super().slots()
 
     def transport(self) -> Transport:
         """Submits the job and returns at once."""
@@ -104,7 +117,7 @@ class SlurmLauncher(RemoteLauncher):
             seen=seen,
             unended=self._unended,
             runs_dir=Path(place.runs_dir),
-            when_queued=self._cancel_again,
+            when_queued=self._cancel_revived,
         )
         self._notes += [srun.note] if srun.note else []
         return srun
@@ -118,13 +131,25 @@ class SlurmLauncher(RemoteLauncher):
         name = self._transport.name if isinstance(self._transport, Srun) else ""
         super().close()
         if cancel(self._unended):
-            self._cancel_again()
+            self._cancel_revived()
         self._lost = [*self._lost, name][-MAX_LOST:] if name else self._lost
-        while self._notes and not self._unended:
-            with contextlib.suppress(OSError):
-                self._notes.pop().unlink(missing_ok=True)
+        self._left.cancel()
+        self._cancel_again()
+        if not self._unended:
+            for note in self._notes:
+                settle(note)
+            self._notes = [note for note in self._notes if note.exists()]
+        if self._notes and self._again_s == math.inf:
+            self._again_s = time.monotonic() + SAVED_S + 1.0
 
     def _cancel_again(self) -> None:
+        """Cancels lost jobs once more: a controller that was killed does not know that they have ended."""
+        if time.monotonic() >= self._again_s:
+            self._again_s, current = math.inf, getattr(self._transport, "note", None)
+            cancel_noted([note for note in self._notes if note != current])
+            self._notes = [note for note in self._notes if note.exists()]
+
+    def _cancel_revived(self) -> None:
         """Cancels earlier jobs that Slurm takes for running again, so that they do not hold the nodes that are waited for.
 
         A slurmctld that is killed shortly after a node was lost does not remember when it restarts that the job is over.
@@ -198,6 +223,8 @@ class Srun(ChildTransport):
             is_alive = self._process.poll() is None
             if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # srun does not print the number at once
                 self._unended.add(job)  # even if srun exits with 0: then Slurm may not know yet that the job has ended
+            if self.note and (self.link.is_lost or not is_alive):
+                mark(self.note)
         super().close()
 
     def why_waiting(self) -> str:
@@ -261,8 +288,8 @@ class Srun(ChildTransport):
 
     def _job(self) -> str:
         """Returns the job's number; "" while it is unknown."""
-        found = NUMBER.search(self.text())
-        return self.job or (found[1] if found else os.environ.get(JOB, ""))
+        found = NUMBER.findall(self.text())  # an srun that was stopped in the queue cancels its job and submits another
+        return self.job or (found[-1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:
         """Asks Slurm for state and reason of the job, unless it was asked just now."""

@@ -6,6 +6,7 @@ The jobs of killed tuners are found by notes in the runs folder.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -19,6 +20,7 @@ from autotune.launchers.user_files import NOTES
 
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
+SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed before does not know that a job has ended.
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
@@ -76,18 +78,53 @@ class LeftJobs:
     """Jobs left behind by killed tuners, found by the notes in a runs folder. The slots of a study share one object."""
 
     def __init__(self, runs_dir: Path) -> None:
-        self._runs_dir, self._is_asked = runs_dir, False
-        self._lines: list[str] = []
+        self._runs_dir = runs_dir
+        self._lines: list[str] | None = None
+        self._next_s = 0.0  # when to cancel them
 
     def cancel(self) -> None:
-        """Cancels these jobs, unless an earlier call did."""
-        if not self._is_asked:
-            self._is_asked, self._lines = True, cancel_left(self._runs_dir)
+        """Cancels these jobs in the first call, and once more in a later call: Slurm may have forgotten that they are over."""
+        if (now_s := time.monotonic()) >= self._next_s:
+            lines, is_first = cancel_left(self._runs_dir), self._lines is None
+            self._next_s = now_s + SAVED_S + 1.0 if is_first else math.inf
+            self._lines = lines if is_first else self._lines
 
     def unchecked(self) -> list[str]:
         """Returns a line for the user about each job that may be left; each line is returned only once."""
-        lines, self._lines = self._lines, []
+        lines, self._lines = self._lines or [], []
         return lines
+
+
+def mark(note: Path) -> None:
+    """Marks the note of a job that was lost: `settle` keeps it for SAVED_S."""
+    with contextlib.suppress(OSError):
+        if not is_marked(note):
+            note.write_bytes(b"lost\n")
+
+
+def is_marked(note: Path) -> bool:
+    """Whether the note's job was lost."""
+    return note.stat().st_size > 0
+
+
+def settle(note: Path) -> None:
+    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget it."""
+    with contextlib.suppress(OSError):
+        if not is_marked(note) or time.time() - note.stat().st_mtime > SAVED_S:
+            note.unlink()
+
+
+def cancel_noted(notes: Collection[Path]) -> tuple[set[str], bool]:
+    """Cancels jobs by their notes.
+
+    Returns:
+        The names of those whose end Slurm has not accepted, and whether Slurm answers.
+    """
+    does_answer = cancel(left := {f"{NAME}{job_of(note)}" for note in notes})
+    for note in notes:
+        if f"{NAME}{job_of(note)}" not in left:
+            settle(note)
+    return {job.removeprefix(NAME) for job in left}, does_answer
 
 
 def cancel_left(runs_dir: Path) -> list[str]:
@@ -99,14 +136,11 @@ def cancel_left(runs_dir: Path) -> list[str]:
     Returns:
         A line for the user about each job that may be left and was not cancelled.
     """
-    own = {_job_of(note): note for note in left_by_killed(runs_dir, NOTE)}
-    others = _of_other_hosts(runs_dir)
-    does_answer = cancel(left := {f"{NAME}{name}" for name in own})
-    for name, note in own.items():
-        if f"{NAME}{name}" not in left:
-            with contextlib.suppress(OSError):
-                note.unlink(missing_ok=True)
-    unchecked = sorted(job.removeprefix(NAME) for job in left)
+    own, others = left_by_killed(runs_dir, NOTE), _of_other_hosts(runs_dir)
+    for note in own:
+        mark(note)
+    left, does_answer = cancel_noted(own)
+    unchecked = sorted(left)
     held = _held(others) if others and does_answer else None
     if others and held is None:
         unchecked += sorted(others)
@@ -131,14 +165,15 @@ def named(job: str) -> str:
     return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
 
 
-def _job_of(note: Path) -> str:
+def job_of(note: Path) -> str:
+    """Returns the name of the job that a note is about."""
     return "-".join(note.name.removesuffix(NOTE).rsplit("-", 2)[1:])  # .autotune-HOST-PID-autotune-1a2b3c4d.job
 
 
 def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
     """Returns this user's notes of tuners on other hosts: job -> note. Leaves out those that are locked: their tuner runs."""
     told = {note: NOTED.fullmatch(note.name) for note in runs_dir.glob(f"{NOTES}*{NOTE}")}
-    return {_job_of(note): note for note, name in told.items() if name and name[1] != platform.node() and is_free(note)}
+    return {job_of(note): note for note, name in told.items() if name and name[1] != platform.node() and is_free(note)}
 
 
 def _held(names: Collection[str]) -> dict[str, tuple[str, bool]] | None:

@@ -2,14 +2,16 @@
 
     python -m tests.benchmarks.chaos --kills 100 [--seed 0] [--minutes 30] [--ranks 1,2,4] [--file chaos.jsonl]
     python -m tests.benchmarks.chaos --slurm --kills 40    # trials run on a private Slurm, whose parts are killed as well
+    python -m tests.benchmarks.chaos --ray --kills 40      # the same on a private Ray cluster
     python -m tests.benchmarks.chaos --stub --kills 1000   # trials without torch: many of them finish between two kills
 
 Victims, blows and moments are random. A victim is a trial's first process, one of its ranks or loader workers, the warm
 server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
-"everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. With --slurm,
-a victim may also be the agent on the node, `srun`, the node's slurmstepd or slurmd, or slurmctld; the last two are started
-again after a while. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP, SIGCONT), or send it
-five SIGTERMs at once.
+"everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. On a
+cluster, a victim may also be the agent on the node; with --slurm, `srun`, the node's slurmstepd or slurmd, or slurmctld; with
+--ray the broker, the actor (Ray's worker), the node's raylet, or rarely the head. Daemons are started again after a while, and
+after the head's death the whole cluster. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP,
+SIGCONT), or send it five SIGTERMs at once.
 
 With --stub, trials take less than a second and hardly any CPU. So there is no warm server, but everything else is the same.
 The stub's speed is known, so a verdict other than that bf16 is 1.5 times as fast is wrong, too.
@@ -50,13 +52,13 @@ import psutil
 from autotune.errors import NotMeasured
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import own_environment
+from autotune.launchers.slurm_jobs import NOTE, is_marked
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S
+from tests.benchmarks.chaos_engines import Engine, OnRay, OnSlurm
 from tests.benchmarks.chaos_programs import LAUNCH, OTHER, RATIO, STUB, TORCH
 from tests.benchmarks.reporting import machine_lines, table
-from tests.launchers.losses import agents
-from tests.slurm.private import PrivateSlurm, why_not
 
 AMP = "precision.amp"
 PRECIOUS, CHECKPOINTS = b"precious" * 1000, ("named.pt", "replaced.pt")  # content and names of the user's checkpoints
@@ -73,10 +75,7 @@ BLOWS = ("SIGKILL",) * 6 + ("SIGSTOP", "SIGTERM")
 STOPPED_S = (0.2, 5.0)  # shortest and longest time for which a process is stopped
 NUM_SIGTERM = 5
 UI_EVERY_S = 40.0  # shortest time between two starts of `autotune ui`, which each take seconds of CPU
-DAEMONS = {"slurmd": "n1", "slurmctld": "slurmctld"}  # victim -> its name in `PrivateSlurm`
-ON_SLURM = ("agent", "srun", "slurmstepd", *DAEMONS)
-DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
-SELDOM, SELDOM_WEIGHT = ("tuner", EVERYTHING), 0.5  # after these, it takes seconds until a trial runs again
+WEIGHTS = {"tuner": 0.5, EVERYTHING: 0.5}  # after these, it takes seconds until a trial runs again
 PAUSE_S, STUB_PAUSE_S = (0.2, 3.0), (0.1, 1.0)  # shortest and longest pause between two kills
 LOOK_S = 0.05  # between two looks for the drawn victim, which read the whole process list
 # How long to wait for the drawn victim to exist. Trials come back when the tuner has started, but the tracker may not.
@@ -166,7 +165,7 @@ class Victimized:
         toll: gets the results.
         deadline_s: time on the monotonic clock after which nothing is killed.
         ranks: number of processes of a trial; several are started by torchrun.
-        slurm: where the trials run; None for this host.
+        engine: where the trials run; None for this host.
         is_stub: whether the trials run a program without torch.
         most_pause_s: longest pause between two kills; None for the usual one.
     """
@@ -180,7 +179,7 @@ class Victimized:
         toll: Toll,
         deadline_s: float,
         ranks: int = 1,
-        slurm: PrivateSlurm | None = None,
+        engine: Engine | None = None,
         is_stub: bool = False,
         most_pause_s: float | None = None,
     ) -> None:
@@ -191,17 +190,19 @@ class Victimized:
         (temporary := cwd / "tmp").mkdir()
         own = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
         self._environment = {**own, "TMPDIR": str(temporary)}
-        self._slurm, self._is_stub, self._options = slurm, is_stub, [*OPTIONS, *(STUB_OPTIONS if is_stub else [])]
+        self._engine, self._is_stub, self._options = engine, is_stub, [*OPTIONS, *(STUB_OPTIONS if is_stub else [])]
         least_s, most_s = STUB_PAUSE_S if is_stub else PAUSE_S
         self._pause_s = least_s, most_pause_s or most_s
-        missing = {*(["rank"] if ranks == 1 else []), *(["warm server"] if ranks > 1 or is_stub or slurm else [])}
+        missing = {*(["rank"] if ranks == 1 else []), *(["warm server"] if ranks > 1 or is_stub or engine else [])}
         self._kinds = [name for name in VICTIMS if name not in missing]
         self._tuner: subprocess.Popen[bytes] | None = None
         self._ui: subprocess.Popen[bytes] | None = None
         self._next_ui_s = 0.0
-        if slurm:
-            self._environment |= slurm.environment
-            self._kinds, self._options = [*self._kinds, *ON_SLURM], [*self._options, "launcher=slurm", "launch.slurm.cpus=2"]
+        self._weights = dict(WEIGHTS)
+        if engine:
+            self._environment |= engine.environment
+            self._kinds, self._options = [*self._kinds, *engine.victims], [*self._options, *engine.options]
+            self._weights |= engine.weights
         (cwd / "train.py").write_text(STUB if is_stub else TORCH, encoding="utf-8")
         (cwd / "launch.py").write_text(LAUNCH, encoding="utf-8")
         program = [sys.executable, *(["-S"] if is_stub else []), "train.py"]
@@ -269,7 +270,7 @@ class Victimized:
 
     def _draw(self) -> tuple[str, str, float]:
         """Returns the next victim and blow, and the earliest moment for it."""
-        weights = [SELDOM_WEIGHT if kind in SELDOM else 1.0 for kind in self._kinds]
+        weights = [self._weights.get(kind, 1.0) for kind in self._kinds]
         return (
             self._rng.choices(self._kinds, weights)[0],
             self._rng.choice(BLOWS),
@@ -278,9 +279,10 @@ class Victimized:
 
     def _hit(self, name: str, blow: str, tuner: subprocess.Popen[bytes]) -> bool:
         """Hits a process of this kind; returns whether there was one."""
-        if self._slurm and name in DAEMONS:
+        if self._engine and name in self._engine.daemons:
             self._note(f"SIGKILL for {name}")
-            self._slurm.kill(DAEMONS[name], for_s=self._rng.uniform(*DOWN_S))
+            self._engine.kill(name, self._rng)
+            self._note(f"{name} runs again")
             blow = "SIGKILL"
         elif name == EVERYTHING:
             self._note("SIGKILL for everything")
@@ -318,7 +320,7 @@ class Victimized:
         found: dict[str, list[psutil.Process]] = {name: [] for name in self._kinds}
         try:
             own, there = psutil.Process(tuner.pid), self._agents()
-            found |= {"tuner": [own], "agent": there, "slurmstepd": [step for one in there if (step := one.parent())]}
+            found |= {"tuner": [own], **(self._engine.processes(own) if self._engine else {})}
             if self._ui and self._is_ui_there:
                 found["ui"] = [psutil.Process(self._ui.pid), *psutil.Process(self._ui.pid).children(recursive=True)]
             for process in (child for root in (own, *there) for child in root.children(recursive=True)):
@@ -339,7 +341,7 @@ class Victimized:
         return self._ui is not None and self._ui.poll() is None
 
     def _agents(self) -> list[psutil.Process]:
-        return agents("SLURM_CONF", self._slurm.environment["SLURM_CONF"]) if self._slurm else []
+        return self._engine.agents() if self._engine else []
 
     def _look(self) -> None:
         """Compares the records on disk and the user's checkpoints with those of the last call."""
@@ -388,12 +390,13 @@ class Victimized:
         toll.files += [f"{self._cwd.name}: {path.relative_to(self._cwd)}" for path in self._temporary()]
 
     def _temporary(self) -> list[Path]:
-        """Returns the temporary files that autotune has left."""
+        """Returns the temporary files that autotune has left, without the note of a job that was lost at the study's end."""
         left, runs = (
             [path for path in (self._cwd / "tmp").iterdir() if not (path.name.startswith(OF_LIBRARIES) or _is_pythons(path))],
             self.folder.path.parent,
         )
-        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *runs.glob(".autotune-*"))
+        notes = [note for note in runs.glob(".autotune-*") if note.suffix != NOTE or not is_marked(note)]
+        of_study, of_runs = self.folder.path.rglob("*.tmp"), (*runs.glob(".mlflow.db.*"), *notes)
         return [*left, *self._cwd.glob(".*.tmp"), *of_study, *of_runs]
 
     def _verify(self) -> None:
@@ -439,8 +442,6 @@ def kind_of(process: psutil.Process) -> str | None:
     """Returns which kind of victim a process below the tuner or an agent is; None for others."""
     words, parent = " ".join(process.cmdline()), process.parent()
     above = " ".join(parent.cmdline()) if parent else ""
-    if process.name() == "srun":
-        return "srun"
     if "supervisor" in words:
         return "supervisor"
     if " sync " in words:
@@ -483,7 +484,7 @@ def run(
     study_minutes: float = 2.0,
     each: int | None = None,
     ranks: Sequence[int] = (1,),
-    slurm: PrivateSlurm | None = None,
+    engine: Engine | None = None,
     is_stub: bool = False,
     most_pause_s: float | None = None,
 ) -> Iterator[Toll]:
@@ -497,7 +498,7 @@ def run(
         study_minutes: budget of each study.
         each: kills of a study, which then runs on to its verdict; None for no limit.
         ranks: numbers of processes of a trial; the studies take turns.
-        slurm: where the trials run; None for this host.
+        engine: where the trials run; None for this host.
         is_stub: whether the trials run a program without torch.
         most_pause_s: longest pause between two kills; None for the usual one.
 
@@ -510,13 +511,12 @@ def run(
             return
         cwd, toll, before = place / f"{number:02d}", Toll(), _segments()
         cwd.mkdir()
-        how = {"deadline_s": deadline_s, "ranks": ranks[number % len(ranks)], "slurm": slurm, "is_stub": is_stub}
+        how = {"deadline_s": deadline_s, "ranks": ranks[number % len(ranks)], "engine": engine, "is_stub": is_stub}
         how["most_pause_s"] = most_pause_s
         kills_left -= (num := min(each or kills_left, kills_left))
         kills_left += Victimized(cwd, num, rng, toll=toll, **how).run(study_minutes)
         toll.segments = sorted(_segments() - before)
-        if slurm and not slurm.is_idle():
-            toll.orphans += [f"job {job}" for job in slurm.jobs()]
+        toll.orphans += engine.left() if engine else []
         yield toll
 
 
@@ -564,7 +564,10 @@ def main() -> int:
     parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
     parser.add_argument("--pause", type=float, help="longest pause between two kills, seconds; longer if trials are to finish")
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
-    parser.add_argument("--slurm", action="store_true", help="run the trials on a private Slurm, and kill its parts as well")
+    where = parser.add_mutually_exclusive_group()
+    for name, kind in (("slurm", OnSlurm), ("ray", OnRay)):
+        words = f"run the trials on a private {name.capitalize()}, and kill its parts as well"
+        where.add_argument(f"--{name}", dest="engine", action="store_const", const=kind, help=words)
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
     parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()
@@ -572,25 +575,22 @@ def main() -> int:
     earlier = read(asked.file)
     before = sum(earlier, Toll())
     kills_left, seed, made = max(0, asked.kills - before.kills.total()), asked.seed + len(earlier), Toll()
-    ranks = [int(number) for number in asked.ranks.split(",")] if not asked.slurm else [1]
+    ranks = [int(number) for number in asked.ranks.split(",")] if not asked.engine else [1]
     turn = len(earlier) % len(ranks)
-    if asked.slurm and (why := why_not()):
-        parser.error(f"--slurm: {why}")
+    if asked.engine and (why := asked.engine.why_not()):
+        parser.error(why)
     with tempfile.TemporaryDirectory(prefix="autotune-chaos-") as folder:
-        with tempfile.TemporaryDirectory(prefix="autotune-slurm-") as place:
-            slurm = PrivateSlurm(Path(place)) if asked.slurm else None
-            how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "each": asked.each}
-            how["most_pause_s"] = asked.pause
-            try:
-                for number, toll in enumerate(
-                    run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]], slurm=slurm, is_stub=asked.stub)
-                ):
-                    made += toll
-                    if asked.file:
-                        _keep(toll, asked.file, Path(folder, f"{number:02d}"), len(earlier) + number)
-            finally:
-                if slurm:
-                    slurm.stop()
+        engine = asked.engine() if asked.engine else None
+        how = {"seed": seed, "minutes": asked.minutes, "study_minutes": asked.study_minutes, "each": asked.each}
+        how |= {"most_pause_s": asked.pause, "engine": engine, "is_stub": asked.stub}
+        try:
+            for number, toll in enumerate(run(Path(folder), kills_left, **how, ranks=[*ranks[turn:], *ranks[:turn]])):
+                made += toll
+                if asked.file:
+                    _keep(toll, asked.file, Path(folder, f"{number:02d}"), len(earlier) + number)
+        finally:
+            if engine:
+                engine.stop()
         total = before + made
         print("\n".join([*machine_lines(), *total.lines()]))
         if kills_left and not made.is_clean:

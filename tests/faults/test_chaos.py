@@ -9,11 +9,26 @@ import pytest
 
 from autotune.records import Kind, Outcome, TrialRecord
 from tests.benchmarks import chaos
+from tests.benchmarks.chaos_engines import OnRay, OnSlurm
 
 
 @pytest.mark.thorough  # the other tests of this folder kill each part at a chosen moment
 def test_study_survives_the_death_of_its_parts(tmp_path):
     toll = sum(chaos.run(tmp_path, 3, seed=3, minutes=0.3, study_minutes=0.3), chaos.Toll())
+    assert toll.is_clean, "\n".join(toll.lines())
+    assert toll.kills.total() >= 1
+
+
+@pytest.mark.thorough  # tests/slurm and tests/ray kill each part at a chosen moment
+@pytest.mark.parametrize("kind", [OnSlurm, OnRay])
+def test_study_on_a_cluster_survives_the_death_of_its_parts(tmp_path, kind):
+    if why := kind.why_not():
+        pytest.skip(why)
+    engine = kind()
+    try:
+        toll = sum(chaos.run(tmp_path, 5, seed=3, minutes=0.7, study_minutes=0.7, engine=engine, is_stub=True), chaos.Toll())
+    finally:
+        engine.stop()
     assert toll.is_clean, "\n".join(toll.lines())
     assert toll.kills.total() >= 1
 
@@ -119,3 +134,13 @@ def test_temporary_files_that_are_left_count_except_those_of_libraries(study, tm
     (tmp_path / ".named.pt.7.tmp").touch()
     study._close()
     assert len(study._toll.files) == 2
+
+
+def test_the_note_of_a_lost_job_does_not_count_and_other_notes_do(study, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / ".autotune-host-7-autotune-1a.job").write_text("lost\n")
+    study._close()
+    assert study._toll.files == []
+    (tmp_path / "runs" / ".autotune-host-7-autotune-2b.job").touch()
+    study._close()
+    assert len(study._toll.files) == 1

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from autotune.config.schema import SlurmOptions
+from autotune.errors import BadInput
 from autotune.launchers import remote, slurm, slurm_jobs
 from autotune.launchers.remote import Place
 from autotune.launchers.remote_slots import RemoteSlots
@@ -49,6 +50,20 @@ def test_a_job_is_dropped_only_if_scancel_leaves_no_doubt(scancel, words, status
     jobs = {"12"}
     slurm_jobs.cancel(jobs)
     assert jobs == (set() if is_over else {"12"})
+
+
+def test_an_srun_that_submits_its_job_again_has_the_second_cancelled(scancel, monkeypatch):
+    """It does so if it is stopped in the queue: it cancels its job when it goes on."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    scancel('for job in 12 13; do echo "srun: job $job queued and waiting for resources" >&2; done; cat >/dev/null', "srun")
+    jobs = set()
+    transport = slurm.Srun(SlurmOptions(), unended=jobs)
+    give_up_s = time.monotonic() + 10
+    while "job 13" not in transport.text():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    transport.close()
+    assert jobs == {"13"}
 
 
 @pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False), ("--jobi=12", False)])
@@ -95,6 +110,10 @@ def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_
         note.touch()
     slurm_jobs.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == "--quiet --name=autotune-1a2b3c4d\n"
+    assert left.exists(), "a controller that is killed now does not know that the job has ended"
+    os.utime(left, (0, time.time() - slurm_jobs.SAVED_S - 1))
+    slurm_jobs.cancel_left(tmp_path)
+    assert (tmp_path / "asked").read_text() == 2 * "--quiet --name=autotune-1a2b3c4d\n"
     assert left.exists() is not is_over
     assert alive.exists()
 
@@ -111,6 +130,42 @@ def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypat
     scancel("")
     launcher.close()
     assert not note.exists()
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_lost_job_is_cancelled_once_more_while_the_next_one_waits(scancel, tmp_path, monkeypatch, dead, is_own):
+    """A controller that is killed before it has saved the job's end gives its nodes to the job again, for good."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(slurm_jobs, "SAVED_S", 0.1)
+    monkeypatch.setattr(slurm, "SAVED_S", 0.1)
+    scancel(f'echo "$@" >>{tmp_path}/asked')
+    scancel("", "squeue")
+    (runs := tmp_path / "runs").mkdir()
+    launcher = slurm.SlurmLauncher(SlurmOptions(), Place(cwd="/", program="true", runs_dir=str(runs)))
+    if is_own:
+        scancel("echo 'srun: job 12 queued and waiting' >&2; exit 1", "srun")
+        with pytest.raises(BadInput, match="Slurm does not start the agent"):
+            wait_for_slots(launcher)
+    else:
+        noted(runs, platform.node(), dead, "1a2b3c4d")
+    (note,) = runs.iterdir()
+    scancel("cat >/dev/null", "srun")
+    assert launcher.slots() == []
+    name = f"--name={slurm_jobs.job_of(note)}"
+    assert (tmp_path / "asked").read_text().splitlines() == ["--quiet 12" if is_own else f"--quiet {name}"]
+    give_up_s = time.monotonic() + 10
+    while note.exists():
+        assert time.monotonic() < give_up_s
+        assert launcher.slots() == []
+    assert (tmp_path / "asked").read_text().splitlines()[1:] == [f"--quiet {name}"]
+    launcher.close()
+    assert list(runs.iterdir()) == []
+
+
+def wait_for_slots(launcher):
+    give_up_s = time.monotonic() + 10
+    while not launcher.slots():
+        assert time.monotonic() < give_up_s
 
 
 def test_the_job_of_a_tuner_that_lives_in_another_container_is_not_cancelled(scancel, tmp_path, monkeypatch):

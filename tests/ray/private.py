@@ -36,6 +36,7 @@ class PrivateRay:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 bytes
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, tuple[list[str], Path | None]] = {}  # how each node was started, the head first
         port = _free_port()
         self.address = f"127.0.0.1:{port}"
         head = ["--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
@@ -54,14 +55,26 @@ class PrivateRay:
         if not only:
             self._processes[name].kill()
         for process in processes:
-            if process.name() in (only or ("raylet", "gcs_server")):
-                process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.name() in (only or ("raylet", "gcs_server")):
+                    process.kill()
 
     def remove(self, name: str) -> None:
         """Stops a node, or what is left of it."""
+        del self._started[name]
         process = self._processes.pop(name)
         process.terminate()
         process.wait(30)
+
+    def restart(self, name: str) -> None:
+        """Starts a killed node again. Without its head a cluster is lost, so with the head all nodes are started again."""
+        names = list(self._started) if name == "head" else [name]
+        for each in names:
+            self.kill(each)  # without a head, nodes do not end in time when they are terminated
+            self._processes.pop(each).wait()
+        for each in names:
+            self._start(each, *self._started[each])
+            _wait_for(lambda each=each: self._is_up(each), self)
 
     def workers(self) -> list[psutil.Process]:
         """Returns the processes that run actors."""
@@ -91,6 +104,7 @@ class PrivateRay:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
+        self._started[name] = argv, apart
         until_the_end = ["setpriv", "--pdeathsig", "TERM"]  # of this process, also if it is killed
         hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
         argv = [*until_the_end, *hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]

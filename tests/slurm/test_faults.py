@@ -115,6 +115,19 @@ def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make
     assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
 
 
+@pytest.mark.thorough
+def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, slurm, folder):
+    launcher = ready(make(cpus=4))  # the whole node
+    _, running, _ = began(launcher, folder)
+    slurm.save()
+    process_of("agent", launcher).kill()
+    assert lost(running, 15).evidence["node_lost"]
+    slurm.kill("slurmctld", for_s=0.2)  # before it has saved that the job is over
+    assert slurm.jobs(), "it has saved it"
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 60).cause == "result"
+
+
 def newest_agent(*, after=None):
     """Waits for an agent, or for another one than `after`, and returns it."""
     give_up_s = time.monotonic() + 30
