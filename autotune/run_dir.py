@@ -104,10 +104,7 @@ class StudyFolder:
             try:
                 self._claim = held.enter_context(Claim(self.path))
             except Owned as owned:
-                raise BadInput(
-                    f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait for its end, or end it with "
-                    "Ctrl-C."
-                ) from None
+                raise self._taken(owned) from None
             except OSError as error:
                 raise self.lost(error) from error
             try:
@@ -119,6 +116,20 @@ class StudyFolder:
     def is_owned(self) -> bool:
         """Whether a process is working on the study now."""
         return owner_of(self.path) is not None
+
+    def check_free(self) -> None:
+        """Checks, before a long wait for a node, what `claimed` checks after it.
+
+        Raises:
+            BadInput: another tuner is working on it.
+        """
+        if (owner := owner_of(self.path)) is not None:
+            raise self._taken(Owned(owner))
+
+    def _taken(self, owned: Owned) -> BadInput:
+        return BadInput(
+            f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait for its end, or end it with Ctrl-C."
+        )
 
     # Documents -------------------------------------------------------------------------------------------------------------
 

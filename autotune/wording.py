@@ -24,7 +24,7 @@ from autotune.quantities import (
     seconds_text,
     step_time_text,
 )
-from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, objective_names
+from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Knobs, KnobValue, Outcome, Summary, TrialRecord, objective_names
 
 # Objective -> the word for a verdict of "faster" (BETTER), what the ratio refers to (GAINS), the column head (HEADS).
 BETTER = {THROUGHPUT: "faster", TIME: "faster", ENERGY: "better", COST: "cheaper"}
@@ -342,6 +342,20 @@ def cycles_text(metrics: Mapping[str, float]) -> str:
     steps, seconds = metrics["window_steps"] / num, metrics["window_s"] / num
     cycles = "1 cycle" if num == 1 else f"{num:.0f} cycles"
     return f"Steps come in cycles of {steps:.0f} steps in {seconds:.3g} s; the window contains {cycles}"
+
+
+def node_of(trial: TrialRecord) -> dict[str, Any]:
+    """Returns the node of a cluster that a trial ran on, {"host", "boot_id", "job"}; {} for the tuner's own machine."""
+    node = trial.evidence.get("node")
+    return node if isinstance(node, dict) else {}
+
+
+def where_text(trial: TrialRecord) -> str:
+    """Returns "slot 2: n1, job 12, beside 3 others" or "n1, job 12"; "" if the trial had the tuner's own machine to itself."""
+    node = node_of(trial)
+    place = f"slot {trial.slot}" if trial.slot else ", job ".join(str(node[name]) for name in ("host", "job") if node.get(name))
+    others = "1 other" if trial.neighbours == 1 else f"{trial.neighbours} others"
+    return f"{place}, beside {others}" if place and trial.neighbours else place
 
 
 def log_lines(evidence: dict[str, Any]) -> list[str]:

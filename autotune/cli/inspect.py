@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +16,15 @@ from rich.text import Text
 
 from autotune.cli.live import PHASE_WORDS
 from autotune.cli.nodes import closed, launcher_of
+from autotune.cli.signals import stoppable
 from autotune.cli.terminal import can_redraw, console, print_json
 from autotune.detected import doubts, findings, missing_processes
-from autotune.errors import Interrupted, NothingWorked
+from autotune.errors import NothingWorked
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text
 from autotune.wording import command_text, log_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.console import Console
 
     from autotune.config.compose import Composed
@@ -54,7 +51,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
     launcher, facts = launcher_of(composed, facts)
     shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this machine's /tmp
     with (
-        _stoppable(),
+        stoppable("the inspection was stopped, and its processes and temporary files are gone"),
         closed(launcher),
         tempfile.TemporaryDirectory(prefix="autotune-inspect-", dir=shared) as folder,
     ):
@@ -95,33 +92,6 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         study=folder.parent.parent,
         mode="inspect",
     )
-
-
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that the inspection cleans up. Ignores further signals.
-
-    Raises:
-        Interrupted: there was a signal.
-    """
-    before: dict[signal.Signals, Any] = {}
-
-    def stop(*_: object) -> None:
-        for number in before:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    try:
-        if threading.current_thread() is threading.main_thread():  # only the main thread can set signal handlers
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    before[number] = signal.signal(number, stop)
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("the inspection was stopped, and its processes and temporary files are gone") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) -> Ended:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from autotune.cli.signals import stoppable
 from autotune.cli.terminal import can_redraw, console
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
 
     Raises:
         BadInput: no machine is available, or the study cannot run there.
+        Interrupted: the user stopped the wait.
     """
     from autotune.config.schema import LOCAL
     from autotune.launchers import make_launcher
@@ -34,13 +36,14 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
-    try:
-        slot = _slot(launcher)
-        if composed.on_node:
-            composed.on_node(slot.facts)
-    except BaseException:
-        with closed(launcher):
-            raise
+    with stoppable("interrupted while waiting for a node: nothing was measured, and no node is asked for any more"):
+        try:
+            slot = _slot(launcher)
+            if composed.on_node:
+                composed.on_node(slot.facts)
+        except BaseException:
+            with closed(launcher):
+                raise
     return launcher, slot.facts
 
 

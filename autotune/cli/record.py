@@ -68,6 +68,7 @@ def _carry_out(
 ) -> int:
     from autotune.study import resume_study, run_study
 
+    folder.check_free()
     try:
         return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
     except Interrupted:

@@ -33,6 +33,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _is_complete(folder, summary, as_json=as_json)
 
+    folder.check_free()
     from autotune.cli.verify import inputs_to_resume
     from autotune.config.recorded import recorded
     from autotune.machine import host_facts

@@ -87,8 +87,8 @@ def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
 
     facts = host_facts()
     composed = compose_asked(asked, facts)
-    inputs = inputs_of(composed, facts)
     check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
+    inputs = inputs_of(composed, facts)
     folder = create(Path(composed.config.runs_dir), composed.name)
     for note in composed.notes:
         print(f"autotune: {note}", file=sys.stderr)

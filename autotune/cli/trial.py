@@ -16,7 +16,7 @@ from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, 
 from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
-from autotune.wording import changes_phrase, log_lines
+from autotune.wording import changes_phrase, log_lines, where_text
 
 
 def print_trial(folder: StudyFolder, number: int, *, as_json: bool) -> int:
@@ -75,6 +75,7 @@ def _facts(record: TrialRecord) -> list[tuple[str, str]]:
         ("L", rate_text(record.loader_rate, record.unit) if record.loader_rate else ""),
         ("peak memory", bytes_text(record.peak_memory_bytes) if record.peak_memory_bytes else ""),
         ("took", f"{seconds_text(record.seconds)}, started {record.start}"),
+        ("ran on", where_text(record)),
         ("tier", str(record.tier)),
     ]
     return [(name, text) for name, text in found if text]

@@ -25,6 +25,7 @@ import platform
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -204,7 +205,7 @@ def take_over(environment: dict[str, str], program: str) -> None:
 
 
 def missing(message: Message) -> list[str]:
-    """Returns a problem for each file or folder that the study needs and this machine does not see.
+    """Returns a problem for each file or folder that the study needs and this machine does not see, or cannot write.
 
     Args:
         message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
@@ -224,7 +225,21 @@ def missing(message: Message) -> list[str]:
             problems.append(f"runs_dir: node {host} does not see this folder, got {runs_dir!r}. {shared}: runs_dir=DIR.")
             break
         time.sleep(0.1)
+    else:
+        if why := _why_unwritable(runs_dir):
+            problems.append(
+                f"runs_dir: node {host} cannot write to this folder ({why}), got {runs_dir!r}. {shared}: runs_dir=DIR."
+            )
     return problems
+
+
+def _why_unwritable(folder: str) -> str:
+    """Returns why no file can be made in a folder; "" if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _leave_at_last(link: Link) -> None:

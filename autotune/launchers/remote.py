@@ -111,7 +111,8 @@ class RemoteLauncher(Launcher):
 
     def why_waiting(self) -> str:
         """See `Launcher.why_waiting`."""
-        return self._transport.why_waiting() if self._transport and self._slot is None else ""
+        why = self._transport.why_waiting() if self._transport and self._slot is None else ""
+        return f"slot {self._name}: {why}" if self._name and why else why
 
     def watch(self) -> MachineWatch:
         """Returns the monitor of the node."""
@@ -187,7 +188,7 @@ class RemoteLauncher(Launcher):
             self.close()
             raise never
         elif self._patience_s is not None and waited_s > self._patience_s:
-            why = self._transport.why_waiting()
+            why = self.why_waiting()
             self.close()
             raise self.too_late(waited_s, why)
 
@@ -274,12 +275,12 @@ class RemoteRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
-        """Returns the newest progress line of rank 0 on the node; if the node is lost, the last known line."""
+        """Returns the newest progress line of rank 0 on the node; the last known one if it is over or the node is lost."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
             with contextlib.suppress(NodeLost), readable():  # `poll` will report it
-                raw = self._node.ask("progress", PROGRESS_S)["progress"]
-                self._newest = from_json(raw, Progress) if raw else None
+                if raw := self._node.ask("progress", PROGRESS_S)["progress"]:  # None once it is over on the node
+                    self._newest = from_json(raw, Progress)
         return self._newest
 
     def stop(self, reason: str) -> None:

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.config.cluster import JOB, SRUN
@@ -46,19 +46,22 @@ from autotune.launchers.slurm_jobs import (
     mark,
     named,
     settle,
+    still_running,
 )
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
+STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
+MAX_LOST = 20  # number of earlier jobs that are looked for
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
     "account": "account", "qos": "qos", "partition": "partition", "generic resource": "gres", "gres": "gres",
-    "time limit": "minutes", "memory": "mem", "processors": "cpus", "cpu count": "cpus",
+    "time limit": "minutes", "memory": "mem", "(tres)": "gres", "processors": "cpus", "cpu count": "cpus",
 }  # fmt: skip
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
@@ -89,6 +92,7 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
+        self._lost: list[str] = []  # names of the jobs before this one; Slurm may take one for running again
         self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
         self._again_s = math.inf  # when lost jobs are cancelled once more
 
@@ -113,6 +117,7 @@ class SlurmLauncher(RemoteLauncher):
             seen=seen,
             unended=self._unended,
             runs_dir=Path(place.runs_dir),
+            when_queued=self._cancel_revived,
         )
         self._notes += [srun.note] if srun.note else []
         return srun
@@ -123,8 +128,11 @@ class SlurmLauncher(RemoteLauncher):
 
     def close(self) -> None:
         """See `Launcher.close`."""
+        name = self._transport.name if isinstance(self._transport, Srun) else ""
         super().close()
-        cancel(self._unended)
+        if cancel(self._unended):
+            self._cancel_revived()
+        self._lost = [*self._lost, name][-MAX_LOST:] if name else self._lost
         self._left.cancel()
         self._cancel_again()
         if not self._unended:
@@ -140,6 +148,15 @@ class SlurmLauncher(RemoteLauncher):
             self._again_s, current = math.inf, getattr(self._transport, "note", None)
             cancel_noted([note for note in self._notes if note != current])
             self._notes = [note for note in self._notes if note.exists()]
+
+    def _cancel_revived(self) -> None:
+        """Cancels earlier jobs that Slurm takes for running again, so that they do not hold the nodes that are waited for.
+
+        A slurmctld that is killed shortly after a node was lost does not remember when it restarts that the job is over.
+        """
+        if self._lost:
+            self._unended |= set(still_running(self._lost))
+            cancel(self._unended)
 
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
@@ -158,6 +175,7 @@ class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
     Attributes:
+        name: the job's name; "" if the job is the user's own.
         note: file whose name contains the job's name; None without `runs_dir`, or if the job is the user's own.
 
     Args:
@@ -166,6 +184,7 @@ class Srun(ChildTransport):
         seen: paths that every node of the job must see.
         unended: set to which the job is added, as an argument of scancel, when the transport is closed.
         runs_dir: folder for the note.
+        when_queued: called when Slurm has said that the job is queued; at most every ASK_EVERY_S, after some first calls.
     """
 
     def __init__(
@@ -176,11 +195,14 @@ class Srun(ChildTransport):
         seen: Sequence[str] = (),
         unended: set[str] | None = None,
         runs_dir: Path | None = None,
+        when_queued: Callable[[], None] = lambda: None,
     ) -> None:
+        self._when_queued = when_queued
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
         self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
+        self.name = "" if self._is_of_user else self._name
         self.note: Path | None = None
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
@@ -193,7 +215,7 @@ class Srun(ChildTransport):
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
-        self._queued_s = time.monotonic()  # when the job was last known to be queued
+        self._began_s = self._queued_s = time.monotonic()  # the latter: when the job was last known to be queued
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -209,7 +231,9 @@ class Srun(ChildTransport):
         """Returns Slurm's reason why the job is not running yet: "Resources (job 12)"."""
         job = self._job()
         if not job or JOB in os.environ:
-            return self.last_words().removeprefix("srun: ")
+            # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
+            is_long = bool(job) and time.monotonic() - self._began_s > STEP_S
+            return self.last_words().removeprefix("srun: ") or (f"no free place for a step in job {job}" if is_long else "")
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"
@@ -281,6 +305,8 @@ class Srun(ChildTransport):
         if answer.returncode == 0:
             self._state, _, self._reason = answer.stdout.strip().partition("|")
             self._state = self._state or "no longer in the queue"
+        if self._state == "PENDING":
+            self._when_queued()
 
     def _errors(self) -> str:
         """Returns srun's error messages on one line; if there are none, the last line of its output."""

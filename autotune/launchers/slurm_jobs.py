@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from autotune.launchers.remote import is_free, left_by_killed
@@ -152,6 +152,12 @@ def cancel_left(runs_dir: Path) -> list[str]:
             f"`squeue --name={names}` lists those that do: end them with scancel."
         )
     return lines
+
+
+def still_running(names: Sequence[str]) -> list[str]:
+    """Returns the numbers of the jobs with these names that hold nodes; [] if Slurm does not answer."""
+    jobs = _squeue(f"{NAME}{','.join(names)}", "--states=RUNNING,SUSPENDED", "--format=%i")
+    return [job.strip() for job in jobs or ()]
 
 
 def named(job: str) -> str:

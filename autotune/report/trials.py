@@ -15,9 +15,9 @@ UNCOUNTED = {Kind.explain: ("pass", "passes"), Kind.check: ("check", "checks")} 
 
 
 def outcomes_text(summary: Summary) -> str:
-    """Returns the outcomes of a study's trials. Trials that only explain the result are counted separately.
+    """Returns the outcomes of a study's trials. Trials that only test or explain something are counted separately.
 
-    "5 ok, 1 timeout; to explain the result, also 6 passes and 4 checks: 10 ok (trials 0006 to 0015)".
+    "5 ok, 1 timeout; not among these, 6 passes and 4 checks: 10 ok (trials 0006 to 0015)".
     """
     counted = counts_text(summary.get("counts") or {})
     others = [trial for trial in summary.get("trials") or [] if trial.get("kind") in UNCOUNTED]
@@ -27,7 +27,7 @@ def outcomes_text(summary: Summary) -> str:
     words = " and ".join(f"{kinds[kind]} {names[kinds[kind] > 1]}" for kind, names in UNCOUNTED.items() if kinds[kind])
     outcomes = counts_text(Counter(str(trial["outcome"]) for trial in others))
     numbers = _spans([int(trial["number"]) for trial in others])
-    return f"{counted}; to explain the result, also {words}: {outcomes} (trial{'s' * (len(others) > 1)} {numbers})"
+    return f"{counted}; not among these, {words}: {outcomes} (trial{'s' * (len(others) > 1)} {numbers})"
 
 
 def _spans(numbers: Sequence[int]) -> str:

@@ -89,6 +89,8 @@ class Interference:
         """Calibrates if that is due, and tells the user what follows; does nothing with one slot."""
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
+        if self._left_s(self._each_s(best)) <= 0:  # as in a study that is resumed in the finals
+            return
         self._num = int(min(self._num, max(2, self._num_left)))
         if why := self._why_not(best):
             if self._is_unlike(best):
@@ -132,13 +134,18 @@ class Interference:
             return f"the program writes {left[0]}, which parallel trials would share"
         if session.baseline.ranks:
             return "the program starts several processes"
-        each_s = max(best.fresh_s, 1e-9)
+        each_s = self._each_s(best)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
         if (left_s - needed_s) * self._num < left_s:
             return (
-                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too much of the time left"
+                f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too long for a search of "
+                f"about {seconds_text(left_s)}"
             )
         return ""
+
+    @staticmethod
+    def _each_s(best: TrialRecord) -> float:
+        return max(best.fresh_s, 1e-9)
 
     def _left_s(self, each_s: float) -> float:
         """Returns the time that the search has left on one slot."""

@@ -1,12 +1,13 @@
 """The launcher of a study on other machines keeps its node until the study has ended."""
 
+import signal
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from autotune.cli.nodes import launcher_of
-from autotune.errors import BadInput
+from autotune.errors import BadInput, Interrupted
 from tests.cli.test_golden import Terminal
 
 
@@ -42,6 +43,15 @@ def test_why_a_study_waits_is_said_on_every_kind_of_terminal(launcher, monkeypat
     assert ("autotune: waiting: Resources, nodes [a/b]\n" in said) is (term == "dumb")
     assert "waiting: Resources, nodes [a/b]" in said
     assert "trials run on node node1" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_wait_and_withdraws_the_request(launcher, number, capsys):
+    launcher.slots = lambda: signal.raise_signal(number) or []
+    with pytest.raises(Interrupted, match="interrupted while waiting for a node"):
+        launcher_of(study(), {})
+    assert not launcher.is_open
+    assert "autotune: Job 12 may still hold nodes" in capsys.readouterr().err
 
 
 def test_a_node_that_does_not_suit_the_study_is_given_back(launcher, capsys):

@@ -23,6 +23,23 @@ def test_one_trial_is_told_completely(cli, study):
     assert json.loads(cli("show", "resnet18", "--trial", "1", "--json").stdout)["number"] == 1
 
 
+@pytest.mark.parametrize(
+    ("ran", "told"),
+    [
+        ({"slot": "2: n1, job 12", "host": "n1", "neighbours": 3}, "slot 2: n1, job 12, beside 3 others"),
+        ({"slot": "1", "host": "here", "neighbours": 1}, "slot 1, beside 1 other"),
+        ({"evidence": {"node": {"host": "n1", "boot_id": "x", "job": "12"}}}, "n1, job 12"),
+        ({"evidence": {"node": {"host": "n1", "boot_id": "x", "job": ""}}}, "n1"),
+        ({"evidence": {"node": 5}}, ""),
+    ],
+)
+def test_where_a_trial_ran_is_told(cli, study, ran, told):
+    file = cli.cwd / "runs" / "resnet18" / "trials" / "0001" / "trial.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | ran))
+    said = re.search(r"ran on +(.*?) *\n", cli("show", "resnet18", "--trial", "1").stdout)
+    assert (said[1] if said else "") == told
+
+
 def test_workers_that_had_to_be_forked_are_shown_as_forked(cli, study):
     file = cli.cwd / "runs" / "resnet18" / "trials" / "0001" / "trial.json"
     trial = json.loads(file.read_text())

@@ -99,7 +99,7 @@ def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
     assert f"outcomes  {counted}" in lines(summary, folder.path)
     kinds = [(8, "explain", "ok"), (9, "explain", "timeout"), (10, "check", "ok"), (12, "explain", "ok")]
     summary["trials"] += [{**summary["trials"][0], "number": n, "kind": kind, "outcome": said} for n, kind, said in kinds]
-    apart = f"{counted}; to explain the result, also 3 passes and 1 check: 3 ok, 1 timeout (trials 0008 to 0010, 0012)"
+    apart = f"{counted}; not among these, 3 passes and 1 check: 3 ok, 1 timeout (trials 0008 to 0010, 0012)"
     assert f"outcomes  {apart}" in lines(summary, folder.path)
     assert apart in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
 

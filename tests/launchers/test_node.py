@@ -19,7 +19,7 @@ from autotune.launchers import messages, node, remote, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from tests.launchers.agents import PipeLauncher, environment, gone, place, ready
+from tests.launchers.agents import AGENT, PipeLauncher, environment, gone, place, ready
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
@@ -96,6 +96,18 @@ def test_a_launch_and_its_end_survive_the_way(launcher, folder):
     assert ended.evidence["node"]["host"] == launcher.slots()[0].host
 
 
+def test_the_last_progress_of_a_trial_that_is_over_on_the_node_is_still_known(launcher, folder):
+    running = launcher.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
+    give_up_s = time.monotonic() + 30
+    while (seen := running.progress()) is None or seen.phase != "steady":
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    wait_for(folder / "result.rank0.json")
+    time.sleep(2.0)  # the agent ends the trial; nothing has asked for its end
+    assert running.progress().phase == "steady"
+    assert wait(running).cause == "result"
+
+
 def test_waiting_for_a_node_costs_no_time_and_can_be_stopped(make, folder):
     launcher = make(argv=MUTE)
     before_s = launcher.clock.monotonic()
@@ -132,6 +144,27 @@ def test_what_is_not_there_is_named(make, tmp_path, changes, told):
         ready(launcher)
     assert all(words in str(caught.value) for words in told)
     assert launcher.started[0].process.poll() is not None
+
+
+def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
+    if os.getuid():
+        pytest.skip("a folder that is read-only for one process needs root")
+    (runs := tmp_path / "runs").mkdir()
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    launcher = make(argv=("unshare", "--mount", "sh", "-c", script, str(runs), *AGENT))
+    launcher._place = dataclasses.replace(place(tmp_path), runs_dir=str(runs))
+    told = rf"^runs_dir: node \S+ cannot write to this folder \(Read-only file system\), got '{runs}'"
+    with pytest.raises(BadInput, match=told):
+        ready(launcher)
+    assert launcher.started[0].process.poll() is not None
+
+
+def test_a_runs_folder_whose_new_files_the_node_sees_late_is_waited_for(make, tmp_path):
+    late = "import os, sys, time; from autotune.launchers import node; see, end_s = os.path.exists, time.monotonic() + 2.0; "
+    late += "os.path.exists = lambda path: see(path) and (not path.endswith('.token') or time.monotonic() > end_s); node.main()"
+    began_s = time.monotonic()
+    ready(make(argv=(sys.executable, "-c", late)))
+    assert time.monotonic() - began_s > 2.0
 
 
 def test_another_version_on_the_node_is_refused(make, monkeypatch):

@@ -1,6 +1,7 @@
 """Several agents as the slots of one study, all on this machine."""
 
 import signal
+import sys
 import threading
 import time
 
@@ -74,6 +75,16 @@ def test_waiting_for_all_slots_costs_no_time(parts):
         assert launcher.clock.monotonic() - stood_s < 0.5
     finally:
         launcher.close()
+
+
+def test_why_a_slot_waits_is_told_with_its_number(tmp_path):
+    mute = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
+    launcher = RemoteSlots([PipeLauncher(place(tmp_path)), PipeLauncher(place(tmp_path), argv=mute, patience_s=5.0)])
+    assert launcher.slots() == []
+    assert launcher.why_waiting() in ("slot 1: Resources", "slot 2: Resources")
+    with pytest.raises(BadInput, match=r"^launch\.queue_minutes: .*\(slot 2: Resources\)"):
+        ready(launcher)
+    launcher.close()
 
 
 def test_the_clock_stands_still_only_while_no_slot_has_a_node():

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.failures import classify
+from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy, kill
@@ -52,7 +53,8 @@ def other(ray):
 
 def began(launcher, folder):
     """Starts a trial with a child process; returns its launch, the running trial and the process ids."""
-    launch = a_launch(folder, program(FAMILY))
+    # No step for longer than Ray needs to notice that the head is lost, 60 s.
+    launch = a_launch(folder, program(FAMILY), deadlines=Deadlines(step_s=600))
     running = launcher.start(launch)
     return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
 

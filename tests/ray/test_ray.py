@@ -73,6 +73,13 @@ def test_why_a_trial_waits_is_told_and_costs_no_time(make, folder):
         assert running.poll() is None
         time.sleep(0.1)
     assert "0 of 2 GPUs free" in second.why_waiting()
+    third = make(cpus=4)
+    assert third.slots() == []
+    while "no node for 4 CPUs yet (3 of 4 CPUs free)" not in third.why_waiting():  # no GPUs are named if none are asked for
+        assert time.monotonic() < give_up_s, third.why_waiting()
+        assert third.slots() == []
+        time.sleep(0.1)
+    third.close()
     assert second.clock.monotonic() == stood_s
     first.close()
     assert wait(running).cause == "result"

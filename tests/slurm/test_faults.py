@@ -19,6 +19,7 @@ from autotune.launchers import slurm_jobs
 from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
+from tests.faults.disks import fill, in_memory
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import FAMILY, agents, check_resumed, lost, nothing_left, resume_after_a_killed_tuner
@@ -69,6 +70,17 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
     ended = lost(running, 45 if victim == "slurmstepd" else 15)
     assert ended.evidence["node_lost"]
     assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
+    assert nothing_left(folder.parent.parent, pids, here, 10)
+    again = launcher.start(a_launch(folder, program("result()")))
+    assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_an_srun_that_is_told_to_end_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    _, running, pids = began(launcher, folder)
+    process_of("srun", launcher).terminate()
+    assert lost(running, 15).evidence["node_lost"]
     assert nothing_left(folder.parent.parent, pids, here, 10)
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 30).cause == "result"
@@ -314,6 +326,48 @@ def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slur
         assert nothing_left(folder.parent.parent, pids, here, 40)
     finally:
         slurm.start("n2")
+
+
+@pytest.mark.thorough
+def test_a_job_of_a_lost_node_that_a_restarted_controller_takes_for_running_is_cancelled_again(make, slurm, folder):
+    launcher = ready(make(cpus=4, partition="other"))
+    _, running, pids = began(launcher, folder)
+    (job,) = slurm.jobs()
+    slurm.save()
+    slurm.kill("n2")
+    try:
+        assert lost(running, 45).evidence["node_lost"]
+        assert nothing_left(folder.parent.parent, pids, here, 40)
+        slurm.kill("slurmctld", for_s=0.0)  # it does not save by itself that the node and its job are lost
+    finally:
+        slurm.start("n2")
+    assert slurm.jobs() == [job]
+    again = launcher.start(a_launch(folder, program("result()")))  # it needs all CPUs of the node
+    assert lost(again, 90).cause == "result"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_a_shared_folder_that_cannot_be_written_any_more_ends_the_study_and_its_job(slurm, tmp_path, fault):
+    with in_memory(tmp_path / "runs", "size=4m") as runs, contextlib.ExitStack() as stack:
+        study = QuickStudy(tmp_path, trial_s=1.0)
+        tuner = study.start("launcher=slurm", "launch.slurm.cpus=2", "compile.mode=off", "explain.auto=false")
+        study.wait_for_trial(1, tuner)
+        before, began_s = study.folder.read_trials(), time.monotonic()
+        if fault == "full":
+            fill(runs)
+        else:
+            subprocess.run(["mount", "--bind", runs, runs], check=True)
+            stack.callback(subprocess.run, ["umount", "--lazy", runs], check=True)
+            subprocess.run(["mount", "-o", "remount,bind,ro", runs], check=True)
+        _, err = tuner.communicate(timeout=90)
+        print(f"ended after {time.monotonic() - began_s:.1f} s")
+        said = "the disk is full" if fault == "full" else "cannot be written any more (Read-only file system)"
+        assert (tuner.returncode, "Traceback" in err) == (2, False), err
+        assert f"autotune: runs/s: {said}" in err
+        assert study.none_is_left()
+        assert slurm.is_idle()
+        assert study.folder.read_trials()[: len(before)] == before
 
 
 @pytest.mark.thorough

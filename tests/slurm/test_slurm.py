@@ -70,12 +70,37 @@ def test_a_step_of_the_allocation_that_the_tuner_runs_in(slurm, tmp_path):
     assert slurm.is_idle()
 
 
+@pytest.mark.thorough
+def test_a_slot_without_room_in_the_allocation_is_told(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
+    command += [*SLURM, "launch.slots=2", "launch.queue_minutes=0.3", "--", sys.executable, "-S", "train.py", "0.2"]
+    done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.search(r"autotune: waiting: slot 2: no free place for a step in job \d+\n", done.stderr)
+    assert re.search(r"launch\.queue_minutes: .*\(slot 2: no free place for a step in job \d+\)", done.stderr)
+    assert slurm.is_idle()
+
+
+def test_a_second_tuner_of_a_study_is_refused_before_it_asks_for_a_node(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    first = study.start("launcher=slurm", "launch.slurm.cpus=4", "explain.auto=false")
+    study.wait_for_trial(1, first)
+    out, err = study.resume().communicate(timeout=30)  # the first has all CPUs of the node
+    assert out == ""
+    assert f"another autotune is working on it, got 's' (process {first.pid} on host" in err
+    assert "waiting" not in err
+    first.terminate()
+    first.communicate(timeout=60)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         ({"nodes": 9}, ["launch.slurm", "9"]),
         ({"partition": "nosuch"}, ["launch.slurm.partition: ", "'nosuch'", "nvalid partition"]),
         ({"gres": "gpu:tpu:1"}, ["launch.slurm: ", "--gres=gpu:tpu:1", "node configuration is not available"]),
+        ({"gres": "gpu:0.5"}, ["launch.slurm.gres: ", "'gpu:0.5'", "TRES"]),
         ({"gres": "fpga:1"}, ["launch.slurm.gres: ", "'fpga:1'", "generic resource"]),
         ({"cpus": 64}, ["launch.slurm: ", "--cpus-per-task=64", "PartitionConfig"]),
         ({"minutes": 6000.0}, ["launch.slurm", "6000", "Partition"]),
@@ -155,7 +180,7 @@ def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
     process = study.start(*SLURM[:1], "launch.slots=2", "launch.slurm.cpus=4", "launch.queue_minutes=0.1")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, ""), err
-    assert re.search(r"launch\.queue_minutes: Slurm provided no node within [\d.]+ s \(Resources \(job ", err)
+    assert re.search(r"launch\.queue_minutes: Slurm provided no node within [\d.]+ s \(slot 2: Resources \(job ", err)
     assert "Traceback" not in err
     assert study.none_is_left()
     assert slurm.is_idle()

@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -192,9 +193,10 @@ def test_a_budget_too_small_for_a_calibration_means_one_slot(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=3, num_slots=2)
     study.run()
     assert calibrating(study) == []
-    assert any(
-        "One trial at a time: testing whether parallel trials disturb each other takes" in line for line in notices(study)
+    told = (
+        r"One trial at a time: testing whether parallel trials disturb each other takes \S+ .*, too long for a search of about "
     )
+    assert any(re.match(told, line) for line in notices(study))
 
 
 def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
@@ -220,6 +222,21 @@ def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench
     again = [trial.changed for trial in study.trials if trial.why.startswith("again: trial")]
     assert sorted(map(str, again)) == sorted(str(trial.changed) for trial in stopped if trial.kind is Kind.search)
     assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
+
+
+def test_a_study_that_is_resumed_in_the_finals_keeps_its_calibration(bench):
+    study = bench(Surface(**QUIET), *FEW, minutes=60, num_slots=4)
+    study.surface.failures = lambda trial, knobs: (
+        Failure(raises=KeyboardInterrupt) if of_kind(study, Kind.final) and trial == len(study.trials) else None
+    )
+    assert study.run()["status"] == "interrupted"
+    before = study.folder.read_study().slots
+    assert (before["num"], len(of_kind(study, Kind.final)) > 0) == (4, True)
+    study.surface.failures = lambda trial, knobs: None
+    said = len(notices(study))
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    assert study.folder.read_study().slots == before
+    assert not any("at a time" in line for line in notices(study)[said:])
 
 
 @pytest.mark.thorough

@@ -262,7 +262,7 @@ class LauncherContract:
     )
     def test_hang_ends_at_the_limit_of_its_phase(self, launcher: Launcher, folder: Path, phase: str, limit: str) -> None:
         """All other limits are long."""
-        deadlines = Deadlines(**{"start_s": 60.0, "compile_s": 60.0, "step_s": 60.0, f"{limit}_s": 0.8})
+        deadlines = Deadlines(**{"start_s": 60.0, "compile_s": 60.0, "step_s": 60.0, f"{limit}_s": 2.0})
         launch = a_launch(folder, program(f"progress({phase!r}, 2); time.sleep(600)"), deadlines=deadlines)
         ended = self.run(launcher, launch)
         assert (ended.cause, ended.phase) == ("deadline", phase)

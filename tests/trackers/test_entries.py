@@ -51,6 +51,16 @@ def test_long_values_are_cut_to_what_mlflow_takes():
     assert max(map(len, tags.values())) <= entries.MAX_TAG_CHARACTERS
 
 
+def test_a_run_says_where_it_ran():
+    study = StudyRecord(name="s", title="t", command=[], cwd="/")
+    tags = entries.trial_tags(trial(slot="2: n1, job 12", host="n1", neighbours=3), study, "n")
+    assert (tags["slot"], tags["host"], tags["neighbours"]) == ("2: n1, job 12", "n1", "3")
+    alone = entries.trial_tags(trial(evidence={"node": {"host": "n1", "boot_id": "x", "job": "12"}}), study, "n")
+    assert alone["host"] == "n1"
+    assert not {"slot", "neighbours"} & set(alone)
+    assert not {"slot", "host", "neighbours"} & set(entries.trial_tags(trial(), study, "n"))
+
+
 def test_credentials_in_addresses_are_masked(folder):
     study = folder.read_study()
     study.command = ["python", "train.py", "--data", "https://me:secret@host/data"]

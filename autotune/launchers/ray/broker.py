@@ -245,7 +245,7 @@ def wanted(request: dict[str, Any]) -> dict[str, int]:
     num, names = request["num_slots"], [name for name in asked if asked[name]]
     places = sum(min((int(node.get(name, 0)) // asked[name] for name in names), default=num) for node in nodes)
     if not request["may_wait"] and places < num:
-        leave(1, refused="slots", words=f"room for {places}, each with {in_words(asked)}")
+        leave(1, refused="slots", words=f"room for {places}, each with {in_words({name: asked[name] for name in names})}")
     return asked
 
 
@@ -254,7 +254,7 @@ def why_waiting(asked: dict[str, int]) -> str:
     free, there = ray.available_resources(), ray.cluster_resources()
     names = [name for name in asked if asked[name]]
     parts = [f"{free.get(name, 0):g} of {there.get(name, 0):g} {name}s free" for name in names]
-    return f"Ray has no node for {in_words(asked)} yet ({', '.join(parts)})"
+    return f"Ray has no node for {in_words({name: asked[name] for name in names})} yet ({', '.join(parts)})"
 
 
 def in_words(resources: dict[str, Any]) -> str:
