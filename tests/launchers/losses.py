@@ -30,7 +30,7 @@ def agents(variable: str, value: str) -> list[psutil.Process]:
 
 def _is_agent(process: psutil.Process, variable: str, value: str) -> bool:
     try:
-        return process.environ().get(variable) == value and process.cmdline()[1:3] == ["-m", "autotune.launchers.node"]
+        return process.environ().get(variable) == value and process.cmdline()[-2:] == ["-m", "autotune.launchers.node"]
     except psutil.Error:
         return False
 
