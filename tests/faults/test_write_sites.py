@@ -55,7 +55,7 @@ SITES = {
     """,
     "the command says so, since the user named the file or the folder": """
         cli.output.write cli.output.write_bytes cli.prune._remove_one cli.replay.replay cli.report.report
-        explain.tables.write_tables launchers.node._why_unwritable launchers.remote._token replay.table.write studies.create
+        explain.tables.write_tables launchers.remote._token replay.table.write studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__

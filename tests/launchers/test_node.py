@@ -153,7 +153,7 @@ def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
     script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
     launcher = make(argv=("unshare", "--mount", "sh", "-c", script, str(runs), *AGENT))
     launcher._place = dataclasses.replace(place(tmp_path), runs_dir=str(runs))
-    told = rf"^runs_dir: node \S+ cannot write to this folder \(Read-only file system\), got '{runs}'"
+    told = rf"^runs_dir: node \S+ cannot write to this folder, got '{runs}'"
     with pytest.raises(BadInput, match=told):
         ready(launcher)
     assert launcher.started[0].process.poll() is not None
