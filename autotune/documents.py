@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import stat
@@ -110,7 +111,16 @@ def read_json(path: Path) -> Any:
 
 def parsed(text: str) -> Any:
     """Returns the document that a JSON text holds, as `read_json` does."""
+    is_finite = True
+
+    def noted(digits: str) -> float:
+        nonlocal is_finite
+        value = float(digits)
+        is_finite = is_finite and math.isfinite(value)
+        return value
+
     try:
-        return finite(json.loads(text))
+        document = json.loads(text, parse_float=noted, parse_constant=noted)
+        return document if is_finite else finite(document)
     except RecursionError:
         raise ValueError("nested too deeply") from None

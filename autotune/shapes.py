@@ -16,6 +16,19 @@ FINITE = (str, int, bool, type(None))  # most values of a document
 LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoch
 
 
+class _Misfit(Exception):
+    """A value of another shape.
+
+    Attributes:
+        words: what is wrong.
+        keys: where the value stands, the innermost key first.
+    """
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.keys: list[object] = []
+
+
 def check(value: Any, shape: Any, place: str = "") -> None:
     """Checks a value of a document.
 
@@ -27,39 +40,58 @@ def check(value: Any, shape: Any, place: str = "") -> None:
     Raises:
         ValueError: it has another shape; the message begins with the place of the first difference.
     """
-    if isinstance(shape, tuple):
+    try:
+        _check(value, shape)
+    except _Misfit as misfit:
+        where = ".".join(map(str, [*([place] if place else []), *reversed(misfit.keys)]))
+        raise ValueError(f"{where}: {misfit.words}" if where else misfit.words) from None
+
+
+def _check(value: Any, shape: Any) -> None:
+    # The place is put together only where something is wrong: `list` checks a thousand summaries.
+    kind = type(shape)
+    if kind is dict:
+        _expect(isinstance(value, dict), "mapping", value)
+        _check_keys(value, shape)
+    elif kind is tuple:
         if value is not None:
-            check(value, shape[1], place)
-    elif isinstance(shape, list):
-        _expect(isinstance(value, list), "list", value, place)
+            _check(value, shape[1])
+    elif kind is list:
+        _expect(isinstance(value, list), "list", value)
         for number, item in enumerate(value):
-            check(item, shape[0], _inside(place, number))
-    elif isinstance(shape, dict):
-        _expect(isinstance(value, dict), "mapping", value, place)
-        _check_keys(value, shape, place)
+            _check_at(number, item, shape[0])
     elif not shape(value):
-        _expect(False, shape.__name__.replace("_", " "), value, place)
+        _expect(False, shape.__name__.replace("_", " "), value)
 
 
-def _check_keys(value: dict[str, Any], shape: dict[str, Any], place: str) -> None:
+def _check_keys(value: dict[str, Any], shape: dict[str, Any]) -> None:
     for name, inner in shape.items():
-        key = name.removesuffix("?")
+        is_optional = name[-1] == "?"
+        key = name[:-1] if is_optional else name
         if key == ANY:
             for each, item in value.items():
-                check(item, inner, _inside(place, each))
-        elif key in value and not (name != key and (value[key] is None or (isinstance(inner, dict) and value[key] == {}))):
-            check(value[key], inner, _inside(place, key))
-        elif name == key:
-            raise ValueError(f"{_inside(place, key)}: missing")
+                _check_at(each, item, inner)
+        elif key in value:
+            found = value[key]
+            if not (is_optional and (found is None or (found == {} and isinstance(inner, dict)))):
+                _check_at(key, found, inner)
+        elif not is_optional:
+            misfit = _Misfit("missing")
+            misfit.keys.append(key)
+            raise misfit
 
 
-def _expect(is_right: bool, what: str, value: Any, place: str) -> None:
+def _check_at(key: object, value: Any, shape: Any) -> None:
+    try:
+        _check(value, shape)
+    except _Misfit as misfit:
+        misfit.keys.append(key)
+        raise
+
+
+def _expect(is_right: bool, what: str, value: Any) -> None:
     if not is_right:
-        raise ValueError(f"{f'{place}: ' if place else ''}no {what}, got {value!r:.80}")
-
-
-def _inside(place: str, key: object) -> str:
-    return f"{place}.{key}" if place else str(key)
+        raise _Misfit(f"no {what}, got {value!r:.80}")
 
 
 def finite(document: Any) -> Any:

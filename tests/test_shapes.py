@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from autotune.documents import parsed
 from autotune.shapes import ANY, check, finite, interval, knob_value, moment, number, ratio, text, whole_number
 
 SHAPE = {
@@ -51,3 +52,8 @@ def test_a_knob_may_have_any_plain_value():
 def test_numbers_that_are_not_finite_become_unknown_with_the_list_that_they_stand_in():
     found = finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]})
     assert found == {"a": None, "b": None, "c": [{"d": None}, 2]}
+
+
+def test_numbers_that_are_not_finite_are_unknown_when_a_document_is_read():
+    assert parsed('{"a": 1e999, "b": [1.5, NaN], "c": 1e308, "d": -Infinity}') == {"a": None, "b": None, "c": 1e308, "d": None}
+    assert parsed('{"c": [1e308, 2]}') == {"c": [1e308, 2]}
