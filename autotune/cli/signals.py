@@ -1,4 +1,4 @@
-"""Lets a command clean up when it is told to end."""
+"""Lets a command clean up when it receives SIGTERM, SIGHUP or Ctrl-C."""
 
 from __future__ import annotations
 

@@ -186,8 +186,8 @@ class MlflowTracker(Tracker):
         """
         if self._is_embedded and not store.is_own_place(self._runs, uri):
             raise _Unreachable(
-                f"it would write files to {uri}, since this store was moved or is somebody else's. Remove or rename "
-                f"{store.store_file(self._runs)}: the next `autotune sync` makes a new one"
+                f"this store keeps its files outside of the runs folder, in {uri}: the folder was moved, or another user made "
+                f"the store. Remove or rename {store.store_file(self._runs)}: the next `autotune sync` makes a new one"
             )
 
     def _ask(self, contents: Contents, *, since: float | None = None) -> KnownRuns:

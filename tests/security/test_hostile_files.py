@@ -234,7 +234,7 @@ def test_a_tracking_store_of_a_stranger_gets_no_file_written_elsewhere(place):
             database.execute("DELETE FROM tags WHERE key LIKE '%digest%'")  # so that all is written again
             database.commit()
         said = cli.refused("sync")
-        assert f"it would write files to {(place / 'victim').as_uri()}" in said
+        assert f"outside of the runs folder, in {(place / 'victim').as_uri()}" in said
         assert "mlflow.db: the next `autotune sync` makes a new one" in said
         assert not (place / "victim").exists()
     (place / "runs/mlflow.db").unlink()

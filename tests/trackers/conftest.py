@@ -31,7 +31,8 @@ def runs(tmp_path: Path, empty_store: Path) -> Path:
     folder = tmp_path / "runs"
     folder.mkdir()
     store.store_file(folder).write_bytes(empty_store.read_bytes())
-    with contextlib.closing(sqlite3.connect(store.store_file(folder))) as copy:  # else it counts as somebody else's
+    # The store contains the path of its folder. In another folder, `sync` refuses it.
+    with contextlib.closing(sqlite3.connect(store.store_file(folder))) as copy:
         copy.execute("UPDATE experiments SET artifact_location = ?", [store.artifacts_path(folder).as_uri()])
         copy.commit()
     return folder
