@@ -3,14 +3,25 @@
     python -m tests.benchmarks.gpu_campaign [STAGE ...] [--out FOLDER] [--work FOLDER] [--minutes 8] [--dry]
 
 The stages, the most important first, are smoke, tutorial, record, rival, transformer, truth, explaining and overhead. If no
-stage is named, all of them run. Each takes at most `--minutes`; the same command does the rest, and whatever was interrupted. A
-stage that fails does not affect the others. No network is needed.
+stage is named, all of them run. Each takes at most `--minutes`; the same command does the rest, and whatever was
+interrupted. A stage that fails does not affect the others.
+
+No network is needed. Copy packages that are not installed there as wheels (`pip download`, then `pip install --no-index
+--no-deps --target DIR`, and DIR on PYTHONPATH): the dependencies of autotune (pyproject.toml; antlr4-python3-runtime, which
+hydra-core needs, has to be built by `pip wheel`), pytest, transformers for `transformer` and half of `record`,
+pytorch-autotune 2.0.0 for `rival`. The command names missing packages and runs what it can. Give `--minutes 5` on a machine
+where a command may take at most ten minutes.
 
 FOLDER (default runs/gpu_campaign) gets `campaign.json` with all measurements, `campaign.md` made from it, and `tables/`.
-Studies and trials are in `--work` (default FOLDER/work), which holds no results. `--dry` runs everything that a CPU can run, at
-small sizes, and names the rest. It shows whether the campaign would run; its numbers mean nothing.
+Results of another machine, another torch or a dry run are never mixed with them; remove an entry of `campaign.json` to
+measure it again. Studies and trials are in `--work` (default FOLDER/work), which holds no results. `--dry` runs everything
+that a CPU can run, at small sizes, and names the rest. It shows whether the campaign would run; its numbers mean nothing.
 
 The exit code is 1 if a check failed. A missed goal is not a failure.
+
+A stage is a module of this package with `checks(is_dry)`; a check returns `Found`, and measures through `place.kept(name,
+...)`. Short checks that need a GPU are tests in tests/gpu, marked `gpu`; the docstring of such a file says what is unknown
+without one.
 """
 
 from __future__ import annotations
