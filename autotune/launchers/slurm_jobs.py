@@ -20,7 +20,8 @@ from autotune.launchers.user_files import NOTES
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed before does not know that a job has ended.
-UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
+# In messages of Slurm's commands if the controller cannot be reached; "Zero Bytes" if munge has another key than the cluster's.
+UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user's defaults for squeue and scancel
