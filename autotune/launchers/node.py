@@ -2,10 +2,12 @@
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
 The agent handles deadlines, progress, counters and the monitoring of the machine, because its clocks and /proc can be
-read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. When the link
-closes, or when nothing has come from the tuner for LEASE_S, it ends its trial and itself.
+read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. It ends its
+trial and itself when the link closes, and when nothing has come from the tuner for LEASE_S, or for MISSED_S if the tuner has
+noted that this node is lost (`Transport.note`). If the engine's daemon on the node is gone, nothing closes the link.
 
-    tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine, or by what is missing here
+    tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine and the GPUs that Ray has given
+                                     to the job, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
            {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
            {"do": "start", "launch"} answered when the first process runs, or by the problems of a launch that is bad input
@@ -41,13 +43,14 @@ from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
-from autotune.machine.visible import visible_gpus
+from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.monitors.watch import MachineWatch, configured_device
 from autotune.plain_json import from_json
 from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0  # longest wait for a message while no trial runs
+MISSED_S = 5.0  # after this time without a beat, the tuner's note is read every IDLE_S
 LEAVE_S = 15.0  # an agent that should exit and is still busy after this time exits at once; the supervisor then ends the trial
 # Signals with which an engine ends a job. It sends them to the job's processes one after another, within FOREIGN_S in all.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
@@ -58,8 +61,8 @@ DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
 )  # fmt: skip
-SLURM_JOB = "SLURM_JOB_ID"
-JOB_VARIABLES = (SLURM_JOB, "RAY_JOB_ID")  # each holds the engine's id of the job
+SLURM_JOB, RAY_JOB = "SLURM_JOB_ID", "RAY_JOB_ID"
+JOB_VARIABLES = (SLURM_JOB, RAY_JOB)  # each holds the engine's id of the job
 # Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left
 # out, because the agent has the value of its own step. Without it, srun starts one task per node, as in a batch script.
 ALLOCATION = (
@@ -78,7 +81,8 @@ class Agent:
         self._running: Running | None = None
         self._nonce = ""
         self._over: Message | None = None  # the message on the last trial's end
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_note_s = 0.0
+        self._note = ""
         self._tasks: dict[str, Callable[[Message], dict[str, Any]]] = {
             "open": self._open,
             "sweep": lambda message: {"lines": self._launcher.sweep(Path(message["study"]))},
@@ -103,12 +107,23 @@ class Agent:
         """
         self._link.send(hello())
         while self._link.silent_s < LEASE_S:
+            if self._is_given_up():
+                raise LinkLost("the tuner has given up this node")
             pause_s = IDLE_S if self._running is None else max(0.0, self._next_look_s - time.monotonic())
             if message := self._link.receive(pause_s):
                 self._link.send({"re": message.get("id"), **self._answer(message)})
             if self._running is not None and time.monotonic() >= self._next_look_s:
                 self._look(self._running)
         raise LinkLost(f"nothing was heard from the tuner for {LEASE_S:.0f} s")
+
+    def _is_given_up(self) -> bool:
+        """Whether the tuner is silent, and has written in its note that this node is lost."""
+        if self._link.silent_s < MISSED_S or time.monotonic() < self._next_note_s:
+            return False
+        self._next_note_s = time.monotonic() + IDLE_S
+        with contextlib.suppress(OSError), open(self._note, "rb") as note:  # NFS checks for new content when a file is opened
+            return bool(note.read(1))
+        return False
 
     def close(self) -> None:
         """Ends the running trial, and everything that was started for the study."""
@@ -128,17 +143,22 @@ class Agent:
             return {"fault": f"node {platform.node()} could not do {asked!r} ({why})"}
 
     def _open(self, message: Message) -> dict[str, Any]:
+        is_of_ray = RAY_JOB in os.environ
         take_over(message["environment"], message["program"])
         if problems := missing(message):
             raise BadInput(problems)
-        name = message["slot"]
+        name, self._note = message["slot"], message["note"]
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
         self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
         self._watch = MachineWatch(configured_device(*message["device"]), Clock())
         facts = host_facts()
         gpus = visible_gpus(facts["gpus"], os.environ)
-        # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
-        return {"facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]}}
+        given = (visible_devices(os.environ) or []) if is_of_ray else []
+        return {
+            # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
+            "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]},
+            "given": [gpu.get("uuid") or f"{name} of node {platform.node()}" for name, gpu in zip(given, gpus, strict=False)],
+        }
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,11 @@ class RemoteLauncher(Launcher):
         self._study: Path | None = None
         self._asked_s = 0.0
         self._name = ""
+        self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
 
-    def join(self, name: str, clock: PausableClock) -> None:
-        """Makes this launcher one of several slots that share the study's clock; called before any other method."""
-        self._name, self.clock = name, clock
+    def join(self, name: str, clock: PausableClock, owners: dict[str, RemoteLauncher]) -> None:
+        """Makes this launcher one of several slots that share the study's clock and GPUs; called before any other method."""
+        self._name, self.clock, self._owners = name, clock, owners
         self.watched = NodeWatch(lambda: self.node, clock)
 
     @abstractmethod
@@ -212,7 +213,9 @@ class RemoteLauncher(Launcher):
         node = Node(transport, hello)
         host, transport.job = node.about["host"], node.about["job"]
         _check_version(hello)
-        facts = dict(self._ask_to_open(node)["facts"])
+        answer = self._ask_to_open(node, transport.note)
+        facts = dict(answer["facts"])
+        self._take(answer["given"])
         if self._study:  # an earlier node was lost; if it was this one, its trial may still be running
             node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
         gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
@@ -226,7 +229,18 @@ class RemoteLauncher(Launcher):
         self.node = node
         return slot
 
-    def _ask_to_open(self, node: Node) -> Message:
+    def _take(self, gpus: Sequence[str]) -> None:
+        """Makes this slot the owner of the GPUs that Ray has given to it."""
+        for gpu in gpus:
+            other = self._owners.get(gpu, self)
+            if other is not self and other._transport and not other._transport.link.is_lost:
+                raise BadInput(
+                    f"launcher: slots {other._name} and {self._name} have the same GPU, got {gpu}. Two raylets offer it: start "
+                    "one for each machine, or start each with its own CUDA_VISIBLE_DEVICES."
+                )
+            self._owners[gpu] = self
+
+    def _ask_to_open(self, node: Node, note: Path | None) -> Message:
         with _token(Path(self._place.runs_dir)) as token:
             return node.ask(
                 "open",
@@ -236,6 +250,7 @@ class RemoteLauncher(Launcher):
                 program=self._place.program,
                 runs_dir=os.path.abspath(self._place.runs_dir),
                 token=token,
+                note=os.path.abspath(note) if note else "",
                 device=list(self._place.device),
                 graces=dataclasses.asdict(self._graces),
                 slot=self._name,

@@ -21,8 +21,9 @@ class RemoteSlots(Launcher):
         self._parts, self._are_ready = list(parts), False
         self._alone: RemoteRunning | None = None  # the last trial that ran alone
         waiting: set[int] = set()
+        owners: dict[str, RemoteLauncher] = {}
         for index, part in enumerate(self._parts):
-            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts), lambda: self._is_alone))
+            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts), lambda: self._is_alone), owners)
 
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.config.cluster import JOB, SRUN
@@ -36,17 +36,15 @@ from autotune.launchers.slurm_jobs import (
     BEGIN_S,
     NAME,
     NOTE,
-    SAVED_S,
     SQUEUE_S,
     UNREACHABLE,
     LeftJobs,
     ask,
     cancel,
-    cancel_noted,
     mark,
     named,
+    not_over,
     settle,
-    still_running,
 )
 from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
@@ -54,7 +52,7 @@ from autotune.plain_text import shortened
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
 STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
-MAX_LOST = 20  # number of earlier jobs that are looked for
+MAX_EARLIER = 20  # number of a slot's earlier jobs that Slurm is asked about
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
@@ -92,15 +90,13 @@ class SlurmLauncher(RemoteLauncher):
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
         self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
-        self._lost: list[str] = []  # names of the jobs before this one; Slurm may take one for running again
-        self._notes: list[Path] = []  # `Srun.note` of each job: a later tuner cancels the job if this one is killed
-        self._again_s = math.inf  # when lost jobs are cancelled once more
+        self._notes: list[Path] = []  # `Srun.note` of each earlier job
+        self._next_s = 0.0  # when to look at earlier jobs while waiting for a node
 
     def slots(self) -> list[Slot]:
         """See `RemoteLauncher.slots`."""
-        if self._slot is None:  # it waits, maybe for nodes of a lost job whose end Slurm has forgotten
-            self._left.cancel()
-            self._cancel_again()
+        if self._slot is None and time.monotonic() >= self._next_s:
+            self._cancel_earlier()  # one of them may hold the nodes that are waited for
         return super().slots()
 
     def transport(self) -> Transport:
@@ -109,18 +105,13 @@ class SlurmLauncher(RemoteLauncher):
             raise BadInput("launcher: srun is not installed here, got 'slurm'. Start autotune on a machine that submits jobs.")
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
-        cancel(self._unended)
-        self._left.cancel()
-        srun = Srun(
+        return Srun(
             slurm,
             is_shared=has_steps(slurm, place.program),
             seen=seen,
             unended=self._unended,
             runs_dir=Path(place.runs_dir),
-            when_queued=self._cancel_revived,
         )
-        self._notes += [srun.note] if srun.note else []
-        return srun
 
     def sweep(self, study: Path) -> list[str]:
         """Also lists jobs that were left behind by killed tuners and may still hold nodes. See `RemoteLauncher.sweep`."""
@@ -128,35 +119,27 @@ class SlurmLauncher(RemoteLauncher):
 
     def close(self) -> None:
         """See `Launcher.close`."""
-        name = self._transport.name if isinstance(self._transport, Srun) else ""
+        note = self._transport.note if self._transport else None
         super().close()
-        if cancel(self._unended):
-            self._cancel_revived()
-        self._lost = [*self._lost, name][-MAX_LOST:] if name else self._lost
-        self._left.cancel()
-        self._cancel_again()
-        if not self._unended:
-            for note in self._notes:
-                settle(note)
-            self._notes = [note for note in self._notes if note.exists()]
-        if self._notes and self._again_s == math.inf:
-            self._again_s = time.monotonic() + SAVED_S + 1.0
+        are_over = self._cancel_earlier()
+        self._notes = [*self._notes, *([note] if note else [])][-MAX_EARLIER:]
+        if are_over:
+            for each in (*self._notes, *self._left.notes):
+                settle(each)
 
-    def _cancel_again(self) -> None:
-        """Cancels lost jobs once more: a controller that was killed does not know that they have ended."""
-        if time.monotonic() >= self._again_s:
-            self._again_s, current = math.inf, getattr(self._transport, "note", None)
-            cancel_noted([note for note in self._notes if note != current])
-            self._notes = [note for note in self._notes if note.exists()]
+    def _cancel_earlier(self) -> bool:
+        """Cancels jobs before this one that hold nodes. Returns whether all of them are over.
 
-    def _cancel_revived(self) -> None:
-        """Cancels earlier jobs that Slurm takes for running again, so that they do not hold the nodes that are waited for.
-
-        A slurmctld that is killed shortly after a node was lost does not remember when it restarts that the job is over.
+        There are two reasons why one may: Slurm did not answer when the job was cancelled; or a slurmctld that had not saved
+        the job's end was killed, and gave the job its nodes again when it restarted.
         """
-        if self._lost:
-            self._unended |= set(still_running(self._lost))
+        self._left.cancel()
+        self._next_s = time.monotonic() + ASK_EVERY_S
+        again = not_over([*self._notes, *self._left.notes]) if cancel(self._unended) else None
+        if again:
+            self._unended |= again
             cancel(self._unended)
+        return again is not None and not self._unended
 
     def unended(self) -> list[str]:
         """Returns a line for each job that may still hold its nodes. See `Launcher.unended`."""
@@ -175,8 +158,7 @@ class Srun(ChildTransport):
     """One run of `srun`, connected to an agent.
 
     Attributes:
-        name: the job's name; "" if the job is the user's own.
-        note: file whose name contains the job's name; None without `runs_dir`, or if the job is the user's own.
+        note: see `Transport`; its name contains the job's name. None without `runs_dir`, or if the job is the user's own.
 
     Args:
         slurm: `launch.slurm`.
@@ -184,7 +166,6 @@ class Srun(ChildTransport):
         seen: paths that every node of the job must see.
         unended: set to which the job is added, as an argument of scancel, when the transport is closed.
         runs_dir: folder for the note.
-        when_queued: called when Slurm has said that the job is queued; at most every ASK_EVERY_S, after some first calls.
     """
 
     def __init__(
@@ -195,15 +176,11 @@ class Srun(ChildTransport):
         seen: Sequence[str] = (),
         unended: set[str] | None = None,
         runs_dir: Path | None = None,
-        when_queued: Callable[[], None] = lambda: None,
     ) -> None:
-        self._when_queued = when_queued
         self._name = f"autotune-{secrets.token_hex(4)}"
         self._words = command(slurm, os.environ, is_shared=is_shared, name=self._name)
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
         self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
-        self.name = "" if self._is_of_user else self._name
-        self.note: Path | None = None
         if runs_dir and not self._is_of_user:
             with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
                 runs_dir.mkdir(parents=True, exist_ok=True)
@@ -305,8 +282,6 @@ class Srun(ChildTransport):
         if answer.returncode == 0:
             self._state, _, self._reason = answer.stdout.strip().partition("|")
             self._state = self._state or "no longer in the queue"
-        if self._state == "PENDING":
-            self._when_queued()
 
     def _errors(self) -> str:
         """Returns srun's error messages on one line; if there are none, the last line of its output."""

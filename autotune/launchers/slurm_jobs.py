@@ -6,7 +6,6 @@ The jobs of killed tuners are found by notes in the runs folder.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import re
@@ -21,7 +20,8 @@ from autotune.launchers.user_files import NOTES
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
 SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed before does not know that a job has ended.
-UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge")
+# In messages of Slurm's commands if the controller cannot be reached; "Zero Bytes" if munge has another key than the cluster's.
+UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user's defaults for squeue and scancel
@@ -75,23 +75,26 @@ def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
 
 
 class LeftJobs:
-    """Jobs left behind by killed tuners, found by the notes in a runs folder. The slots of a study share one object."""
+    """Jobs left behind by killed tuners, found by the notes in a runs folder. The slots of a study share one object.
+
+    Attributes:
+        notes: notes of tuners on this host.
+    """
 
     def __init__(self, runs_dir: Path) -> None:
-        self._runs_dir = runs_dir
-        self._lines: list[str] | None = None
-        self._next_s = 0.0  # when to cancel them
+        self.notes: list[Path] = []
+        self._runs_dir, self._is_asked = runs_dir, False
+        self._lines: list[str] = []
 
     def cancel(self) -> None:
-        """Cancels these jobs in the first call, and once more in a later call: Slurm may have forgotten that they are over."""
-        if (now_s := time.monotonic()) >= self._next_s:
-            lines, is_first = cancel_left(self._runs_dir), self._lines is None
-            self._next_s = now_s + SAVED_S + 1.0 if is_first else math.inf
-            self._lines = lines if is_first else self._lines
+        """Cancels these jobs, unless an earlier call did."""
+        if not self._is_asked:
+            self._is_asked, self.notes = True, left_by_killed(self._runs_dir, NOTE)
+            self._lines = cancel_left(self._runs_dir)
 
     def unchecked(self) -> list[str]:
         """Returns a line for the user about each job that may be left; each line is returned only once."""
-        lines, self._lines = self._lines or [], []
+        lines, self._lines = self._lines, []
         return lines
 
 
@@ -114,19 +117,6 @@ def settle(note: Path) -> None:
             note.unlink()
 
 
-def cancel_noted(notes: Collection[Path]) -> tuple[set[str], bool]:
-    """Cancels jobs by their notes.
-
-    Returns:
-        The names of those whose end Slurm has not accepted, and whether Slurm answers.
-    """
-    does_answer = cancel(left := {f"{NAME}{job_of(note)}" for note in notes})
-    for note in notes:
-        if f"{NAME}{job_of(note)}" not in left:
-            settle(note)
-    return {job.removeprefix(NAME) for job in left}, does_answer
-
-
 def cancel_left(runs_dir: Path) -> list[str]:
     """Cancels the jobs of tuners that were killed together with their srun: nothing else has told Slurm of their end.
 
@@ -139,8 +129,11 @@ def cancel_left(runs_dir: Path) -> list[str]:
     own, others = left_by_killed(runs_dir, NOTE), _of_other_hosts(runs_dir)
     for note in own:
         mark(note)
-    left, does_answer = cancel_noted(own)
-    unchecked = sorted(left)
+    does_answer = cancel(left := {f"{NAME}{job_of(note)}" for note in own})
+    for note in own:
+        if f"{NAME}{job_of(note)}" not in left:
+            settle(note)
+    unchecked = sorted(job.removeprefix(NAME) for job in left)
     held = _held(others) if others and does_answer else None
     if others and held is None:
         unchecked += sorted(others)
@@ -154,10 +147,11 @@ def cancel_left(runs_dir: Path) -> list[str]:
     return lines
 
 
-def still_running(names: Sequence[str]) -> list[str]:
-    """Returns the numbers of the jobs with these names that hold nodes; [] if Slurm does not answer."""
-    jobs = _squeue(f"{NAME}{','.join(names)}", "--states=RUNNING,SUSPENDED", "--format=%i")
-    return [job.strip() for job in jobs or ()]
+def not_over(notes: Sequence[Path]) -> set[str] | None:
+    """Returns the numbers of those of these jobs that hold nodes or wait for them; None if Slurm does not answer."""
+    names = ",".join(job_of(note) for note in notes)
+    jobs = _squeue(f"{NAME}{names}", "--states=PENDING,RUNNING,SUSPENDED", "--format=%i") if names else []
+    return None if jobs is None else {job.strip() for job in jobs}
 
 
 def named(job: str) -> str:

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError, BadInput
@@ -44,10 +45,12 @@ class Transport(ABC):
     Attributes:
         link: the link to the agent.
         job: the engine's name of the job, as reported by the agent; "" until then.
+        note: empty file that `close` writes to if the node is lost, since this may be all that reaches the agent; None without.
     """
 
     link: Link
     job = ""
+    note: Path | None = None
 
     @abstractmethod
     def why_waiting(self) -> str:

@@ -376,6 +376,8 @@ TOGETHER: list[tuple[list[str], list[str]]] = [
         ],
     ),
     (["env.OMP_NUM_THREADS=2", "threads.omp=2"], ["Set the knob: threads.omp=2."]),
+    (["launcher=ray", "launch.ray.gpus=0.5"], ["launch.ray.gpus: wrong type, got 0.5. Allowed: a whole number or null"]),
+    (["launcher=ray", "launch.ray.gpus=1.5"], ["launch.ray.gpus: wrong type, got 1.5. Allowed: a whole number or null"]),
     (
         ["train.global_batch=96", "step.accumulation=2"],
         ["step.accumulation: train.global_batch=96 needs 3 batches of 32 per step, got 2."],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -60,6 +61,19 @@ def nothing_left(study: Path, pids: Sequence[int], more: Callable[[], Sequence[o
         time.sleep(0.1)
     print(f"nothing left after {time.monotonic() - began_s:.1f} s")
     return True
+
+
+def listening(process: psutil.Process) -> list[int]:
+    """Returns the ports on which a process listens."""
+    return [each.laddr.port for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+
+
+def strangers(process: psutil.Process, sent: bytes = b"") -> list[socket.socket]:
+    """Connects to every port of a process, and sends it what it does not understand, or nothing; returns the connections."""
+    found = [socket.create_connection(("127.0.0.1", port), 5) for port in listening(process)]
+    for each in found:
+        each.sendall(sent)
+    return found
 
 
 def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:

@@ -1,5 +1,6 @@
 """The agent on a node and the launcher at the tuner, with a plain process instead of a job on Slurm or Ray."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,18 +16,19 @@ import pytest
 import autotune
 from autotune.errors import AutotuneError, BadInput
 from autotune.failures import classify
-from autotune.launchers import messages, node, remote, transport
+from autotune.launchers import messages, node, remote, slurm_jobs, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from tests.launchers.agents import AGENT, PipeLauncher, environment, gone, place, ready
+from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, gone, place, ready
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # leaves when the link closes
 SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
-FACTS = {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}
+OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}
+QUICK_NOTE = "import sys; from autotune.launchers import node; node.MISSED_S = 0.5; node.main()"
 QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"
 
 
@@ -184,7 +186,7 @@ def says(*messages):
     "messages",
     [
         [{"is": "hello"}],
-        [{**node.hello(), "cores": ["one"]}, {"re": 0, "facts": FACTS}],
+        [{**node.hello(), "cores": ["one"]}, OPENED],
         [node.hello(), {"re": 0}],
         [node.hello(), {"re": 0, "facts": {"gpus": [7]}}],
         [node.hello(), {"re": 0, "problems": 7}],
@@ -197,7 +199,7 @@ def test_an_agent_that_cannot_be_understood_is_given_up(make, messages):
 
 def test_an_end_that_cannot_be_understood_is_a_lost_node(make, folder):
     ended = {"is": "ended", "nonce": "made", "ended": {"exit_code": "0"}, "watched": {}}
-    launcher = ready(make(argv=says(node.hello(), {"re": 0, "facts": FACTS}, {"re": 99}, {"re": 1}, ended)))
+    launcher = ready(make(argv=says(node.hello(), OPENED, {"re": 99}, {"re": 1}, ended)))
     launch = a_launch(folder, program("result()"))
     launch.spec.nonce = "made"
     found = wait(launcher.start(launch))
@@ -240,13 +242,34 @@ def test_an_agent_without_a_tuner_ends_its_trial(make, folder):
     launcher = ready(make(argv=[sys.executable, "-c", QUICK_LEASE]))
     launcher.start(a_launch(folder, program(SLEEP)))
     pid = int(wait_for(folder / "pid"))
-    link = launcher.started[0].link
-    link._is_closed = True  # it sends nothing more, but keeps the pipes open
+    with silenced(launcher.started[0].link):
+        assert gone(pid)
+        assert launcher.started[0].process.wait(10) == 0
+
+
+@contextlib.contextmanager
+def silenced(link):
+    """Sends nothing more over a link, but keeps its pipes open."""
+    link._is_closed = True
     os.eventfd_write(link._wake, 1)
     link._thread.join()
-    assert gone(pid)
-    assert launcher.started[0].process.wait(10) == 0
+    yield
     link._is_closed = False
+
+
+def test_an_agent_that_the_tuner_has_given_up_ends_its_trial_before_the_lease_is_over(make, folder, tmp_path, monkeypatch):
+    """As on a node whose slurmd was killed: nothing closes the agent's pipes."""
+    (note := tmp_path / "note").touch()
+    monkeypatch.setattr(Pipes, "note", note)
+    launcher = ready(make(argv=[sys.executable, "-c", QUICK_NOTE]))
+    launcher.start(a_launch(folder, program(SLEEP)))
+    pid = int(wait_for(folder / "pid"))
+    with silenced(launcher.started[0].link):
+        time.sleep(3.0)
+        assert is_alive(pid), "the tuner has not given it up"
+        slurm_jobs.mark(note)
+        assert gone(pid)
+        assert launcher.started[0].process.wait(10) == 0
 
 
 def test_an_agent_leaves_nothing_when_the_pipes_close(launcher, folder):

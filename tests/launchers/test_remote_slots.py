@@ -134,3 +134,27 @@ def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):
     with pytest.raises(BadInput, match=r"is unlike node .* got num_cores 4 instead of 2"):
         ready(launcher)
     launcher.close()
+
+
+def on_ray(tmp_path, *devices):
+    """Returns slots whose agents have these CUDA_VISIBLE_DEVICES from Ray."""
+    environments = [{"RAY_JOB_ID": "01", "CUDA_VISIBLE_DEVICES": each} for each in devices]
+    return RemoteSlots([PipeLauncher(place(tmp_path), environment=each) for each in environments])
+
+
+def test_a_gpu_that_two_nodes_of_ray_offer_is_refused(tmp_path):
+    launcher = on_ray(tmp_path, "0,1", "2,1")
+    with pytest.raises(BadInput, match=r"^launcher: slots [12] and [12] have the same GPU, got 1 of node "):
+        ready(launcher)
+    launcher.close()
+
+
+def test_the_gpu_of_a_slot_whose_loss_was_not_noticed_yet_is_free(tmp_path, study):
+    launcher = ready(on_ray(tmp_path, "0", "1"))
+    one, other = launcher.beside()
+    for part in (one, other):
+        part.started[0].process.kill()
+        part.started[0].link._thread.join()
+    one._added["CUDA_VISIBLE_DEVICES"] = "1"
+    assert wait(one.start(launch_of(study, 1, "result()"))).cause == "result"
+    launcher.close()

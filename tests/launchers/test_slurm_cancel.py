@@ -127,7 +127,8 @@ def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypat
     assert launcher.slots() == []
     launcher.close()
     (note,) = (tmp_path / "runs").iterdir()
-    scancel("")
+    for command in ("scancel", "squeue"):
+        scancel("", command)
     launcher.close()
     assert not note.exists()
 
@@ -137,9 +138,9 @@ def test_a_lost_job_is_cancelled_once_more_while_the_next_one_waits(scancel, tmp
     """A controller that is killed before it has saved the job's end gives its nodes to the job again, for good."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm_jobs, "SAVED_S", 0.1)
-    monkeypatch.setattr(slurm, "SAVED_S", 0.1)
-    scancel(f'echo "$@" >>{tmp_path}/asked')
-    scancel("", "squeue")
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.1)
+    scancel(f'echo "$@" >>{tmp_path}/asked; rm -f {tmp_path}/again')
+    scancel(f'for word; do test "$word" != "--name=$(cat {tmp_path}/again)" || echo 12; done', "squeue")
     (runs := tmp_path / "runs").mkdir()
     launcher = slurm.SlurmLauncher(SlurmOptions(), Place(cwd="/", program="true", runs_dir=str(runs)))
     if is_own:
@@ -151,13 +152,14 @@ def test_a_lost_job_is_cancelled_once_more_while_the_next_one_waits(scancel, tmp
     (note,) = runs.iterdir()
     scancel("cat >/dev/null", "srun")
     assert launcher.slots() == []
-    name = f"--name={slurm_jobs.job_of(note)}"
-    assert (tmp_path / "asked").read_text().splitlines() == ["--quiet 12" if is_own else f"--quiet {name}"]
+    name = slurm_jobs.job_of(note)
+    assert (tmp_path / "asked").read_text().splitlines() == ["--quiet 12" if is_own else f"--quiet --name={name}"]
+    (tmp_path / "again").write_text(name)  # the controller has been started again
     give_up_s = time.monotonic() + 10
-    while note.exists():
+    while (tmp_path / "again").exists():
         assert time.monotonic() < give_up_s
         assert launcher.slots() == []
-    assert (tmp_path / "asked").read_text().splitlines()[1:] == [f"--quiet {name}"]
+    assert (tmp_path / "asked").read_text().splitlines()[1:] == ["--quiet 12"]
     launcher.close()
     assert list(runs.iterdir()) == []
 

@@ -28,12 +28,16 @@ def why_not() -> str:
 class PrivateRay:
     """A running cluster. Its head pretends to have 4 CPUs and 2 GPUs; `add` adds further nodes.
 
+    Args:
+        token: what programs that connect must know; "" for nothing.
+
     Attributes:
         address: the head's address.
         folder: the folder of all Ray files. It is also TMPDIR of Ray's processes, which identifies them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
+        self._token = token
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 bytes
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[list[str], Path | None]] = {}  # how each node was started, the head first
@@ -43,9 +47,9 @@ class PrivateRay:
         self._start("head", [*head, "--disable-usage-stats", "--num-cpus=4", "--num-gpus=2"])
         _wait_for(lambda: self._is_up("head"), self)
 
-    def add(self, name: str, *, cpus: int, apart: Path | None = None) -> None:
-        """Adds a node without GPUs. It is also this host, but cannot see the contents of the folder `apart`."""
-        argv = [f"--address={self.address}", f"--num-cpus={cpus}", "--num-gpus=0"]
+    def add(self, name: str, *, cpus: int, gpus: int = 0, apart: Path | None = None) -> None:
+        """Adds a node. It is also this host, but cannot see the contents of the folder `apart`."""
+        argv = [f"--address={self.address}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"]
         self._start(name, argv, apart)
         _wait_for(lambda: self._is_up(name), self)
 
@@ -110,7 +114,8 @@ class PrivateRay:
         argv = [*until_the_end, *hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
             "TMPDIR": str(self.folder),
-            "RAY_AUTH_MODE": "disabled",  # ignore the user's token for other clusters
+            "RAY_AUTH_MODE": "token" if self._token else "disabled",  # ignore the user's token for other clusters
+            "RAY_AUTH_TOKEN": self._token,
         }
         with open(self.folder / f"{name}.out", "wb") as out:
             self._processes[name] = subprocess.Popen(

@@ -15,7 +15,7 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
-from tests.launchers.losses import FAMILY, agents, lost, nothing_left, resume_after_a_killed_tuner
+from tests.launchers.losses import FAMILY, agents, listening, lost, nothing_left, resume_after_a_killed_tuner, strangers
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
@@ -71,6 +71,21 @@ def test_a_killed_process_of_the_way_costs_the_trial_and_nothing_is_left(make, r
     assert nothing_left(folder.parent.parent, pids, here, 10)
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sent", [os.urandom(1 << 16), b""], ids=["noise", "nothing"])
+def test_a_stranger_on_the_ports_of_the_broker_disturbs_no_trial(make, ray, folder, sent):
+    launcher = ready(make())
+    running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
+    wait_for(folder / "progress.jsonl")
+    (agent,) = agents("TMPDIR", str(ray.folder))
+    assert listening(agent) == []
+    connections = strangers(psutil.Process(launcher._transport._process.pid), sent)
+    assert connections != []
+    assert lost(running, 30).cause == "result"
+    for each in connections:
+        each.close()
 
 
 def test_a_killed_tuner_leaves_nothing_on_the_node(ray, here, folder):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,8 @@ from autotune.launchers.node import DEVICE_VARIABLES
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
+from tests.ray.conftest import launcher_on
+from tests.ray.private import PrivateRay, why_not
 from tests.support.launcher_contract import a_launch, wait
 from tests.support.stub_programs import program
 
@@ -167,6 +170,49 @@ def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
     with pytest.raises(BadInput, match=rf"node {os.uname().nodename} does not see the interpreter.*{python}"):
         ready(launcher)
     ray.remove("apart")
+
+
+@pytest.mark.thorough
+def test_a_gpu_that_two_raylets_offer_is_refused(ray, tmp_path):
+    study = QuickStudy(tmp_path)
+    ray.add("twin", cpus=4, gpus=2)  # also this machine: each raylet gives away GPUs 0 and 1
+    try:
+        process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=2", "launch.ray.gpus=2")
+        out, err = process.communicate(timeout=100)
+        assert (process.returncode, out) == (2, ""), err
+        assert re.search(r"launcher: slots [12] and [12] have the same GPU, got 0 of node ", err), err
+        assert "Traceback" not in err
+        assert study.none_is_left()
+        assert ray.is_idle()
+    finally:
+        ray.remove("twin")
+
+
+@pytest.mark.thorough
+def test_only_the_right_token_opens_a_cluster_that_asks_for_one(tmp_path, folder, monkeypatch):
+    if why := why_not():
+        pytest.skip(why)
+    right, wrong = "1" * 40, "2" * 40
+    ray = PrivateRay(token=right)
+    try:
+        for mode, token, told in (
+            ("disabled", right, "needs RAY_AUTH_MODE=token and that token"),
+            ("token", wrong, "needs RAY_AUTH_MODE=token and that token"),
+            ("token", "", "no authentication token was found"),
+        ):
+            monkeypatch.setenv("RAY_AUTH_MODE", mode)
+            monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+            monkeypatch.setenv("HOME", str(tmp_path))  # Ray also looks for a token there
+            with pytest.raises(BadInput, match=rf"^launch\.ray\.address: no Ray cluster can be reached .*{told}") as caught:
+                ready(launcher_on(ray, place(tmp_path)), 60)
+            assert right not in str(caught.value)
+            assert ray.workers() == []
+        monkeypatch.setenv("RAY_AUTH_TOKEN", right)
+        launcher = ready(launcher_on(ray, place(tmp_path)))
+        assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
+        launcher.close()
+    finally:
+        ray.stop()
 
 
 @pytest.mark.thorough

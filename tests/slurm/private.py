@@ -90,9 +90,8 @@ class PrivateSlurm:
         for name in ("state", "log", "run", "spool", "munge", "dev", "apart"):
             (folder / name).mkdir()
         folder.chmod(0o755)
-        (folder / "munge").chmod(0o755)
         self._configure()
-        self._start_munge()
+        self._start_munge(folder)
         self.start("slurmctld")
         for name in NODES:
             self.start(name)
@@ -223,15 +222,26 @@ class PrivateSlurm:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu[0-1]\n")
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainCores=no\nConstrainRAMSpace=no\n")
 
-    def _start_munge(self) -> None:
-        folder, key = self._folder, self._folder / "munge.key"
+    def other_key(self, folder: Path) -> str:
+        """Starts a munged with another key in `folder`; returns a configuration with which Slurm's commands use it."""
+        for name in ("munge", "run", "log"):
+            (folder / name).mkdir()
+        self._start_munge(folder)
+        text = Path(self.environment["SLURM_CONF"]).read_text()
+        (folder / "slurm.conf").write_text(text.replace(f"{self._folder}/munge/socket", f"{folder}/munge/socket"))
+        return str(folder / "slurm.conf")
+
+    def _start_munge(self, folder: Path) -> None:
+        key = folder / "munge.key"
+        (folder / "munge").chmod(0o755)
         key.write_bytes(os.urandom(1024))
         key.chmod(0o600)
         options = {
             "key-file": key, "socket": folder / "munge" / "socket", "pid-file": folder / "run" / "munged.pid",
             "log-file": folder / "log" / "munged.log", "seed-file": folder / "munge.seed",
         }  # fmt: skip
-        self._popen("munged", ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())])
+        name = "munged" if folder == self._folder else "other munged"
+        self._popen(name, ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())])
         _wait_for(lambda: (folder / "munge" / "socket").exists(), "munged")
 
     def _popen(self, name: str, argv: list[str]) -> None:

@@ -22,7 +22,16 @@ from autotune.records import Outcome
 from tests.faults.disks import fill, in_memory
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import place, ready
-from tests.launchers.losses import FAMILY, agents, check_resumed, lost, nothing_left, resume_after_a_killed_tuner
+from tests.launchers.losses import (
+    FAMILY,
+    agents,
+    check_resumed,
+    listening,
+    lost,
+    nothing_left,
+    resume_after_a_killed_tuner,
+    strangers,
+)
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 from tests.support.launcher_contract import a_launch, wait_for
 from tests.support.stub_programs import program
@@ -84,6 +93,31 @@ def test_an_srun_that_is_told_to_end_costs_the_trial_and_nothing_is_left(make, s
     assert nothing_left(folder.parent.parent, pids, here, 10)
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_what_a_stranger_sends_to_the_ports_of_srun_disturbs_no_trial(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
+    wait_for(folder / "progress.jsonl")
+    assert listening(process_of("agent", launcher)) == []
+    assert [each.close() for each in strangers(process_of("srun", launcher), os.urandom(1 << 16))] != []
+    assert lost(running, 30).cause == "result"
+
+
+@pytest.mark.thorough
+def test_a_stranger_who_sends_nothing_and_so_stops_srun_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+    launcher = ready(make(cpus=2))
+    _, running, pids = began(launcher, folder)
+    connections = strangers(process_of("srun", launcher))
+    try:
+        assert lost(running, 45).evidence["node_lost"]
+        assert nothing_left(folder.parent.parent, pids, here, 10)
+        again = launcher.start(a_launch(folder, program("result()")))
+        assert lost(again, 30).cause == "result"
+    finally:
+        for each in connections:
+            each.close()
 
 
 @pytest.mark.thorough
@@ -323,7 +357,7 @@ def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slur
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, here, 40)
+        assert nothing_left(folder.parent.parent, pids, here, 20)  # its note tells the agent before its lease is over
     finally:
         slurm.start("n2")
 

@@ -153,6 +153,19 @@ def test_without_a_controller_it_is_said(slurm, make, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
 
 
+@pytest.mark.thorough
+def test_without_the_key_of_the_cluster_no_job_starts(slurm, make, tmp_path, monkeypatch):
+    conf = slurm.other_key(tmp_path)
+    try:
+        monkeypatch.setenv("SLURM_CONF", conf)
+        with pytest.raises(BadInput, match=r"^launcher: Slurm's controller does not answer.*Zero Bytes"):
+            ready(make(), within_s=60)
+    finally:
+        monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+        slurm.kill("other munged")
+    assert slurm.jobs() == []
+
+
 def test_without_slurm_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^launcher: srun is not installed here"):

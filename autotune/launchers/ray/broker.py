@@ -226,8 +226,8 @@ def connect(address: str) -> None:
         told = plainly(error)
         if "ersion mismatch" in told:
             leave(1, refused="version", words=told)
-        token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token" if "Failed to connect" in told else ""
-        leave(1, refused="address", words=told.rstrip(".") + token)
+        has_token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token and that token"
+        leave(1, refused="address", words=told.rstrip(".") + has_token * ("Failed to connect" in told))
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
@@ -266,20 +266,23 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
     """Returns the actor once the agent has been started on its node; ends this program if that fails or the tuner is gone."""
     asked = wanted(request)
     options = {"num_cpus": asked["CPU"], "num_gpus": asked["GPU"], "max_restarts": 0, "max_task_retries": 0}
-    relay = ray.remote(Relay).options(max_concurrency=8, **options).remote()
-    ready = relay.start.remote(request["agent"], inherited())
     said = ""
-    while not ray.wait([ready], timeout=LOOK_S)[0]:
-        if inbox.closed_s < math.inf:
-            leave(0)
-        if (why := why_waiting(asked)) != said:
-            said = why
-            say(waiting=why)
-    try:
-        ray.get(ready)
-    except ray.exceptions.RayError as error:
-        leave(1, refused="actor", words=plainly(error))
-    return relay
+    while True:
+        relay = ray.remote(Relay).options(max_concurrency=8, **options).remote()
+        ready = relay.start.remote(request["agent"], inherited())
+        while not ray.wait([ready], timeout=LOOK_S)[0]:
+            if inbox.closed_s < math.inf:
+                leave(0)
+            if (why := why_waiting(asked)) != said:
+                said = why
+                say(waiting=why)
+        try:
+            ray.get(ready)
+            return relay
+        except ray.exceptions.ActorUnavailableError:  # whether it has started the agent is unknown, so another actor has to
+            ray.kill(relay)
+        except ray.exceptions.RayError as error:
+            leave(1, refused="actor", words=plainly(error))
 
 
 def inherited() -> list[int]:

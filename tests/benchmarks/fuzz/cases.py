@@ -220,13 +220,13 @@ ENDED = {
     "results": [{"schema": 1, "trial": 7, "nonce": "made", "rank": 0, "world_size": 1, "pid": 9, "status": "measured"}],
 }  # fmt: skip
 TO_TUNER = [
-    HELLO, {"re": 0, "facts": MACHINE}, {"re": 99}, {"re": 1}, BEAT,
+    HELLO, {"re": 0, "facts": MACHINE, "given": []}, {"re": 99}, {"re": 1}, BEAT,
     {"re": 2, "progress": {"time_s": 1.0, "phase": "steady", "step": 7}},
     {"is": "ended", "nonce": "made", "ended": ENDED, "watched": WATCHED}, {"re": 3, "over": None},
 ]  # fmt: skip
 TO_AGENT = [
     {"do": "open", "id": 0, "environment": {"PATH": "/usr/bin:/bin"}, "cwd": "/", "program": "sh", "runs_dir": "/", "slot": "",
-     "token": "tmp", "device": ["cpu", 0, 1], "graces": {"kill_s": 0.1}},
+     "token": "tmp", "note": "", "device": ["cpu", 0, 1], "graces": {"kill_s": 0.1}},
     {"do": "sweep", "id": 1, "study": "/nosuch"},
     {"do": "start", "id": 3, "launch": from_launch(a_launch(Path("/nosuch/trial"), ["true"]), 0.0)},
     {"do": "progress", "id": 4}, BEAT, {"do": "stop", "id": 5, "reason": "done"},
