@@ -198,8 +198,8 @@ class Search(Settled):
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        The latter come at once, unless they cost a compilation. Then they replace the sampler's next proposal with the suspected
-        value: until then, another compilation may be tried, which costs as long and often gains as much.
+        The latter come at once, unless they cost a compilation. Then they replace the sampler's next proposal that has the
+        suspected value: until then, another compilation may be tried, which costs as long and often gains as much.
         """
         yield from self._questions()
         for proposal in proposals:
