@@ -67,6 +67,7 @@ class Search(Settled):
         # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
         # that follows the rate; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
+        self._compiled = {key for _, key, _ in space.costly()}  # knobs with values that cost a compilation
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
         self._distributions = space.distributions()
@@ -195,20 +196,38 @@ class Search(Settled):
                 yield from self._cheap(until=lambda: False)
 
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
-        """Yields proposals. After a failure, inserts proposals that find out which change caused it."""
+        """Yields proposals and, after a failure, proposals that find out which change caused it.
+
+        The latter come at once, unless they cost a compilation. Then they replace the sampler's next proposal that has the
+        suspected value: until then, another compilation may be tried, which costs as long and often gains as much.
+        """
         yield from self._questions()
         for proposal in proposals:
-            yield proposal
+            question = self._question(about=proposal.knobs) if proposal.trial else None
+            if question:
+                self._forget(proposal)
+            yield question or proposal
             yield from self._questions()
 
     def _questions(self) -> Iterator[Proposal]:
-        while self._sampler_name != "grid" and self._may_go_on():  # a grid visits every point anyway
-            wanted = self._culprits.questions(self._incumbent)
-            key, knobs, why = next((one for one in wanted if self._is_answerable(*one[:2])), ("", {}, ""))
-            if not key:
-                return
-            self._single_changes.taken(key)
-            yield Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
+        while question := self._question():
+            yield question
+
+    def _question(self, about: Knobs | None = None) -> Proposal | None:
+        """Returns a proposal that shows whether a suspected change fails; None if there is none.
+
+        Args:
+            about: None for a question that costs no compilation, or a configuration, for one that does and is about its value.
+        """
+        if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
+            return None
+        for key, knobs, why in self._culprits.questions(self._incumbent):
+            is_costly = key in self._compiled
+            is_wanted = not is_costly if about is None else is_costly and about.get(key) == knobs[key]
+            if is_wanted and self._is_answerable(key, knobs):
+                self._single_changes.taken(key)
+                return Proposal(knobs=knobs, why=why, origin=f"{SINGLE} {key}")
+        return None
 
     def _is_answerable(self, key: str, knobs: Knobs) -> bool:
         """Whether a trial of `knobs` would show whether its change of `key` fails. A trial that runs out of memory would not.

@@ -61,6 +61,15 @@ def test_next_trial_asks_which_change_it_was_and_says_so(bench):
     assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
 
 
+def test_whether_a_compilation_fails_is_asked_only_when_it_would_be_tried_again(bench):
+    study = bench(Surface(gains=GAINS, failures=failing(("compile.mode", "default"))), "search.sampler=rates", minutes=60)
+    study.run()
+    trials, (first, *later) = searched(study), lost(study)
+    assert first.changed["compile.mode"] == "default"
+    assert not trials[trials.index(first) + 1].why.startswith("does ")
+    assert [trial.why for trial in later] == [f"does compile default fail? trial {first.number} failed with it"]
+
+
 def test_expert_s_next_choice_goes_without_what_is_known_to_fail(bench):
     study = bench(Surface(gains=GAINS, failures=failing(LAYOUT)), "search.sampler=rates", minutes=30)
     summary = study.run()
