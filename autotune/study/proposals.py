@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,20 +10,17 @@ import optuna
 
 from autotune import stats
 from autotune.compare.ablation import part_of
-from autotune.compare.decision import MIN_GAIN_FRAC
 from autotune.compare.effects import estimated
-from autotune.compare.finals import LARGE_EFFECT, LOOKS
 from autotune.errors import NothingWorked
-from autotune.quantities import seconds_text
 from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
+from autotune.study.search_budget import SearchBudget
 from autotune.study.settled import MAX_CHANCES, Settled
 from autotune.study.single_changes import SingleChanges
-from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
@@ -32,18 +28,10 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# If the time left is less than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, it is too precious for a
-# trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
-ANSWER_GAIN_FRAC = 0.03
-ANSWER_AFTER = 2
-ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
-OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
-TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"
-OUT_OF_TRIALS = "the trial budget is used"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
@@ -62,6 +50,7 @@ class Search(Settled):
     def __init__(self, session: Session, interference: Interference | None = None) -> None:
         super().__init__(session)
         self._interference = interference or Interference(session)
+        self._budget = SearchBudget(session)
         config, space = session.inputs.config, session.resolved
         self._names = session.runner.goal.names
         # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
@@ -91,8 +80,7 @@ class Search(Settled):
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
-        self._reason = OUT_OF_TIME
-        self._num_small = 0  # proposals in a row whose expected improvement is small
+        self._reason = ""
         self._recall(session.searched)
 
     def _score_names(self) -> list[str]:
@@ -132,7 +120,7 @@ class Search(Settled):
             for proposal in self._with_questions(self._proposals()):
                 self._begin(proposal)
                 schedule.make_room()
-                self._keep_for_finals()
+                self._budget.keep_for_finals(self._incumbent)
                 self._check_failures()
                 interference.check(self._incumbent)
             schedule.drain()
@@ -141,31 +129,7 @@ class Search(Settled):
             for proposal in self._pending.values():
                 self._forget(proposal)
             raise
-        return self._why_nothing_was_tried() or self._reason
-
-    def _keep_for_finals(self) -> None:
-        """Reserves time to confirm the best so far, because its trials may take longer than the baseline's."""
-        session, best = self._session, self._incumbent
-        pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
-        is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
-        session.budget.keep_for(CONFIRMING_ROUNDS * pair_s, is_large=is_large)
-
-    def _why_nothing_was_tried(self) -> str:
-        """Returns a message with the budget needed if not even one configuration fitted; "" otherwise."""
-        session = self._session
-        total_s, baseline = session.budget.total_s, session.baseline
-        is_for_want_of_time = self._reason in (OUT_OF_TIME, TOO_DEAR)
-        if self._num_searched or total_s is None or not is_for_want_of_time:
-            return ""
-        expected_s, again_s = self._costs_of(baseline.knobs, {})
-        if session.budget.fits(expected_s, again_s=again_s, has_finalist=False):
-            return ""  # a configuration as cheap as the baseline would have fitted
-        needed_s = session.budget.needed_s(expected_s, again_s=again_s)
-        needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
-        return (
-            f"one more trial and its finals do not fit the budget of {seconds_text(total_s)}: a trial takes about "
-            f"{seconds_text(baseline.attempt_s)} here, so give study.budget.minutes={needed_s / 60:.0f} at least"
-        )
+        return self._budget.why_nothing_was_tried(self._reason) or self._reason
 
     # Order -------------------------------------------------------------------------------------------------------
 
@@ -177,13 +141,14 @@ class Search(Settled):
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
         self._name_what_is_too_dear()
+        costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
-            yield from self._cheap(until=self._is_time_for_late)
+            yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
         if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
             self._session.schedule.drain()
             self._compare_losses()
         if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later
-            yield from self._cheap(until=self._is_time_for_tiers)
+            yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())
             if self._hold:
@@ -218,7 +183,7 @@ class Search(Settled):
         asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):
             return False
-        return not self._is_known(knobs) and self._fits(knobs) and self._may_fit(knobs)
+        return not self._is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
         """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
@@ -248,7 +213,7 @@ class Search(Settled):
             proposal = self._culprits.mended(proposal)
             if self._is_known(proposal.knobs):
                 continue
-            if self._fits(proposal.knobs):
+            if self._budget.fits(proposal.knobs):
                 yield proposal
             else:
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {proposal.why}.")
@@ -267,7 +232,7 @@ class Search(Settled):
         """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
-            if not self._fits(self._space.active({**best.knobs, key: value})):
+            if not self._budget.fits(self._space.active({**best.knobs, key: value})):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
@@ -314,17 +279,6 @@ class Search(Settled):
         why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
-    def _is_time_for_late(self) -> bool:
-        best, costs = self._incumbent, self._session.costs
-        costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
-        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * len(Tier)]
-        return self._session.budget.is_time_for_late(self._num_begun, late_s)
-
-    def _is_time_for_tiers(self) -> bool:
-        best = self._incumbent
-        each_s = self._session.costs.expected_s(best.knobs, best.changed)
-        return self._session.budget.is_time_for_late(self._num_begun, [each_s] * len(Tier), late_frac=1.0)
-
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         return self._new() or self._doubted()
@@ -340,7 +294,7 @@ class Search(Settled):
         own = [one for one in self._session.searched if configuration_key(one.changed) == key]
         first = next((one for one in own if one.score), None)
         is_begun = key in self._pending or any(one.origin == AGAIN for one in own)
-        if first is None or is_begun or not self._fits(knobs):
+        if first is None or is_begun or not self._budget.fits(knobs):
             return None
         why = f"again: trial {first.number} was far slower than the other trials suggest"
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
@@ -355,11 +309,11 @@ class Search(Settled):
             if not self._knows_more():
                 return None
             sampler.ask_again()
-        if self._num_small >= ANSWER_AFTER:
+        if self._budget.is_for_answer:
             self._reason = ANSWER_FIRST
             if not self._knows_more():
                 return None
-            self._num_small = ANSWER_AFTER - 1
+            self._budget.ask_again()
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _knows_more(self) -> bool:
@@ -376,12 +330,12 @@ class Search(Settled):
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
-        return is_tpe and (is_starting or self._num_begun % 2 == 0)
+        return is_tpe and (is_starting or self._budget.num_begun % 2 == 0)
 
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
         for key, knobs in self._single_changes.of(best):
-            if not self._is_known(knobs) and self._fits(knobs):
+            if not self._is_known(knobs) and self._budget.fits(knobs):
                 self._num_singles += 1
                 self._single_changes.taken(key)
                 why = f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})"
@@ -406,7 +360,7 @@ class Search(Settled):
             elif self._is_known(proposal.knobs):  # a trial of it is running
                 self._forget(proposal)
                 num_known += 1
-            elif not self._fits(proposal.knobs):
+            elif not self._budget.fits(proposal.knobs):
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again, except in a grid
                 self._left_out[configuration_key(self._space.changed(proposal.knobs))] = proposal.knobs
                 num_too_dear += 1
@@ -416,7 +370,7 @@ class Search(Settled):
         is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
         is_left = any(not self._is_known(knobs) for knobs in self._left_out.values())
-        self._reason = self._why_too_dear() if is_left or self._is_too_dear else why_none
+        self._reason = self._budget.why_nothing_fits() if is_left or self._is_too_dear else why_none
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
@@ -433,17 +387,8 @@ class Search(Settled):
         if not is_random and isinstance(own, RatesSampler):
             proposed = own.proposed(trial.number)
             why = proposed.why if proposed else why
-            self._weigh(proposed.expected_improvement if proposed else None)
+            self._budget.weigh(self._incumbent, proposed.expected_improvement if proposed else None)
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
-
-    def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
-        session, best = self._session, self._incumbent
-        again_s = session.costs.again_s(best.knobs, best.changed)
-        pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))
-        is_short = session.budget.left_s < pairs_s + ANSWER_ROUNDS * (len(best.changed) + 1) * again_s
-        is_small = expected_improvement is not None and expected_improvement < ANSWER_GAIN_FRAC
-        self._num_small = self._num_small + 1 if is_short and is_small and session.inputs.config.search.stop else 0
 
     # Results ---------------------------------------------------------------------------------------------------
 
@@ -480,26 +425,10 @@ class Search(Settled):
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
         if self._is_known(knobs):
             return False
-        if not self._fits(knobs):
+        if not self._budget.fits(knobs):
             self._is_too_dear = True
             return False
         return True
-
-    def _fits(self, knobs: Knobs) -> bool:
-        if self._session.budget.total_s is None:
-            return True
-        expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
-        return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
-
-    def _why_too_dear(self) -> str:
-        """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
-        expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
-        return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
-
-    def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
-        """Returns the expected seconds of a configuration's search trial, and of its trial in each round of the finals."""
-        costs = self._session.costs
-        return costs.expected_s(knobs, changed), costs.again_s(knobs, changed)
 
     def _is_grid_done(self) -> bool:
         sampler = self._study.sampler
@@ -508,35 +437,8 @@ class Search(Settled):
     @property
     def _incumbent(self) -> TrialRecord:
         """The best trial so far; with several objectives, the best at each of them in turn."""
-        return self._session.tally.best(self._num_searched % len(self._names)) or self._session.baseline
-
-    @property
-    def _num_searched(self) -> int:
-        return self._session.tally.num_over - 1
-
-    @property
-    def _num_begun(self) -> int:
-        """Number of configurations that were searched or are being measured now."""
-        return self._num_searched + self._session.schedule.num_running
+        return self._session.tally.best(self._budget.num_searched % len(self._names)) or self._session.baseline
 
     def _may_go_on(self) -> bool:
-        limit = self._session.budget.max_trials
-        if limit is not None and self._num_begun >= limit:
-            self._reason = OUT_OF_TRIALS
-            return False
-        self._reason = OUT_OF_TIME
-        return self._left_s > 0
-
-    @property
-    def _left_s(self) -> float:
-        """Wall time left for the search."""
-        budget = self._session.budget
-        return budget.search_left_s if self._has_finalist else budget.left_s
-
-    @property
-    def _has_finalist(self) -> bool:
-        """Whether the finals have something to measure. Until then, the search may use the time that is kept for them."""
-        best, baseline = self._session.tally.best_changed, self._session.baseline
-        if best is None or len(self._names) > 1 or baseline.outcome is Outcome.infeasible:
-            return best is not None
-        return best >= MIN_GAIN_FRAC * (baseline.score or 0.0)
+        self._reason = self._budget.why_over()
+        return not self._reason
