@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.knobs.base import value_text
@@ -320,18 +318,6 @@ def budget_text(budget_s: float | None, budget_trials: int | None) -> str:
     parts = [seconds_text(budget_s)] if budget_s is not None else []
     parts += [f"{budget_trials} trial{'' if budget_trials == 1 else 's'}"] if budget_trials is not None else []
     return " or ".join(parts)
-
-
-def command_text(command: Iterable[str]) -> str:
-    """Returns an argument list as typed in a shell."""
-    return shlex.join(command)
-
-
-def own_command_text(*words: str, runs: Path) -> str:
-    """Returns an autotune command as typed, with the options to reach a runs folder: `autotune show resnet18`."""
-    folder = f"./{runs}" if str(runs).startswith("-") else str(runs)
-    where = [] if runs == Path("runs") else ["--runs-dir", folder]
-    return shlex.join(["autotune", *words, *where])
 
 
 def cycles_text(metrics: Mapping[str, float]) -> str:
