@@ -9,7 +9,7 @@ from typing import Any
 from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.environment import PREFIX
-from autotune.log_messages import without_our_frames
+from autotune.log_messages import OUR_FRAMES
 from autotune.plain_text import plain
 from autotune.quantities import (
     DASH,
@@ -348,7 +348,7 @@ def log_lines(evidence: dict[str, Any]) -> list[str]:
     """Returns the last lines of a failed trial's traceback, else of its log, else of its output, indented for a message."""
     error = evidence.get("error") or {}
     texts = (error.get("traceback"), evidence.get("log_tail"), evidence.get("stdout_tail"))
-    logs = (plain(without_our_frames(str(text or ""))).rstrip() for text in texts)
+    logs = (plain(OUR_FRAMES.sub("", str(text or ""))).rstrip() for text in texts)
     tail = next(filter(None, logs), "").splitlines()[-MAX_LOG_LINES:]
     return [f"  | {line}" for line in tail]
 
