@@ -65,6 +65,7 @@ class Search(Settled):
         num_known = len(session.records) - 1  # added to the seed, so that a resumed sampler does not repeat its proposals
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
+        self._rates = sampler if isinstance(sampler, RatesSampler) else None  # the only sampler with forecasts
         journal, name = session.folder.journal_file, session.folder.name
         inform(
             sampler,
@@ -190,8 +191,8 @@ class Search(Settled):
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
-        if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
-            self._study.sampler.reconsider()
+        if self._incumbent is not best and self._rates:
+            self._rates.reconsider()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
@@ -237,15 +238,11 @@ class Search(Settled):
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
-        sampler = self._study.sampler
-        if not isinstance(sampler, RatesSampler):
-            return None
-        return sampler.filling_batch(self._study, self._searched(knobs), batches)
+        return self._rates.filling_batch(self._study, self._searched(knobs), batches) if self._rates else None
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether a configuration is expected to fit into memory; True if the sampler has no forecast."""
-        sampler = self._study.sampler
-        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, self._searched(knobs))
+        return self._rates is None or self._rates.may_fit(self._study, self._searched(knobs))
 
     def _searched(self, knobs: Knobs) -> Knobs:
         return {key: value for key, value in knobs.items() if key in self._distributions}
@@ -285,8 +282,7 @@ class Search(Settled):
 
     def _doubted(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
-        sampler = self._study.sampler
-        params = sampler.doubted(self._study) if isinstance(sampler, RatesSampler) else None
+        params = self._rates.doubted(self._study) if self._rates else None
         if params is None:
             return None
         knobs = self._space.active({**self._space.reference, **params})
@@ -300,15 +296,14 @@ class Search(Settled):
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:
-        sampler = self._study.sampler
         if self._num_free == 0:
             self._reason = EXHAUSTED
             return None
-        if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
+        if self._rates and self._rates.has_nothing_more:
             self._reason = NO_IMPROVEMENT
             if not self._knows_more():
                 return None
-            sampler.ask_again()
+            self._rates.ask_again()
         if self._budget.is_for_answer:
             self._reason = ANSWER_FIRST
             if not self._knows_more():
@@ -318,8 +313,7 @@ class Search(Settled):
 
     def _knows_more(self) -> bool:
         """Whether the last proposal was based on assumed results of running trials, all of which have ended by now."""
-        sampler = self._study.sampler
-        return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
+        return self._rates is not None and self._rates.is_provisional and not self._session.schedule.num_running
 
     def _is_turn_of_single_change(self) -> bool:
         """Whether the next proposal is a single change rather than a proposal of TPE.
@@ -350,7 +344,7 @@ class Search(Settled):
         num_known = num_too_dear = 0
         while num_known < limit and num_too_dear < limit_too_dear and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
-            if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
+            if self._rates and self._rates.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 break
             known = self._known_as(proposal.knobs, self._space.changed(proposal.knobs))
@@ -366,8 +360,7 @@ class Search(Settled):
                 num_too_dear += 1
             else:
                 return proposal
-        sampler = self._study.sampler
-        is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
+        is_risky = self._rates and self._rates.is_exhausted and self._rates.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
         is_left = any(not self._is_known(knobs) for knobs in self._left_out.values())
         self._reason = self._budget.why_nothing_fits() if is_left or self._is_too_dear else why_none
@@ -384,8 +377,8 @@ class Search(Settled):
             self._study.sampler = own
         name = "random" if is_random else self._sampler_name
         why = f"proposed by the sampler ({name})"
-        if not is_random and isinstance(own, RatesSampler):
-            proposed = own.proposed(trial.number)
+        if not is_random and self._rates:
+            proposed = self._rates.proposed(trial.number)
             why = proposed.why if proposed else why
             self._budget.weigh(self._incumbent, proposed.expected_improvement if proposed else None)
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)

@@ -131,9 +131,7 @@ def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
     sampler, schedule = RatesSampler(optuna.samplers.RandomSampler()), SimpleNamespace(num_running=2)
     sampler.is_provisional = True
     session = SimpleNamespace(schedule=schedule, runner=SimpleNamespace(goal=SimpleNamespace(names=["throughput"])))
-    search = SimpleNamespace(
-        _study=SimpleNamespace(sampler=sampler), _session=session, _num_free=9, _budget=SearchBudget(session)
-    )
+    search = SimpleNamespace(_rates=sampler, _session=session, _num_free=9, _budget=SearchBudget(session))
     search._budget._num_small = ANSWER_AFTER
     search._knows_more = lambda: Search._knows_more(search)
     search._is_turn_of_single_change, search._sampled = lambda: False, lambda: "a proposal"
