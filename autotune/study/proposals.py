@@ -11,10 +11,12 @@ import optuna
 from autotune import stats
 from autotune.compare.ablation import part_of
 from autotune.compare.effects import estimated
+from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
+from autotune.study.culprits import Culprits
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
@@ -36,7 +38,7 @@ ANSWER_FIRST = "little improvement is expected: the time is better used to find 
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
 
-class Search(Settled):
+class Search:
     """Proposes and measures configurations until time, trials or ideas run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
@@ -48,10 +50,12 @@ class Search(Settled):
     """
 
     def __init__(self, session: Session, interference: Interference | None = None) -> None:
-        super().__init__(session)
+        config, space = session.inputs.config, session.resolved
+        self._session, self._space, self._sampler_name = session, space, config.search.sampler
         self._interference = interference or Interference(session)
         self._budget = SearchBudget(session)
-        config, space = session.inputs.config, session.resolved
+        self._parity, self._culprits = Parity(session), Culprits(space)
+        self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
         # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
         # that follows the rate; otherwise TPE takes its place.
@@ -72,7 +76,7 @@ class Search(Settled):
             session,
             is_open=self._is_open,
             may_win=lambda knobs: not self._parity.barring(space.changed(knobs)),
-            running=lambda: [self._searched(one.knobs) for one in self._pending.values() if one.trial is None],
+            running=lambda: [self._searched(one.knobs) for one in self._settled.pending.values() if one.trial is None],
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
@@ -92,21 +96,21 @@ class Search(Settled):
     def _recall(self, records: list[TrialRecord]) -> None:
         """Loads the existing trials: the baseline and those of earlier runs of the study."""
         for record in records:
-            self._note(record)
+            self._settled.note(record)
             self._teach(record)
             kind, _, key = record.origin.partition(" ")
             if kind == SINGLE:
                 self._num_singles += 1
                 self._single_changes.taken(key)
         for record in (record for record in records if record.outcome is Outcome.interrupted):
-            settled = self._known.get(configuration_key(record.changed))
+            settled = self._settled.own_trial(record.changed)
             if settled is None:
                 self._unfinished.append(record)
             elif settled is record:
                 self._session.listener.notice(
                     f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
                 )
-        if all(self._is_measured(key, value) for _, key, value in self._costly):
+        if all(self._settled.is_measured(key, value) for _, key, value in self._costly):
             self._hold_what_is_best()
 
     def run(self) -> str:
@@ -122,12 +126,12 @@ class Search(Settled):
                 self._begin(proposal)
                 schedule.make_room()
                 self._budget.keep_for_finals(self._incumbent)
-                self._check_failures()
+                self._settled.check_failures()
                 interference.check(self._incumbent)
             schedule.drain()
         except (Ending, NothingWorked):
             schedule.drain()  # trials that still run count, too
-            for proposal in self._pending.values():
+            for proposal in self._settled.pending.values():
                 self._forget(proposal)
             raise
         return self._budget.why_nothing_was_tried(self._reason) or self._reason
@@ -137,7 +141,7 @@ class Search(Settled):
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
         if self._sampler_name != "grid":  # a grid visits these configurations anyway
-            yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
+            yield from self._fitting(earlier_seeds(self._session, self._hold, self._settled.is_known))
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
@@ -181,10 +185,10 @@ class Search(Settled):
 
         False if a running trial already tests the same change, even on another configuration.
         """
-        asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
+        asking = (one.knobs for one in self._settled.pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):
             return False
-        return not self._is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
+        return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
         """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
@@ -212,7 +216,7 @@ class Search(Settled):
             if not self._may_go_on():
                 return
             proposal = self._culprits.mended(proposal)
-            if self._is_known(proposal.knobs):
+            if self._settled.is_known(proposal.knobs):
                 continue
             if self._budget.fits(proposal.knobs):
                 yield proposal
@@ -252,7 +256,7 @@ class Search(Settled):
         self._session.schedule.drain()  # a trial that still runs may become the best
         best = self._incumbent
         for why, key, value in self._costly:
-            if not self._is_measured(key, value):
+            if not self._settled.is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
         self._session.schedule.drain()
         if self._sampler_name != "grid" and (trimmed := self._trimmed()):
@@ -289,7 +293,7 @@ class Search(Settled):
         key = configuration_key(self._space.changed(knobs))
         own = [one for one in self._session.searched if configuration_key(one.changed) == key]
         first = next((one for one in own if one.score), None)
-        is_begun = key in self._pending or any(one.origin == AGAIN for one in own)
+        is_begun = key in self._settled.pending or any(one.origin == AGAIN for one in own)
         if first is None or is_begun or not self._budget.fits(knobs):
             return None
         why = f"again: trial {first.number} was far slower than the other trials suggest"
@@ -329,7 +333,7 @@ class Search(Settled):
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
         for key, knobs in self._single_changes.of(best):
-            if not self._is_known(knobs) and self._budget.fits(knobs):
+            if not self._settled.is_known(knobs) and self._budget.fits(knobs):
                 self._num_singles += 1
                 self._single_changes.taken(key)
                 why = f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})"
@@ -347,11 +351,11 @@ class Search(Settled):
             if self._rates and self._rates.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 break
-            known = self._known_as(proposal.knobs, self._space.changed(proposal.knobs))
+            known = self._settled.known_as(proposal.knobs, self._space.changed(proposal.knobs))
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
-            elif self._is_known(proposal.knobs):  # a trial of it is running
+            elif self._settled.is_known(proposal.knobs):  # a trial of it is running
                 self._forget(proposal)
                 num_known += 1
             elif not self._budget.fits(proposal.knobs):
@@ -362,7 +366,7 @@ class Search(Settled):
                 return proposal
         is_risky = self._rates and self._rates.is_exhausted and self._rates.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
-        is_left = any(not self._is_known(knobs) for knobs in self._left_out.values())
+        is_left = any(not self._settled.is_known(knobs) for knobs in self._left_out.values())
         self._reason = self._budget.why_nothing_fits() if is_left or self._is_too_dear else why_none
         return None
 
@@ -386,13 +390,13 @@ class Search(Settled):
     # Results ---------------------------------------------------------------------------------------------------
 
     def _begin(self, proposal: Proposal) -> None:
-        self._pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
+        self._settled.pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
         take = functools.partial(self._take, proposal)
         self._session.begin(proposal.knobs, proposal.why, origin=proposal.origin, take=take)
 
     def _take(self, proposal: Proposal, record: TrialRecord) -> None:
-        self._pending.pop(configuration_key(record.changed), None)
-        self._note(record)
+        self._settled.pending.pop(configuration_key(record.changed), None)
+        self._settled.note(record)
         if record.outcome.is_no_answer and self._sampler_name == "grid":
             self._unfinished.append(record)
         if proposal.trial is None:
@@ -416,7 +420,7 @@ class Search(Settled):
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
-        if self._is_known(knobs):
+        if self._settled.is_known(knobs):
             return False
         if not self._budget.fits(knobs):
             self._is_too_dear = True

@@ -121,7 +121,8 @@ def test_each_part_can_be_left_out(bench, part):
 def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
     asking = Proposal(knobs={"precision.amp": "bf16", "threads.intra": 2}, why="", origin="single precision.amp")
     budget = SimpleNamespace(fits=lambda _: True)
-    search = SimpleNamespace(_pending={0: asking}, _budget=budget, _is_known=lambda _: False, _may_fit=lambda _: True)
+    settled = SimpleNamespace(pending={0: asking}, is_known=lambda _: False)
+    search = SimpleNamespace(_settled=settled, _budget=budget, _may_fit=lambda _: True)
     assert not Search._is_answerable(search, "precision.amp", {"precision.amp": "bf16", "threads.intra": 4})
     assert Search._is_answerable(search, "precision.amp", {"precision.amp": "fp16"})
     assert Search._is_answerable(search, "threads.intra", {"precision.amp": "bf16", "threads.intra": 2})
