@@ -73,8 +73,3 @@ def raised_in(log: str) -> str:
 
 # The harness's frames in a traceback of the user's program.
 OUR_FRAMES = re.compile(r'^ +File "[^"\n]*/autotune/harness/[^"\n]*", line [^\n]*\n(?: {4,}[^\n]*\n)*', re.MULTILINE)
-
-
-def without_our_frames(log: str) -> str:
-    """Returns a log without the harness's frames in its tracebacks."""
-    return OUR_FRAMES.sub("", log)

@@ -412,4 +412,5 @@ def path_text(path: Path) -> str:
 
 def where(runs: Path) -> str:
     """Returns " --runs-dir FOLDER", which makes a command use a runs folder; "" for the usual folder."""
-    return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(str(runs))}"
+    folder = path_text(runs) if str(runs).startswith("-") else str(runs)
+    return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(folder)}"

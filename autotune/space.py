@@ -217,15 +217,14 @@ class ResolvedSpace:
         expert = self.experts(host_context)
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
+        if workers in self.domains and self.domains[workers].contains(0):
+            alone[workers] = 0
         larger, largest = self._larger(batch, factor=4 if host_context.has_cuda else 2), self._larger(batch, factor=8)
         plans = [
             ("expert's choice at the program's batch size", expert),
             ("expert's choice at a larger batch", {**expert, **larger}),
-            (
-                "expert's choice without loader workers, because they take cores from the step",
-                {**alone, **self._value(workers, 0)},
-            ),
-            ("expert's choice at a larger batch without loader workers", {**alone, **self._value(workers, 0), **larger}),
+            ("expert's choice without loader workers, because they take cores from the step", alone),
+            ("expert's choice at a larger batch without loader workers", {**alone, **larger}),
             ("expert's choice at a far larger batch", {**expert, **largest}),
         ]
         if not host_context.has_cuda:  # the step itself needs the cores, so variants without workers come first
@@ -244,10 +243,6 @@ class ResolvedSpace:
         values = self.domains[BATCH_SIZE.key].values if BATCH_SIZE.key in self.domains else ()
         smaller = [value for value in values if isinstance(value, int) and isinstance(own, int) and value < own]
         return self.active({**knobs, BATCH_SIZE.key: max(smaller)}) if smaller else None
-
-    def _value(self, key: str, value: KnobValue) -> Knobs:
-        """Returns {key: value} if the space allows it, {} otherwise."""
-        return {key: value} if key in self.domains and self.domains[key].contains(value) else {}
 
     def _larger(self, key: str, *, factor: int) -> Knobs:
         """Returns {key: value}; {} if the domain has no value above the baseline's.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.environment import PREFIX
-from autotune.log_messages import without_our_frames
+from autotune.log_messages import OUR_FRAMES
 from autotune.plain_text import plain
 from autotune.quantities import (
     DASH,
@@ -322,18 +320,6 @@ def budget_text(budget_s: float | None, budget_trials: int | None) -> str:
     return " or ".join(parts)
 
 
-def command_text(command: Iterable[str]) -> str:
-    """Returns an argument list as typed in a shell."""
-    return shlex.join(command)
-
-
-def own_command_text(*words: str, runs: Path) -> str:
-    """Returns an autotune command as typed, with the options to reach a runs folder: `autotune show resnet18`."""
-    folder = f"./{runs}" if str(runs).startswith("-") else str(runs)
-    where = [] if runs == Path("runs") else ["--runs-dir", folder]
-    return shlex.join(["autotune", *words, *where])
-
-
 def cycles_text(metrics: Mapping[str, float]) -> str:
     """Returns "Steps come in cycles of 40 steps in 2.5 s; ..." for a trial whose steps come in cycles; else ""."""
     num = metrics.get("window_cycles")
@@ -362,7 +348,7 @@ def log_lines(evidence: dict[str, Any]) -> list[str]:
     """Returns the last lines of a failed trial's traceback, else of its log, else of its output, indented for a message."""
     error = evidence.get("error") or {}
     texts = (error.get("traceback"), evidence.get("log_tail"), evidence.get("stdout_tail"))
-    logs = (plain(without_our_frames(str(text or ""))).rstrip() for text in texts)
+    logs = (plain(OUR_FRAMES.sub("", str(text or ""))).rstrip() for text in texts)
     tail = next(filter(None, logs), "").splitlines()[-MAX_LOG_LINES:]
     return [f"  | {line}" for line in tail]
 

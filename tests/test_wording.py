@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from autotune import plain_text, quantities, wording
+from autotune.run_dir import where
 
 
 @pytest.mark.parametrize(
@@ -90,15 +91,15 @@ def test_an_interval_of_rates_does_not_reach_below_zero():
 @pytest.mark.parametrize(
     ("runs", "text"),
     [
-        ("runs", "autotune show x"),
-        ("./runs", "autotune show x"),
-        ("my runs; [x]", "autotune show x --runs-dir 'my runs; [x]'"),
-        ("-r", "autotune show x --runs-dir ./-r"),
-        ("$HOME", "autotune show x --runs-dir '$HOME'"),
+        ("runs", ""),
+        ("./runs", ""),
+        ("my runs; [x]", " --runs-dir 'my runs; [x]'"),
+        ("-r", " --runs-dir ./-r"),
+        ("$HOME", " --runs-dir '$HOME'"),
     ],
 )
 def test_our_own_commands_are_quoted_for_a_shell(runs, text):
-    assert wording.own_command_text("show", "x", runs=Path(runs)) == text
+    assert where(Path(runs)) == text
 
 
 def test_a_line_stays_a_line():

@@ -28,7 +28,6 @@ from autotune.masking import MASK, Secrets, is_secret
 from autotune.plain_text import plain
 from autotune.records import Knobs
 from autotune.studies import call
-from autotune.wording import command_text
 
 if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
@@ -87,7 +86,7 @@ def _print_plan(run: _Run, argv: list[str], added: dict[str, str]) -> int:
     shown_variables = {name: MASK if is_secret(name, text) else shlex.quote(text) for name, text in added.items()}
     shown_variables[protocol.SPEC_VARIABLE] = "... (the settings, for the program's process)"
     lines = [
-        ("command", command_text(Secrets.known(words=argv).words(argv))),
+        ("command", shlex.join(Secrets.known(words=argv).words(argv))),
         *(("environment", f"{name}={text}") for name, text in shown_variables.items()),
         *(("setting", f"{key}={value_text(value)}  {_way(run, key)}") for key, value in run.best.shown_knobs.items()),
         *(("note", note) for note in run.notes),
@@ -153,7 +152,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
-        give = f"autotune apply {shlex.quote(asked.what)} -- {command_text(best.command) or 'python train.py'}"
+        give = f"autotune apply {shlex.quote(asked.what)} -- {shlex.join(best.command) or 'python train.py'}"
         raise BadInput(
             f"COMMAND: missing, and {best.file} was made for your own program. autotune does not run a command just because "
             f"a file contains it. If the file's command is the right one, type `{give}`."
@@ -176,7 +175,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     return _Run(
         best=replace(best, knobs=knobs, origin=(best.origin[0], "" if notes else best.origin[1], best.origin[2])),
         argv=argv,
-        notes=[*notes, f"starts the training of {composed.title} ({length}): {command_text(argv)}"],
+        notes=[*notes, f"starts the training of {composed.title} ({length}): {shlex.join(argv)}"],
         passed=_carried(template, knobs),
         variables=process_environment(composed.config, facts),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from autotune.cli.terminal import print_json
 from autotune.config.schema import AUTO, LOCAL, OFF, SearchOptions
 from autotune.errors import BadInput
 from autotune.quantities import seconds_text
-from autotune.wording import changes_phrase, command_text, machine_text
+from autotune.wording import changes_phrase, machine_text
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
@@ -45,7 +46,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     entries = [
         ("study", f"{composed.name}: {composed.title}"),
         ("machine", machine_text(facts)),
-        ("baseline", command_text(argv)),
+        ("baseline", shlex.join(argv)),
         *([("pinned", changes_phrase(space.pinned))] if space.pinned else []),
         ("searching", f"{', '.join(searched) or 'nothing'}; the baseline may rule out some of them"),
         *([("unavailable", ", ".join(left_out))] if left_out else []),

@@ -27,7 +27,6 @@ from autotune.studies import call
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.config.compose import Composed
     from autotune.records import StudyRecord, TrialRecord
     from autotune.study import StudyInputs
 
@@ -72,6 +71,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     summary = read_summary(folder)
     if folder.is_owned:
         raise BadInput(f"STUDY: still running, got {folder.name!r}. Wait until it ends.")
+    from autotune.config.compose import compose
     from autotune.machine import host_facts
     from autotune.study import Wanted, explain_study
     from autotune.study.explaining import explainable
@@ -81,7 +81,7 @@ def explain(asked: Asked, *, as_json: bool) -> int:
 
     facts = host_facts()
     inputs = _inputs(_study(folder), folder, facts)
-    fixed = _fixed(asked, facts).command if asked.is_fixed else None
+    fixed = compose([], command=asked.command, facts=facts).command if asked.is_fixed else None
     wanted = Wanted(
         trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding or 1,
         pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
@@ -157,12 +157,6 @@ def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> S
     composed = recorded(study, folder.config_file)
     composed.config.study.budget = Budget(minutes=None, trials=None)
     return inputs_of(composed, facts)
-
-
-def _fixed(asked: Asked, facts: dict[str, Any]) -> Composed:
-    from autotune.config.compose import compose
-
-    return compose([], command=asked.command, facts=facts)
 
 
 def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json: bool, is_all: bool = False) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import shutil
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from autotune.detected import doubts, findings, missing_processes
 from autotune.errors import NothingWorked
 from autotune.knobs.base import value_text
 from autotune.quantities import bytes_text
-from autotune.wording import command_text, log_lines
+from autotune.wording import log_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -175,7 +176,7 @@ def _rows(result: RankResult, composed: Composed, facts: dict[str, Any]) -> list
 def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str], composed: Composed) -> None:
     out = console()
     doubtful = filter(None, [missing_processes(result, argv), *doubts(result)])
-    lines = [("program", command_text(argv)), *findings(result), *(("doubt", text) for text in doubtful)]
+    lines = [("program", shlex.join(argv)), *findings(result), *(("doubt", text) for text in doubtful)]
     found = Table.grid(padding=(0, 2, 0, 0))
     found.add_column(no_wrap=True, style="quiet")
     found.add_column(overflow="fold")

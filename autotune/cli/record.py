@@ -55,17 +55,14 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
     runs = Path(composed.config.runs_dir)
     begun = _begun(runs, composed)
-    return _carry_out(composed, facts, begun or create(runs, composed.name), output=output, as_json=as_json, is_new=not begun)
+    folder = begun or create(runs, composed.name)
+    return run_recording(composed, facts, folder, output=output, as_json=as_json, is_new=not begun)
 
 
-def go_on(composed: Composed, facts: dict[str, object], folder: StudyFolder, *, as_json: bool) -> int:
-    """Resumes a recording, for `autotune resume`."""
-    return _carry_out(composed, facts, folder, output=None, as_json=as_json, is_new=False)
-
-
-def _carry_out(
+def run_recording(
     composed: Composed, facts: dict[str, object], folder: StudyFolder, *, output: Path | None, as_json: bool, is_new: bool
 ) -> int:
+    """Starts or resumes a recording in its folder; arguments and errors as for `record`."""
     from autotune.study import resume_study, run_study
 
     folder.check_free()

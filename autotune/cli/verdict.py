@@ -85,9 +85,9 @@ def _headline(summary: Summary, *, is_said: bool) -> Text:
     return text
 
 
-def _grid(*, indent: int = 0) -> Table:
+def _grid() -> Table:
     made = Table.grid(padding=(0, 2, 0, 0))
-    made.add_column(no_wrap=True, min_width=11 - indent)
+    made.add_column(no_wrap=True, min_width=11)
     return made
 
 

@@ -56,7 +56,6 @@ class Attribution:
         best: the trial whose configuration is exported; the winner itself if nothing was dropped.
         changes: every change of the winner, largest effect first.
         together: ratio of the winner to `best`, from rounds that measured both; None if no round did.
-        num_rounds: number of ablation rounds.
         margin: maximum cost of dropping changes, as a fraction of the rate.
     """
 
@@ -64,13 +63,7 @@ class Attribution:
     best: TrialRecord
     changes: list[Change] = field(default_factory=list)
     together: stats.Ratio | None = None
-    num_rounds: int = 0
     margin: float = stats.MARGIN_FRAC
-
-    @property
-    def kept(self) -> list[Change]:
-        """The changes that are exported."""
-        return [change for change in self.changes if change.is_kept]
 
     @property
     def dropped(self) -> list[Change]:
@@ -250,7 +243,6 @@ class Attributor:
             best=first or winner,
             changes=evidence.changes(),
             together=None if minimal is None else evidence.ratio(minimal),
-            num_rounds=evidence.num_rounds,
             margin=evidence.loss_frac,
         )
 

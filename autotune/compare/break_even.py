@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
-from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, cold_compile_s, fixed_s
+from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, ColdCompiles, fixed_s
 
 # A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer: starts of one program vary by
 # two seconds, and long starts by more.
@@ -50,7 +50,7 @@ def break_even(
         "steps": samples / float(batch) if samples and is_counted and batch else None,
         "seconds": base_s + samples / base_rate if samples else None,
         "dearer_s": dearer_s,
-        "compile_s": cold_compile_s(records, first.knobs) if is_compiled else None,
+        "compile_s": ColdCompiles(records).seconds(first.knobs) if is_compiled else None,
     }
 
 
@@ -108,6 +108,6 @@ def step_batch(knobs: Knobs) -> int | None:
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:
     """Returns (seconds until training reaches its rate, rate per second), medians over fresh processes."""
-    cold_s = cold_compile_s(records, measured[0].knobs)
+    cold_s = ColdCompiles(records).seconds(measured[0].knobs)
     starts = [fixed_s(record, cold_s) for record in measured]
     return float(np.median(starts)), float(np.median([record.value or 0.0 for record in measured]))

@@ -61,17 +61,16 @@ class CommandTemplate:
         return [DOUBLED.sub(r"\1", part) for part in filled]
 
 
-def user_command(command: Sequence[str], host_context: HostContext, cwd: str | None = None) -> CommandTemplate:
+def user_command(command: Sequence[str], host_context: HostContext) -> CommandTemplate:
     """Returns the template of a command given after `--`.
 
     Raises:
         BadInput: nothing to run, no such program or script, an srun that does not pass the settings on to its ranks, or unknown
             or malformed placeholders; lists every problem.
     """
-    folder = cwd or os.getcwd()
     if not command:
         raise BadInput(f"COMMAND: no command after '--'. {EXAMPLE}")
-    problems = [*startable(list(command), Path(folder)), *problems_of_export(command, os.environ)]
+    problems = [*startable(list(command), Path.cwd()), *problems_of_export(command, os.environ)]
     stated: Knobs = {}
     silent: Knobs = {}
     for part in command:
@@ -81,7 +80,7 @@ def user_command(command: Sequence[str], host_context: HostContext, cwd: str | N
         problems.append(f"COMMAND: a placeholder without the baseline's value, {asked}, with your own batch size.")
     if problems:
         raise BadInput(problems)
-    return CommandTemplate(parts=list(command), placeholders={**silent, **stated}, cwd=folder)
+    return CommandTemplate(parts=list(command), placeholders={**silent, **stated})
 
 
 def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collection[str] = ()) -> CommandTemplate:

@@ -32,11 +32,6 @@ FILES = {
 JSON_ONLY = ("deepspeed",)
 
 
-def export(summary: Summary, format: str, tier: Tier | None) -> str:
-    """Returns the best configuration of a study as text; see `render`."""
-    return render(summary, format, tier).text
-
-
 def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") -> Exported:
     """Returns the best configuration of a study in a format, and what the format cannot express.
 

@@ -25,7 +25,7 @@ class Announcement:
     """The number of a step, which rank 0 announces once: in the file `name` in the trial's folder."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
-        self._context, self._name = context, name
+        self._name = name
         self._file = os.path.join(context.spec.folder, name)
         self._is_spread = num_nodes(os.environ) > 1
         self._next_s = 0.0

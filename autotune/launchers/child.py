@@ -18,7 +18,6 @@ from autotune.launchers.link import Link
 from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
-from autotune.quantities import seconds_text
 
 # Shell script that starts the agent on a node. It first checks that the node sees the files, and reports a missing one with
 # the node's name. On a job's other nodes it only waits until standard input ends. srun passes the link to all tasks as their
@@ -86,12 +85,6 @@ class ChildTransport(Transport):
         """Returns the last line of `text`."""
         lines = [line.strip() for line in self.text().splitlines() if line.strip()]
         return shortened(lines[-1], 200) if lines else ""
-
-
-def queued_too_long(engine: str, waited_s: float, why: str) -> BadInput:
-    """Returns the error to raise if an engine provided no node within `launch.queue_minutes`; `why` is the engine's reason."""
-    problem = f"{engine} provided no node within {seconds_text(waited_s)} ({why or 'it has not answered'})"
-    return BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
 
 def agent_command(*seen: str) -> list[str]:

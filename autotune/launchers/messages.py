@@ -68,13 +68,3 @@ def from_watch(watch: MachineWatch) -> dict[str, Any]:
         disturbances=watch.disturbances(), cpu_use=watch.cpu_use, metrics=watch.metrics(), used_frac=watch.used_frac()
     )
     return dataclasses.asdict(watched)
-
-
-def to_disturbances(raw: list[dict[str, Any]]) -> list[Disturbance]:
-    """Converts results of `dataclasses.asdict` back to disturbances."""
-    return [from_json(one, Disturbance) for one in raw]
-
-
-def to_watched(raw: dict[str, Any]) -> Watched:
-    """Converts the result of `from_watch` back to a `Watched`."""
-    return from_json(raw, Watched)

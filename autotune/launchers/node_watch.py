@@ -9,11 +9,12 @@ from typing import Any
 from autotune.clock import Clock
 from autotune.harness.protocol import Progress, RankResult
 from autotune.launchers.link import Message
-from autotune.launchers.messages import Watched, to_disturbances
+from autotune.launchers.messages import Watched
 from autotune.launchers.transport import Node, NodeLost
 from autotune.monitors.cpu import CpuUse
 from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance
 from autotune.monitors.watch import MachineWatch
+from autotune.plain_json import from_json
 
 ANSWER_S = 60.0  # longest wait for an answer, in addition to the time that the question itself may take
 
@@ -56,7 +57,7 @@ class NodeWatch(MachineWatch):
         """Returns what would disturb a trial on the node now; blocks for MIN_WINDOW_S even if there is no node."""
         if self._node() is None:
             self._clock.sleep(MIN_WINDOW_S)
-        return to_disturbances(self._ask("at_rest", ANSWER_S).get("disturbances", []))
+        return [from_json(one, Disturbance) for one in self._ask("at_rest", ANSWER_S).get("disturbances", [])]
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the window, by name for the tracker."""

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.config.best import Best
@@ -51,9 +51,9 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, 
     return json.dumps(dataclasses.asdict(spec))
 
 
-def variables(best: Best, spec: str, before: Mapping[str, str] = os.environ) -> dict[str, str]:
+def variables(best: Best, spec: str) -> dict[str, str]:
     """Returns the environment variables that a real run adds or replaces."""
-    paths = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INJECT))]
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INJECT))]
     own = {"PYTHONPATH": os.pathsep.join([str(INJECT), *paths]), protocol.SPEC_VARIABLE: spec}
     return {**best.environment(), **own}
 

@@ -26,7 +26,7 @@ from autotune.launchers.base import Ended, Launch, Launcher, Running, Slot
 from autotune.launchers.environment import PACKAGE, study_of
 from autotune.launchers.link import LinkLost, Message
 from autotune.launchers.local import Graces, signals_held
-from autotune.launchers.messages import Watched, from_launch, to_ended, to_watched
+from autotune.launchers.messages import Watched, from_launch, to_ended
 from autotune.launchers.node_watch import NodeWatch
 from autotune.launchers.process_tree import is_taken
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
@@ -34,6 +34,7 @@ from autotune.launchers.user_files import NOTES
 from autotune.machine import comparable
 from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
+from autotune.quantities import seconds_text
 
 ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late) or "sweep" (with its grace periods)
 START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
@@ -65,6 +66,7 @@ class RemoteLauncher(Launcher):
     """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
 
     Attributes:
+        engine: name of the engine, for messages.
         node: the node; None while there is none.
         watched: the node's monitor.
 
@@ -73,6 +75,8 @@ class RemoteLauncher(Launcher):
         graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait for a node; None for no limit.
     """
+
+    engine: str
 
     def __init__(self, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
         self.clock: PausableClock = PausableClock()
@@ -99,10 +103,6 @@ class RemoteLauncher(Launcher):
         Raises:
             BadInput: the engine is not installed or not reachable.
         """
-
-    @abstractmethod
-    def too_late(self, waited_s: float, why: str) -> BadInput:
-        """Returns the error to raise if there was no node within `patience_s`; `why` is the engine's reason."""
 
     def slots(self) -> list[Slot]:
         """Returns a list with the only slot once its agent is ready; [] until then. See `Launcher.slots`."""
@@ -189,9 +189,10 @@ class RemoteLauncher(Launcher):
             self.close()
             raise never
         elif self._patience_s is not None and waited_s > self._patience_s:
-            why = self.why_waiting()
+            why = self.why_waiting() or "it has not answered"
             self.close()
-            raise self.too_late(waited_s, why)
+            problem = f"{self.engine} provided no node within {seconds_text(waited_s)} ({why})"
+            raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
     def _open(self, transport: Transport, hello: Message) -> None:
         """Prepares a new agent for the study."""
@@ -324,7 +325,7 @@ class RemoteRunning(Running):
 
     def _take(self, event: Any) -> None:
         with readable():
-            self._launcher.watched.seen, ended = to_watched(event["watched"]), to_ended(event["ended"])
+            self._launcher.watched.seen, ended = from_json(event["watched"], Watched), to_ended(event["ended"])
             ended.facts(self._launch.spec)
         ended.evidence["node"] = self._about
         self._ended = ended

@@ -29,7 +29,7 @@ from autotune.config.cluster import JOB, SRUN
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.base import Slot
-from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
+from autotune.launchers.child import EXIT_S, ChildTransport, agent_command
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
 from autotune.launchers.slurm_jobs import (
@@ -77,6 +77,8 @@ class SlurmLauncher(RemoteLauncher):
         patience_s: longest wait in the queue; None for no limit.
         left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
     """
+
+    engine = "Slurm"
 
     def __init__(
         self,
@@ -148,10 +150,6 @@ class SlurmLauncher(RemoteLauncher):
             f"end it: scancel {job}"
             for job in sorted(self._unended)
         ]
-
-    def too_late(self, waited_s: float, why: str) -> BadInput:
-        """See `RemoteLauncher.too_late`."""
-        return queued_too_long("Slurm", waited_s, why)
 
 
 class Srun(ChildTransport):

@@ -56,9 +56,9 @@ class Transport(ABC):
     def why_waiting(self) -> str:
         """Returns the engine's reason why the agent has not started yet; "" if it gave none."""
 
-    @abstractmethod
     def why_never(self) -> BadInput | None:
         """Returns why the agent will never start although the engine has accepted the job; None if it may start."""
+        return None
 
     def unseen(self) -> BadInput | None:
         """Returns the error if a node of the job does not see the files that it needs; None if no such node is known."""

@@ -83,10 +83,11 @@ def bar(start: float, end: float, kind: str, *, top: float = 4, height: float = 
     return Markup('<rect class="{}" x="{}" width="{}" y="{:g}" height="{:g}"/>').format(kind, percent(low), width, top, height)
 
 
-def interval(low: float, high: float, kind: str, *, middle: float = TRACK_PX / 2) -> Markup:
+def interval(low: float, high: float) -> Markup:
     """Returns an interval as a line with ends, between two shares of the width."""
-    ends = [line(x, x, kind, middle - 5, middle + 5) for x in (low, high)]
-    return line(low, high, kind, middle, middle) + NOTHING.join(ends)
+    middle = TRACK_PX / 2
+    ends = [line(x, x, "ci", middle - 5, middle + 5) for x in (low, high)]
+    return line(low, high, "ci", middle, middle) + NOTHING.join(ends)
 
 
 def line(start: float, end: float, kind: str, top: float, bottom: float) -> Markup:

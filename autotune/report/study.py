@@ -86,9 +86,9 @@ class Study:
         """Returns the explanation of a trial; {} if it was not explained."""
         return entry_of(self.summary.get("explanation"), number) or {}
 
-    def rows(self, table: str, number: int, rank: int = 0) -> list[dict[str, Any]]:
-        """Returns the rows of a table of one trial and rank; [] if there is none."""
-        return self.tables[number].rows(table, rank) if number in self.tables else []
+    def rows(self, table: str, number: int) -> list[dict[str, Any]]:
+        """Returns the rows of a table of a trial's rank 0; [] if there is none."""
+        return self.tables[number].rows(table, 0) if number in self.tables else []
 
     def why_absent(self, table: str, what: str = "") -> str:
         """Returns a sentence on why a table of the best trial is missing, with the command that makes it.

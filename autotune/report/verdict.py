@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,9 @@ from autotune.plain_text import one_line
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, where
 from autotune.studies import call
-from autotune.wording import (
-    break_even_text,
-    changes_phrase,
-    command_text,
-    objective_text,
-    own_command_text,
-)
+from autotune.wording import break_even_text, changes_phrase, objective_text
 
 MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and how many characters of each reason
 MAX_FILES = 5  # how many file names a line lists
@@ -48,11 +43,11 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
     if has_winner(summary) and is_search:
         commands.append(f"autotune export {study} -o best.yaml")
         if program := summary.get("command") if not summary.get("is_recipe") else None:
-            typed = command_text(program)
+            typed = shlex.join(program)
             commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
         elif summary.get("is_recipe"):
             commands.append(f"autotune apply {study}")
-    return [*commands, f"autotune report {study} --open", f"autotune show {study}", own_command_text("ui", runs=path.parent)]
+    return [*commands, f"autotune report {study} --open", f"autotune show {study}", f"autotune ui{where(path.parent)}"]
 
 
 def more_time(summary: Summary) -> str:

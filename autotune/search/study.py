@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -121,11 +121,15 @@ class _Journal(JournalFileBackend):
 
     Args:
         file: the journal; it must be empty.
+
+    Attributes:
+        on_change: called with a trial's id before a change of this trial is written.
     """
 
     def __init__(self, file: Path) -> None:
         super().__init__(str(file))
         self._file = file
+        self.on_change: Callable[[int], None] = lambda _: None
         self._unread: list[dict[str, Any]] = []
         self._size_bytes = 0  # size of the file after our last write; another size means that another process wrote
         self._has_others = False  # whether another process has written to it
@@ -151,6 +155,9 @@ class _Journal(JournalFileBackend):
         Raises:
             OSError: the file cannot be written.
         """
+        for log in logs:
+            if "trial_id" in log:
+                self.on_change(log["trial_id"])
         lines = [json.dumps(log, separators=(",", ":")) for log in logs]
         content = "".join(f"{line}\n" for line in lines).encode()
         when_there_is_room(lambda: self._append(content))
@@ -185,35 +192,22 @@ class _Storage(JournalStorage):
     def __init__(self, journal: _Journal) -> None:
         super().__init__(journal)
         self._journal = journal
+        journal.on_change = self._note_change
         # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
         self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # those of all finished trials, each once
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """See `BaseStorage.create_new_trial`."""
-        return self._shared(self._changed(super().create_new_trial(study_id, template_trial)))
-
-    def set_trial_param(self, trial_id: int, *args: Any, **more: Any) -> None:
-        """See `BaseStorage.set_trial_param`."""
-        super().set_trial_param(self._changed(trial_id), *args, **more)
+        trial_id = super().create_new_trial(study_id, template_trial)
+        self._note_change(trial_id)
+        return self._shared(trial_id)
 
     def set_trial_state_values(self, trial_id: int, *args: Any, **more: Any) -> bool:
         """See `BaseStorage.set_trial_state_values`."""
-        is_set = super().set_trial_state_values(self._changed(trial_id), *args, **more)
+        is_set = super().set_trial_state_values(trial_id, *args, **more)
         self._shared(trial_id)
         return is_set
-
-    def set_trial_intermediate_value(self, trial_id: int, *args: Any, **more: Any) -> None:
-        """See `BaseStorage.set_trial_intermediate_value`."""
-        super().set_trial_intermediate_value(self._changed(trial_id), *args, **more)
-
-    def set_trial_user_attr(self, trial_id: int, *args: Any, **more: Any) -> None:
-        """See `BaseStorage.set_trial_user_attr`."""
-        super().set_trial_user_attr(self._changed(trial_id), *args, **more)
-
-    def set_trial_system_attr(self, trial_id: int, *args: Any, **more: Any) -> None:
-        """See `BaseStorage.set_trial_system_attr`."""
-        super().set_trial_system_attr(self._changed(trial_id), *args, **more)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
@@ -246,10 +240,9 @@ class _Storage(JournalStorage):
         trial.system_attrs = {sys.intern(key): value for key, value in trial.system_attrs.items()}
         return trial_id
 
-    def _changed(self, trial_id: int) -> int:
+    def _note_change(self, trial_id: int) -> None:
         for _, changed in self._listed.values():
             changed.add(trial_id)
-        return trial_id
 
 
 def begin_study(

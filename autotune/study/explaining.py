@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -32,7 +33,6 @@ from autotune.space import SearchSpace, resolve
 from autotune.studies import call
 from autotune.trials.budget import without_window_s
 from autotune.trials.session import OutOfTime, Session
-from autotune.wording import command_text
 
 # A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
@@ -401,7 +401,7 @@ class Explaining:
                 raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
-        remedy = session.inputs.secrets.message(command_text(fixed.argv({})))
+        remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
         made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
         self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)

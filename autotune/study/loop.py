@@ -26,7 +26,7 @@ from autotune.compare.tiers import TierFinals
 from autotune.compare.verify import VERIFIED, Verification
 from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
-from autotune.export import export
+from autotune.export import render
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
@@ -266,7 +266,7 @@ class _Study:
         summary["explanation"] = self._explaining.document
         self._folder.write_summary(summary)
         if summary["best"]:
-            self._folder.write_best(export(summary, "yaml", None))
+            self._folder.write_best(render(summary, "yaml", None).text)
 
     def _open(self) -> Tracking | None:
         if self._earlier:
@@ -406,7 +406,7 @@ class _Study:
         if status != "running":
             self._report(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
-            self._folder.write_best(export(summary, "yaml", None))
+            self._folder.write_best(render(summary, "yaml", None).text)
         self._folder.write_summary(summary)
         self._is_summary_old, self._num_summarised = False, len(self._session.records)
         return summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,20 +10,19 @@ import optuna
 
 from autotune import stats
 from autotune.compare.ablation import part_of
-from autotune.compare.decision import MIN_GAIN_FRAC
 from autotune.compare.effects import estimated
-from autotune.compare.finals import LARGE_EFFECT, LOOKS
+from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.quantities import seconds_text
 from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
+from autotune.study.culprits import Culprits
 from autotune.study.initial import Proposal, earlier_seeds, expert_seeds, filling_seed
 from autotune.study.interference import Interference
 from autotune.study.sampling import inform, machine_of
+from autotune.study.search_budget import SearchBudget
 from autotune.study.settled import MAX_CHANCES, Settled
 from autotune.study.single_changes import SingleChanges
-from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
@@ -32,23 +30,15 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# If the time left is less than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, it is too precious for a
-# trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
-ANSWER_GAIN_FRAC = 0.03
-ANSWER_AFTER = 2
-ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
 TOO_RISKY = "every configuration left would run out of memory, or its expected gain does not justify the risk"
-OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
-TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"
-OUT_OF_TRIALS = "the trial budget is used"
 ANSWER_FIRST = "little improvement is expected: the time is better used to find out what each change contributes"
 NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be 1 % faster"
 
 
-class Search(Settled):
+class Search:
     """Proposes and measures configurations until time, trials or ideas run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
@@ -60,9 +50,12 @@ class Search(Settled):
     """
 
     def __init__(self, session: Session, interference: Interference | None = None) -> None:
-        super().__init__(session)
-        self._interference = interference or Interference(session)
         config, space = session.inputs.config, session.resolved
+        self._session, self._space, self._sampler_name = session, space, config.search.sampler
+        self._interference = interference or Interference(session)
+        self._budget = SearchBudget(session)
+        self._parity, self._culprits = Parity(session), Culprits(space)
+        self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
         # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
         # that follows the rate; otherwise TPE takes its place.
@@ -77,13 +70,14 @@ class Search(Settled):
         num_known = len(session.records) - 1  # added to the seed, so that a resumed sampler does not repeat its proposals
         self._random = make_sampler("random", seed=config.study.seed + num_known + 1, distributions=free)
         sampler = make_sampler(self._sampler_name, seed=config.study.seed + num_known, distributions=free)
+        self._rates = sampler if isinstance(sampler, RatesSampler) else None  # the only sampler with forecasts
         journal, name = session.folder.journal_file, session.folder.name
         inform(
             sampler,
             session,
             is_open=self._is_open,
             may_win=lambda knobs: not self._parity.barring(space.changed(knobs)),
-            running=lambda: [self._searched(one.knobs) for one in self._pending.values() if one.trial is None],
+            running=lambda: [self._searched(one.knobs) for one in self._settled.pending.values() if one.trial is None],
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
@@ -92,8 +86,7 @@ class Search(Settled):
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
-        self._reason = OUT_OF_TIME
-        self._num_small = 0  # proposals in a row whose expected improvement is small
+        self._reason = ""
         self._recall(session.searched)
 
     def _score_names(self) -> list[str]:
@@ -104,21 +97,21 @@ class Search(Settled):
     def _recall(self, records: list[TrialRecord]) -> None:
         """Loads the existing trials: the baseline and those of earlier runs of the study."""
         for record in records:
-            self._note(record)
+            self._settled.note(record)
             self._teach(record)
             kind, _, key = record.origin.partition(" ")
             if kind == SINGLE:
                 self._num_singles += 1
                 self._single_changes.taken(key)
         for record in (record for record in records if record.outcome is Outcome.interrupted):
-            settled = self._known.get(configuration_key(record.changed))
+            settled = self._settled.own_trial(record.changed)
             if settled is None:
                 self._unfinished.append(record)
             elif settled is record:
                 self._session.listener.notice(
                     f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
                 )
-        if all(self._is_measured(key, value) for _, key, value in self._costly):
+        if all(self._settled.is_measured(key, value) for _, key, value in self._costly):
             self._hold_what_is_best()
 
     def run(self) -> str:
@@ -133,58 +126,35 @@ class Search(Settled):
             for proposal in self._with_questions(self._proposals()):
                 self._begin(proposal)
                 schedule.make_room()
-                self._keep_for_finals()
-                self._check_failures()
+                self._budget.keep_for_finals(self._incumbent)
+                self._settled.check_failures()
                 interference.check(self._incumbent)
             schedule.drain()
         except (Ending, NothingWorked):
             schedule.drain()  # trials that still run count, too
-            for proposal in self._pending.values():
+            for proposal in self._settled.pending.values():
                 self._forget(proposal)
             raise
-        return self._why_nothing_was_tried() or self._reason
-
-    def _keep_for_finals(self) -> None:
-        """Reserves time to confirm the best so far, because its trials may take longer than the baseline's."""
-        session, best = self._session, self._incumbent
-        pair_s = session.costs.again_s(best.knobs, best.changed) + session.costs.again_s(session.baseline.knobs, {})
-        is_large = (best.score or 0.0) > LARGE_EFFECT * (session.baseline.score or math.inf)
-        session.budget.keep_for(CONFIRMING_ROUNDS * pair_s, is_large=is_large)
-
-    def _why_nothing_was_tried(self) -> str:
-        """Returns a message with the budget needed if not even one configuration fitted; "" otherwise."""
-        session = self._session
-        total_s, baseline = session.budget.total_s, session.baseline
-        is_for_want_of_time = self._reason in (OUT_OF_TIME, TOO_DEAR)
-        if self._num_searched or total_s is None or not is_for_want_of_time:
-            return ""
-        expected_s, again_s = self._costs_of(baseline.knobs, {})
-        if session.budget.fits(expected_s, again_s=again_s, has_finalist=False):
-            return ""  # a configuration as cheap as the baseline would have fitted
-        needed_s = session.budget.needed_s(expected_s, again_s=again_s)
-        needed_s = max(needed_s, 60 * (math.floor(total_s / 60) + 1))
-        return (
-            f"one more trial and its finals do not fit the budget of {seconds_text(total_s)}: a trial takes about "
-            f"{seconds_text(baseline.attempt_s)} here, so give study.budget.minutes={needed_s / 60:.0f} at least"
-        )
+        return self._budget.why_nothing_was_tried(self._reason) or self._reason
 
     # Order -------------------------------------------------------------------------------------------------------
 
     def _proposals(self) -> Iterator[Proposal]:
         yield from self._fitting(self._again())
         if self._sampler_name != "grid":  # a grid visits these configurations anyway
-            yield from self._fitting(earlier_seeds(self._session, self._hold, self._is_known))
+            yield from self._fitting(earlier_seeds(self._session, self._hold, self._settled.is_known))
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
         self._name_what_is_too_dear()
+        costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
-            yield from self._cheap(until=self._is_time_for_late)
+            yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
         if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
             self._session.schedule.drain()
             self._compare_losses()
         if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later
-            yield from self._cheap(until=self._is_time_for_tiers)
+            yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())
             if self._hold:
@@ -234,18 +204,18 @@ class Search(Settled):
 
         False if a running trial already tests the same change, even on another configuration.
         """
-        asking = (one.knobs for one in self._pending.values() if one.origin == f"{SINGLE} {key}")
+        asking = (one.knobs for one in self._settled.pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):
             return False
-        return not self._is_known(knobs) and self._fits(knobs) and self._may_fit(knobs)
+        return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
         """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
-        if self._incumbent is not best and isinstance(self._study.sampler, RatesSampler):
-            self._study.sampler.reconsider()
+        if self._incumbent is not best and self._rates:
+            self._rates.reconsider()
 
     def _hold_what_is_best(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
@@ -265,9 +235,9 @@ class Search(Settled):
             if not self._may_go_on():
                 return
             proposal = self._culprits.mended(proposal)
-            if self._is_known(proposal.knobs):
+            if self._settled.is_known(proposal.knobs):
                 continue
-            if self._fits(proposal.knobs):
+            if self._budget.fits(proposal.knobs):
                 yield proposal
             else:
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {proposal.why}.")
@@ -286,20 +256,16 @@ class Search(Settled):
         """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
-            if not self._fits(self._space.active({**best.knobs, key: value})):
+            if not self._budget.fits(self._space.active({**best.knobs, key: value})):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:
         """Returns the largest of some batch sizes that is expected to fit into memory; None if unknown."""
-        sampler = self._study.sampler
-        if not isinstance(sampler, RatesSampler):
-            return None
-        return sampler.filling_batch(self._study, self._searched(knobs), batches)
+        return self._rates.filling_batch(self._study, self._searched(knobs), batches) if self._rates else None
 
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether a configuration is expected to fit into memory; True if the sampler has no forecast."""
-        sampler = self._study.sampler
-        return not isinstance(sampler, RatesSampler) or sampler.may_fit(self._study, self._searched(knobs))
+        return self._rates is None or self._rates.may_fit(self._study, self._searched(knobs))
 
     def _searched(self, knobs: Knobs) -> Knobs:
         return {key: value for key, value in knobs.items() if key in self._distributions}
@@ -309,7 +275,7 @@ class Search(Settled):
         self._session.schedule.drain()  # a trial that still runs may become the best
         best = self._incumbent
         for why, key, value in self._costly:
-            if not self._is_measured(key, value):
+            if not self._settled.is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
         self._session.schedule.drain()
         if self._sampler_name != "grid" and (trimmed := self._trimmed()):
@@ -333,58 +299,44 @@ class Search(Settled):
         why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
-    def _is_time_for_late(self) -> bool:
-        best, costs = self._incumbent, self._session.costs
-        costly_s = [costs.expected_s(best.knobs, {**best.changed, key: value}) for _, key, value in self._costly]
-        late_s = [*costly_s, *[costs.expected_s(best.knobs, best.changed)] * len(Tier)]
-        return self._session.budget.is_time_for_late(self._num_begun, late_s)
-
-    def _is_time_for_tiers(self) -> bool:
-        best = self._incumbent
-        each_s = self._session.costs.expected_s(best.knobs, best.changed)
-        return self._session.budget.is_time_for_late(self._num_begun, [each_s] * len(Tier), late_frac=1.0)
-
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         return self._new() or self._doubted()
 
     def _doubted(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
-        sampler = self._study.sampler
-        params = sampler.doubted(self._study) if isinstance(sampler, RatesSampler) else None
+        params = self._rates.doubted(self._study) if self._rates else None
         if params is None:
             return None
         knobs = self._space.active({**self._space.reference, **params})
         key = configuration_key(self._space.changed(knobs))
         own = [one for one in self._session.searched if configuration_key(one.changed) == key]
         first = next((one for one in own if one.score), None)
-        is_begun = key in self._pending or any(one.origin == AGAIN for one in own)
-        if first is None or is_begun or not self._fits(knobs):
+        is_begun = key in self._settled.pending or any(one.origin == AGAIN for one in own)
+        if first is None or is_begun or not self._budget.fits(knobs):
             return None
         why = f"again: trial {first.number} was far slower than the other trials suggest"
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:
-        sampler = self._study.sampler
         if self._num_free == 0:
             self._reason = EXHAUSTED
             return None
-        if isinstance(sampler, RatesSampler) and sampler.has_nothing_more:
+        if self._rates and self._rates.has_nothing_more:
             self._reason = NO_IMPROVEMENT
             if not self._knows_more():
                 return None
-            sampler.ask_again()
-        if self._num_small >= ANSWER_AFTER:
+            self._rates.ask_again()
+        if self._budget.is_for_answer:
             self._reason = ANSWER_FIRST
             if not self._knows_more():
                 return None
-            self._num_small = ANSWER_AFTER - 1
+            self._budget.ask_again()
         return (self._single_change() if self._is_turn_of_single_change() else None) or self._sampled()
 
     def _knows_more(self) -> bool:
         """Whether the last proposal was based on assumed results of running trials, all of which have ended by now."""
-        sampler = self._study.sampler
-        return isinstance(sampler, RatesSampler) and sampler.is_provisional and not self._session.schedule.num_running
+        return self._rates is not None and self._rates.is_provisional and not self._session.schedule.num_running
 
     def _is_turn_of_single_change(self) -> bool:
         """Whether the next proposal is a single change rather than a proposal of TPE.
@@ -395,12 +347,12 @@ class Search(Settled):
         """
         is_starting = self._num_singles < self._num_free
         is_tpe = self._sampler_name == "tpe" or (self._sampler_name == "rates" and not self._is_led)
-        return is_tpe and (is_starting or self._num_begun % 2 == 0)
+        return is_tpe and (is_starting or self._budget.num_begun % 2 == 0)
 
     def _single_change(self) -> Proposal | None:
         best = self._incumbent
         for key, knobs in self._single_changes.of(best):
-            if not self._is_known(knobs) and self._fits(knobs):
+            if not self._settled.is_known(knobs) and self._budget.fits(knobs):
                 self._num_singles += 1
                 self._single_changes.taken(key)
                 why = f"{key}={knobs.get(key)} alone on the best so far (trial {best.number})"
@@ -415,27 +367,26 @@ class Search(Settled):
         num_known = num_too_dear = 0
         while num_known < limit and num_too_dear < limit_too_dear and not self._is_grid_done():
             trial, proposal = self._ask(is_random=num_known >= SAMPLER_GIVES_UP_AFTER)
-            if isinstance(self._study.sampler, RatesSampler) and self._study.sampler.is_exhausted:
+            if self._rates and self._rates.is_exhausted:
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 break
-            known = self._known_as(proposal.knobs, self._space.changed(proposal.knobs))
+            known = self._settled.known_as(proposal.knobs, self._space.changed(proposal.knobs))
             if known is not None:
                 tell(self._study, trial, known, **self._limits())
                 num_known += 1
-            elif self._is_known(proposal.knobs):  # a trial of it is running
+            elif self._settled.is_known(proposal.knobs):  # a trial of it is running
                 self._forget(proposal)
                 num_known += 1
-            elif not self._fits(proposal.knobs):
+            elif not self._budget.fits(proposal.knobs):
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)  # not measured: may come again, except in a grid
                 self._left_out[configuration_key(self._space.changed(proposal.knobs))] = proposal.knobs
                 num_too_dear += 1
             else:
                 return proposal
-        sampler = self._study.sampler
-        is_risky = isinstance(sampler, RatesSampler) and sampler.is_exhausted and sampler.is_held_back
+        is_risky = self._rates and self._rates.is_exhausted and self._rates.is_held_back
         why_none = TOO_RISKY if is_risky else EXHAUSTED
-        is_left = any(not self._is_known(knobs) for knobs in self._left_out.values())
-        self._reason = self._why_too_dear() if is_left or self._is_too_dear else why_none
+        is_left = any(not self._settled.is_known(knobs) for knobs in self._left_out.values())
+        self._reason = self._budget.why_nothing_fits() if is_left or self._is_too_dear else why_none
         return None
 
     def _ask(self, *, is_random: bool) -> tuple[optuna.trial.Trial, Proposal]:
@@ -449,31 +400,22 @@ class Search(Settled):
             self._study.sampler = own
         name = "random" if is_random else self._sampler_name
         why = f"proposed by the sampler ({name})"
-        if not is_random and isinstance(own, RatesSampler):
-            proposed = own.proposed(trial.number)
+        if not is_random and self._rates:
+            proposed = self._rates.proposed(trial.number)
             why = proposed.why if proposed else why
-            self._weigh(proposed.expected_improvement if proposed else None)
+            self._budget.weigh(self._incumbent, proposed.expected_improvement if proposed else None)
         return trial, Proposal(knobs=knobs, why=why, origin=f"{SAMPLER} {name}", trial=trial)
-
-    def _weigh(self, expected_improvement: float | None) -> None:
-        """Counts proposals in a row whose expected improvement does not justify the time they take from ablation and finals."""
-        session, best = self._session, self._incumbent
-        again_s = session.costs.again_s(best.knobs, best.changed)
-        pairs_s = ANSWER_PAIRS * (again_s + session.costs.again_s(session.baseline.knobs, {}))
-        is_short = session.budget.left_s < pairs_s + ANSWER_ROUNDS * (len(best.changed) + 1) * again_s
-        is_small = expected_improvement is not None and expected_improvement < ANSWER_GAIN_FRAC
-        self._num_small = self._num_small + 1 if is_short and is_small and session.inputs.config.search.stop else 0
 
     # Results ---------------------------------------------------------------------------------------------------
 
     def _begin(self, proposal: Proposal) -> None:
-        self._pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
+        self._settled.pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
         take = functools.partial(self._take, proposal)
         self._session.begin(proposal.knobs, proposal.why, origin=proposal.origin, take=take)
 
     def _take(self, proposal: Proposal, record: TrialRecord) -> None:
-        self._pending.pop(configuration_key(record.changed), None)
-        self._note(record)
+        self._settled.pending.pop(configuration_key(record.changed), None)
+        self._settled.note(record)
         if record.outcome.is_no_answer and self._sampler_name == "grid":
             self._unfinished.append(record)
         if proposal.trial is None:
@@ -497,28 +439,12 @@ class Search(Settled):
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
-        if self._is_known(knobs):
+        if self._settled.is_known(knobs):
             return False
-        if not self._fits(knobs):
+        if not self._budget.fits(knobs):
             self._is_too_dear = True
             return False
         return True
-
-    def _fits(self, knobs: Knobs) -> bool:
-        if self._session.budget.total_s is None:
-            return True
-        expected_s, again_s = self._costs_of(knobs, self._space.changed(knobs))
-        return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
-
-    def _why_too_dear(self) -> str:
-        """Returns why nothing fits: no time even for a cheap trial, or no time to confirm the remaining configurations."""
-        expected_s, _ = self._costs_of(self._session.baseline.knobs, {})
-        return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
-
-    def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
-        """Returns the expected seconds of a configuration's search trial, and of its trial in each round of the finals."""
-        costs = self._session.costs
-        return costs.expected_s(knobs, changed), costs.again_s(knobs, changed)
 
     def _is_grid_done(self) -> bool:
         sampler = self._study.sampler
@@ -527,35 +453,8 @@ class Search(Settled):
     @property
     def _incumbent(self) -> TrialRecord:
         """The best trial so far; with several objectives, the best at each of them in turn."""
-        return self._session.tally.best(self._num_searched % len(self._names)) or self._session.baseline
-
-    @property
-    def _num_searched(self) -> int:
-        return self._session.tally.num_over - 1
-
-    @property
-    def _num_begun(self) -> int:
-        """Number of configurations that were searched or are being measured now."""
-        return self._num_searched + self._session.schedule.num_running
+        return self._session.tally.best(self._budget.num_searched % len(self._names)) or self._session.baseline
 
     def _may_go_on(self) -> bool:
-        limit = self._session.budget.max_trials
-        if limit is not None and self._num_begun >= limit:
-            self._reason = OUT_OF_TRIALS
-            return False
-        self._reason = OUT_OF_TIME
-        return self._left_s > 0
-
-    @property
-    def _left_s(self) -> float:
-        """Wall time left for the search."""
-        budget = self._session.budget
-        return budget.search_left_s if self._has_finalist else budget.left_s
-
-    @property
-    def _has_finalist(self) -> bool:
-        """Whether the finals have something to measure. Until then, the search may use the time that is kept for them."""
-        best, baseline = self._session.tally.best_changed, self._session.baseline
-        if best is None or len(self._names) > 1 or baseline.outcome is Outcome.infeasible:
-            return best is not None
-        return best >= MIN_GAIN_FRAC * (baseline.score or 0.0)
+        self._reason = self._budget.why_over()
+        return not self._reason

@@ -22,18 +22,22 @@ MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut
 
 
 class Settled:
-    """What a search knows about the configurations of its space. `Search` decides what to try next."""
+    """What a search knows about the configurations of its space. `Search` decides what to try next.
 
-    def __init__(self, session: Session) -> None:
+    Attributes:
+        pending: the proposals whose trials are running, by configuration.
+    """
+
+    def __init__(self, session: Session, parity: Parity, culprits: Culprits) -> None:
         self._session, self._space = session, session.resolved
-        self._sampler_name = session.inputs.config.search.sampler
+        self._parity, self._culprits = parity, culprits
+        self._is_grid = session.inputs.config.search.sampler == "grid"
+        self.pending: dict[ConfigurationKey, Proposal] = {}
         self._known: dict[ConfigurationKey, TrialRecord] = {}
         self._chances: Counter[ConfigurationKey] = Counter()
-        self._pending: dict[ConfigurationKey, Proposal] = {}  # running trials
-        self._parity, self._culprits = Parity(session), Culprits(session.resolved)
         self._frontier = Frontier(session.about.warm_start.get("out_of_memory", []))
 
-    def _note(self, record: TrialRecord) -> None:
+    def note(self, record: TrialRecord) -> None:
         """Marks a configuration as tried if its trial gave an answer, or if MAX_CHANCES trials were disturbed or cut off."""
         key = configuration_key(record.changed)
         is_users_stop = record.outcome is Outcome.interrupted and record.evidence.get("cause") != CUT_OFF_CAUSE
@@ -43,21 +47,25 @@ class Settled:
             self._known[key] = record
         self._culprits.learn(record)
 
-    def _is_measured(self, key: str, value: KnobValue) -> bool:
+    def own_trial(self, changed: Knobs) -> TrialRecord | None:
+        """Returns the trial that settled a configuration; None if there is none."""
+        return self._known.get(configuration_key(changed))
+
+    def is_measured(self, key: str, value: KnobValue) -> bool:
+        """Whether a settled configuration changed this knob to this value."""
         return any(record.changed.get(key) == value for record in self._known.values())
 
-    def _is_known(self, knobs: Knobs) -> bool:
+    def is_known(self, knobs: Knobs) -> bool:
         """Whether a configuration needs no trial: it was measured, it runs now, or another trial rules it out."""
         changed = self._space.changed(knobs)
-        return configuration_key(changed) in self._pending or self._known_as(knobs, changed) is not None
+        return configuration_key(changed) in self.pending or self.known_as(knobs, changed) is not None
 
-    def _known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
+    def known_as(self, knobs: Knobs, changed: Knobs) -> TrialRecord | None:
         """Returns a configuration's own trial, or a trial that rules it out; None if the configuration has to be measured."""
-        own = self._known.get(configuration_key(changed)) or self._parity.barring(changed)
-        own = own or self._frontier.beyond(knobs)
-        return own or (self._culprits.barring(changed) if self._sampler_name != "grid" else None)
+        own = self.own_trial(changed) or self._parity.barring(changed) or self._frontier.beyond(knobs)
+        return own or (None if self._is_grid else self._culprits.barring(changed))
 
-    def _check_failures(self) -> None:
+    def check_failures(self) -> None:
         """Raises NothingWorked if at least NUM_SAME_FAILURES trials all failed for the same reason and share no change."""
         if self._session.tally.has_worked:
             return

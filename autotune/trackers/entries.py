@@ -15,7 +15,6 @@ from autotune.wording import (
     aims_text,
     break_even_text,
     changes_phrase,
-    command_text,
     communication_text,
     counts_text,
     effect_text,
@@ -201,7 +200,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         lines += [f"Warm start: {taken_over}.", ""]
     if cost := search_cost_text(summary):
         lines += [f"Cost: {cost}.", ""]
-    lines += [f"Program: `{command_text(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
+    lines += [f"Program: `{shlex.join(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
     commands = [f"`autotune show {shlex.quote(study.name)}`"]
     if overrides and not (summary.get("verification") or summary.get("recording")):
         commands.append(f"`autotune export {shlex.quote(study.name)} -o best.yaml`")
@@ -245,6 +244,6 @@ def _of_study(study: StudyRecord) -> dict[str, str]:
         "program": views.program(study),
         "machine": machine_text(study.machine),
         "fingerprint": study.fingerprint,
-        "mlflow.source.name": command_text(study.command),
+        "mlflow.source.name": shlex.join(study.command),
         "mlflow.source.type": "LOCAL",
     }

@@ -227,11 +227,6 @@ class ColdCompiles:
         return self._longest_s.get(knobs.get(COMPILE_KEY, COMPILE_OFF), 0.0)
 
 
-def cold_compile_s(records: Iterable[TrialRecord], knobs: Knobs) -> float:
-    """Returns the longest compile phase with the compile mode of `knobs`; see `ColdCompiles`."""
-    return ColdCompiles(records).seconds(knobs)
-
-
 def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
     """Returns the means of one configuration's measurements, as in the summary.
 

@@ -10,7 +10,7 @@ from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.records import Kind, Knobs, Outcome, TrialRecord
 
-AUTO, FRESH, WARM = "auto", "fresh", "warm"
+AUTO, WARM = "auto", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
 # A trial that failed after a warm start is repeated with a fresh one, unless this many such repeats have failed, too.

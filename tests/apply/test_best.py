@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config.best import read_best
-from autotune.export import export
+from autotune.export import render
 from tests.support.studies import make_study
 
 TARGET = [{"site": "/home/${USER}/train.py:12", "ordinal": 0, "code": "train.py:main:3f2a9c1b2d4e:shuffled", "nth": 0}]
@@ -17,7 +17,7 @@ def best(tmp_path: Path):
     summary = make_study(tmp_path / "runs").read_summary()
     summary |= {"target": TARGET, "command": COMMAND, "is_recipe": False, "pinned": {"env.WHERE": "${HOME}"}}
     summary["identity"] = {"program.torch": "2.14.1", "machine.num_cores": 2}
-    (tmp_path / "best.yaml").write_text(export(summary, "yaml", None))
+    (tmp_path / "best.yaml").write_text(render(summary, "yaml", None).text)
     return read_best(tmp_path / "best.yaml")
 
 

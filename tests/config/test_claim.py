@@ -5,7 +5,7 @@ import pytest
 from autotune.config.claim import read_claim, typed_command
 from autotune.config.compose import compose
 from autotune.errors import BadInput
-from autotune.export import export
+from autotune.export import render
 from autotune.knobs.base import HostContext
 
 HERE = HostContext(num_cores=4)
@@ -39,7 +39,7 @@ def read(tmp_path):
 
 
 def test_a_file_says_what_was_changed_what_was_pinned_and_what_is_claimed(read, summary):
-    claim = read(export(summary, "yaml", None))
+    claim = read(render(summary, "yaml", None).text)
     assert claim.changed == KNOBS
     assert claim.pinned == {"loader.batch_size": 64, "env.MODE": "a${b}"}
     assert (claim.speedup.ratio, claim.speedup.ci, claim.speedup.num_rounds) == (1.8, (1.75, 1.85), 5)
@@ -49,7 +49,7 @@ def test_a_file_says_what_was_changed_what_was_pinned_and_what_is_claimed(read, 
 
 
 def test_settings_and_pins_hold_for_both_configurations_and_changes_for_neither(read, summary):
-    claim = read(export(summary, "yaml", None))
+    claim = read(render(summary, "yaml", None).text)
     composed = compose(["device.index=0"], command=["python", "-c", "pass"], document=claim.document(without=()))
     assert (composed.config.device.kind, composed.config.study.seed) == ("cpu", 3)
     assert composed.space.pinned == {"loader.batch_size": 64, "env.MODE": "a${b}"}
@@ -58,7 +58,7 @@ def test_settings_and_pins_hold_for_both_configurations_and_changes_for_neither(
 
 def test_a_recipe_s_file_is_enough_by_itself(read, summary):
     summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "model.image_size": 64}}
-    claim = read(export(summary, "yaml", None))
+    claim = read(render(summary, "yaml", None).text)
     assert claim.is_recipe
     assert claim.command == []
     composed = compose([], command=None, document=claim.document(without=()))
@@ -68,7 +68,7 @@ def test_a_recipe_s_file_is_enough_by_itself(read, summary):
 
 def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summary):
     recipe = {"model.factory": "my:model", "train.step": "my:step", "data.name": "synthetic"}
-    claim = read(export(summary | {"is_recipe": True, "settings": recipe}, "yaml", None))
+    claim = read(render(summary | {"is_recipe": True, "settings": recipe}, "yaml", None).text)
     assert claim.is_recipe
     assert not {"model", "train"} & claim.document(without=()).keys()
     with pytest.raises(BadInput) as caught:
@@ -84,7 +84,7 @@ def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summa
 
 def test_the_user_s_word_comes_before_the_file_s(read, summary):
     summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "study.seed": 3}}
-    claim = read(export(summary, "yaml", None))
+    claim = read(render(summary, "yaml", None).text)
     words = ["model=resnet50", "study.seed=4"]
     composed = compose(words, command=None, document=claim.document(without=["model"]))
     assert (composed.config.model.name, composed.config.study.seed) == ("resnet50", 4)
@@ -92,7 +92,7 @@ def test_the_user_s_word_comes_before_the_file_s(read, summary):
 
 
 def test_the_file_s_program_is_text_to_type_and_nothing_else(read, summary):
-    claim = read(export(summary, "yaml", None))
+    claim = read(render(summary, "yaml", None).text)
     words = shlex.split(typed_command(claim))
     assert words[:4] == ["cd", "/home/me", "&&", "autotune"]
     assert words[-5:] == ["--", "python", "train.py", "--out", "${HOME}"]
@@ -108,16 +108,16 @@ def test_what_a_stranger_s_file_says_is_one_harmless_line(read):
 def test_a_file_that_changes_nothing_needs_no_ratio(read, summary):
     summary["best"] |= {"overrides": {}}
     summary["speedup"] = None
-    assert read(export(summary, "yaml", None)).changed == {}
+    assert read(render(summary, "yaml", None).text).changed == {}
 
 
 def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
     summary["pinned"] = {"env.HF_TOKEN": "***"}
-    assert read(export(summary, "yaml", None)).secret == ["env.HF_TOKEN"]
+    assert read(render(summary, "yaml", None).text).secret == ["env.HF_TOKEN"]
     summary["pinned"] = {}
     summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
     with pytest.raises(BadInput, match=r"env\.HF_TOKEN: changed by the study, but its value is secret and not in .*"):
-        read(export(summary, "yaml", None))
+        read(render(summary, "yaml", None).text)
 
 
 TOP = "# @package _global_\nprecision: {amp: bf16}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def template(folder: Path, *command: str) -> CommandTemplate:
-    return user_command(command, MACHINE, cwd=str(folder))
+    with contextlib.chdir(folder):
+        return user_command(command, MACHINE)
 
 
 def problems(folder: Path, *command: str) -> list[str]:

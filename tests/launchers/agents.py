@@ -40,9 +40,6 @@ class Pipes(Transport):
     def why_waiting(self) -> str:
         return "Resources"
 
-    def why_never(self) -> BadInput | None:
-        return None
-
     def refusal(self) -> BadInput:
         return BadInput(f"launcher: the agent ended with status {self.process.wait()}")
 
@@ -55,6 +52,8 @@ class Pipes(Transport):
 
 class PipeLauncher(RemoteLauncher):
     """A launcher whose agents are plain processes; `started` lists them."""
+
+    engine = "nobody"
 
     def __init__(
         self,
@@ -71,9 +70,6 @@ class PipeLauncher(RemoteLauncher):
     def transport(self) -> Transport:
         self.started.append(Pipes(self._argv, self._added))
         return self.started[-1]
-
-    def too_late(self, waited_s: float, why: str) -> BadInput:
-        return BadInput(f"launch.queue_minutes: too late after {waited_s:.0f} s ({why})")
 
 
 def place(folder: Path) -> Place:

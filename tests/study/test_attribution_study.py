@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from autotune.export import export
+from autotune.export import render
 from autotune.records import Kind, Tier
 from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
@@ -222,7 +222,7 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert exact["speedup"]["verdict"] == "faster"
     low, high = exact["speedup"]["ci"]
     assert low <= 1.3 <= high
-    text = export(summary, "yaml", Tier.exact)
+    text = render(summary, "yaml", Tier.exact).text
     assert "faster" in text
     assert "from the search" not in text
 

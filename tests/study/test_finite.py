@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.claim import Claim, Verify
-from autotune.export import export
+from autotune.export import render
 from autotune.records import Kind, Outcome
 from autotune.stats import Ratio
 from autotune.study import resume_study
@@ -51,7 +51,7 @@ def test_a_program_whose_own_loss_is_not_finite_is_tuned_and_no_trial_is_out_for
 
 
 def test_best_yaml_says_that_the_program_s_own_loss_is_not_finite(study):
-    text = export(study(lost_with("off", "bf16")).run(), "yaml", None)
+    text = render(study(lost_with("off", "bf16")).run(), "yaml", None).text
     assert f"# Loss parity: not checked: {WORDS}" in text.replace("\n#   ", " ").replace("\n#  ", " ")
     assert "so changes of numerics are `not checked`" in text
 

@@ -8,7 +8,7 @@ from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
-from autotune.trials.objective import Goal, cold_compile_s, fixed_s
+from autotune.trials.objective import ColdCompiles, Goal, fixed_s
 from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, FakeLauncher, Surface
 
@@ -233,9 +233,9 @@ def test_compilation_counts_as_it_was_without_a_cache():
     cold = trial(1, mode="default", phases_s={"compile": 40.0})
     cached = trial(2, mode="default", phases_s={"compile": 6.0})
     final = trial(3, mode="default", kind=Kind.final, phases_s={"import": 2.0, "compile": 5.0})
-    assert cold_compile_s([cold, cached, final], final.knobs) == 40.0
+    assert ColdCompiles([cold, cached, final]).seconds(final.knobs) == 40.0
     assert fixed_s(final, 40.0) == 42.0
-    assert cold_compile_s([cold], {"compile.mode": "off"}) == 0.0
+    assert ColdCompiles([cold]).seconds({"compile.mode": "off"}) == 0.0
 
 
 def test_records_without_scores_fall_back_to_the_throughput():

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.compare.parity import Parity, arithmetic, report
 from autotune.config.compose import compose
-from autotune.export import export
+from autotune.export import render
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.session import OutOfTime, Session
@@ -73,7 +73,7 @@ def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
     assert (found["verdict"], found["num_steps"], found["failed"]) == ("passed", 40, [])
     ends = "0.7 against 0.699 at the end, relative to half of 2, the baseline's largest loss"
     assert found["text"] == f"within 0.1 % of the baseline's loss over 40 steps ({ends})"
-    exported = export(summary, "yaml", None).replace("\n#   ", " ")  # long comments are wrapped
+    exported = render(summary, "yaml", None).text.replace("\n#   ", " ")  # long comments are wrapped
     assert f"# Loss parity: {found['text']}" in exported
     runs = of_kind(one.trials, Kind.parity)
     assert [run.outcome for run in runs] == [Outcome.ok, Outcome.ok]  # the baseline, and all finalists' changes together

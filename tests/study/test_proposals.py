@@ -2,7 +2,8 @@ import pytest
 
 from autotune.errors import NothingWorked
 from autotune.records import Kind, Outcome
-from autotune.study.proposals import EXHAUSTED, OUT_OF_TIME, OUT_OF_TRIALS, TOO_DEAR
+from autotune.study.proposals import EXHAUSTED
+from autotune.study.search_budget import OUT_OF_TIME, OUT_OF_TRIALS, TOO_DEAR
 from tests.study.conftest import RATES
 from tests.support.fake_launcher import Failure, Surface
 

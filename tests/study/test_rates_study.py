@@ -10,7 +10,8 @@ from autotune.records import Kind, Tier
 from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
 from autotune.study.initial import Proposal
-from autotune.study.proposals import ANSWER_AFTER, ANSWER_FIRST, NO_IMPROVEMENT, Search
+from autotune.study.proposals import ANSWER_FIRST, NO_IMPROVEMENT, Search
+from autotune.study.search_budget import ANSWER_AFTER, SearchBudget
 from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 
@@ -119,10 +120,9 @@ def test_each_part_can_be_left_out(bench, part):
 
 def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
     asking = Proposal(knobs={"precision.amp": "bf16", "threads.intra": 2}, why="", origin="single precision.amp")
-    as_usual = {
-        name: lambda _, answer=answer: answer for name, answer in (("_is_known", False), ("_fits", True), ("_may_fit", True))
-    }
-    search = SimpleNamespace(_pending={0: asking}, **as_usual)
+    budget = SimpleNamespace(fits=lambda _: True)
+    settled = SimpleNamespace(pending={0: asking}, is_known=lambda _: False)
+    search = SimpleNamespace(_settled=settled, _budget=budget, _may_fit=lambda _: True)
     assert not Search._is_answerable(search, "precision.amp", {"precision.amp": "bf16", "threads.intra": 4})
     assert Search._is_answerable(search, "precision.amp", {"precision.amp": "fp16"})
     assert Search._is_answerable(search, "threads.intra", {"precision.amp": "bf16", "threads.intra": 2})
@@ -131,18 +131,15 @@ def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
 def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
     sampler, schedule = RatesSampler(optuna.samplers.RandomSampler()), SimpleNamespace(num_running=2)
     sampler.is_provisional = True
-    search = SimpleNamespace(
-        _study=SimpleNamespace(sampler=sampler),
-        _session=SimpleNamespace(schedule=schedule),
-        _num_free=9,
-        _num_small=ANSWER_AFTER,
-    )
+    session = SimpleNamespace(schedule=schedule, runner=SimpleNamespace(goal=SimpleNamespace(names=["throughput"])))
+    search = SimpleNamespace(_rates=sampler, _session=session, _num_free=9, _budget=SearchBudget(session))
+    search._budget._num_small = ANSWER_AFTER
     search._knows_more = lambda: Search._knows_more(search)
     search._is_turn_of_single_change, search._sampled = lambda: False, lambda: "a proposal"
     assert Search._new(search) is None
     schedule.num_running = 0
     assert Search._new(search) == "a proposal"
-    sampler.is_provisional, search._num_small = False, ANSWER_AFTER
+    sampler.is_provisional, search._budget._num_small = False, ANSWER_AFTER
     assert Search._new(search) is None
     assert search._reason == ANSWER_FIRST
 

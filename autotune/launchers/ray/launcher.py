@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.config.schema import RayOptions
 from autotune.errors import BadInput
-from autotune.launchers.child import EXIT_S, ChildTransport, agent_command, queued_too_long
+from autotune.launchers.child import EXIT_S, ChildTransport, agent_command
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.transport import Transport
@@ -34,6 +34,8 @@ class RayLauncher(RemoteLauncher):
         patience_s: longest wait for a node; None for no limit.
         num_slots: how many such launchers the study has, each with its own resources.
     """
+
+    engine = "Ray"
 
     def __init__(
         self,
@@ -56,10 +58,6 @@ class RayLauncher(RemoteLauncher):
         python = os.path.abspath(python)  # the broker starts in /. Links are not resolved: they may name a virtual environment
         may_wait = ray.autoscaling or self._first is not None
         return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
-
-    def too_late(self, waited_s: float, why: str) -> BadInput:
-        """See `RemoteLauncher.too_late`."""
-        return queued_too_long("Ray", waited_s, why)
 
 
 class Broker(ChildTransport):
@@ -93,10 +91,6 @@ class Broker(ChildTransport):
     def why_waiting(self) -> str:
         """Returns what Ray lacks: "Ray has no node for 1 GPU, 1 CPU yet (0 of 2 GPUs free, 3 of 4 CPUs free)"."""
         return self._said("waiting")
-
-    def why_never(self) -> BadInput | None:
-        """Returns None: a broker that can never get a node says so and ends."""
-        return None
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""

@@ -172,7 +172,7 @@ def _marks(study: Study, trials: Trials, scale: Scale) -> list[Markup]:
     ours = [trial for trial in trials if trial["number"] == study.best and trial.get("value")]
     best = [dot(scale(trial["value"]), MIDDLE, "best") for trial in ours]
     if len(study.trials) > MAX_TITLED and rates:
-        return [*failed, interval(scale(min(rates)), scale(max(rates)), "ci"), *best]
+        return [*failed, interval(scale(min(rates)), scale(max(rates))), *best]
     places = {round(scale(rate), 3) for rate in rates}
     ground = [line(0, 1, "grid", MIDDLE, MIDDLE)]
     return [*ground, *failed, *(dot(x, MIDDLE, "searched") for x in sorted(places)), *best]

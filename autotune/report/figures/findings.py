@@ -92,7 +92,7 @@ def _rows(number: int, finding: Mapping[str, Any], scale: Scale) -> list[Row]:
     for gain in _gains(finding):
         marks = [
             bar(scale(0.0), scale(gain["mid"]), KINDS.get(str(gain["kind"]), PREDICTED)),
-            interval(scale(gain["low"]), scale(gain["high"]), "ci"),
+            interval(scale(gain["low"]), scale(gain["high"])),
             line(scale(0.0), scale(0.0), "one", 0, TRACK_PX),
         ]
         label, note = ("", "") if rows else (f"{number}  {finding['cause']}", str(finding["where"]))

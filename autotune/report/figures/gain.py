@@ -67,7 +67,7 @@ def _rate_row(summary: Summary, name: str, side: Mapping[str, Any], scale: Scale
     value, words = side_texts(summary, dict(side))
     marks = [bar(0, scale(side["value"]), name)]
     if ci := side.get("ci"):
-        marks.append(interval(scale(ci[0]), scale(ci[1]), "ci"))
+        marks.append(interval(scale(ci[0]), scale(ci[1])))
     label = ROLES[name]
     return Row(label=label, value=f"{value} {words}".strip(), marks=marks, note="" if words else no_interval_text(dict(side)))
 
@@ -100,7 +100,7 @@ def _ratio_bars(rows: Sequence[tuple[str, float, list[float] | None]]) -> Markup
             value=ratio_with_interval_text(ratio, ci),
             marks=[
                 line(scale(1.0), scale(1.0), "one", 0, TRACK_PX),
-                *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
+                *([interval(scale(ci[0]), scale(ci[1]))] if ci else []),
                 dot(scale(ratio), MIDDLE, "best"),
             ],
         )
@@ -153,7 +153,7 @@ def changes(study: Study) -> Figure:
     if ratio and len(entries) > 1:
         rows.append(Row(label="all together", value=ratio_with_interval_text(ratio, ci), marks=[
             bar(scale(1.0), scale(ratio), "best"),
-            *([interval(scale(ci[0]), scale(ci[1]), "ci")] if ci else []),
+            *([interval(scale(ci[0]), scale(ci[1]))] if ci else []),
         ]))  # fmt: skip
     axis = [(scale(tick), f"{tick:g}x") for tick in _factor_ticks(scale)]
     grid = Grid(columns=["setting", "was", "is", "factor ", "how sure"], rows=[
@@ -192,6 +192,6 @@ def _change_row(entry: Mapping[str, Any], begun: float, reached: float, scale: S
     if entry.get("ratio"):
         marks.append(bar(scale(begun), scale(reached), CHANGE_KINDS.get(str(entry.get("verdict")), "same")))
         if ci := entry.get("ci"):
-            marks.append(interval(scale(begun * max(ci[0], 1e-9)), scale(begun * ci[1]), "ci"))
+            marks.append(interval(scale(begun * max(ci[0], 1e-9)), scale(begun * ci[1])))
     note = f"{entry['knob']}: {value_text(entry.get('from'))} → {value_text(entry.get('to'))}"
     return Row(label=knob_phrase(entry["knob"], entry["to"]), note=note, value=effect_text(entry), marks=marks)

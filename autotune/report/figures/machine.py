@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ from autotune.wording import (
     aims_text,
     budget_text,
     changes_phrase,
-    command_text,
     communication_text,
     cycles_text,
     machine_text,
@@ -106,7 +106,7 @@ def environment(study: Study) -> Figure:
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(summary["started_at"] or 0.0))),
         "budget": budget_text(summary.get("budget_s"), summary.get("budget_trials")),
         "goal": aims_text(summary.get("objective") or "throughput", summary.get("terms") or {}),
-        "program": command_text(map(str, summary.get("command") or [])),
+        "program": shlex.join(map(str, summary.get("command") or [])),
         "folder": str(summary.get("cwd") or ""),
         "machine": f"{machine.get('hostname') or ''}: {machine_text(machine)}",
         "kernel": str(machine.get("kernel") or ""),

@@ -89,12 +89,11 @@ class Features:
         """Returns the inner products over the columns of single knobs, as [row of self, row of other]."""
         return self.effects @ other.effects.T
 
-    def of_pairs(self, other: Features) -> Array:
-        """Returns the inner products over all products of two knobs' columns: ((sum over knobs)^2 - sum of squares) / 2."""
-        return ((self.knobs @ other.knobs.T) ** 2 - self.squares @ other.squares.T) / 2
-
     def of_interactions(self, other: Features) -> Array:
-        """Returns `of_pairs` plus the covariance of joint effects of more than two knobs, which falls with the distance."""
+        """Returns the inner products over all products of two knobs' columns, ((sum over knobs)^2 - sum of squares) / 2.
+
+        Adds the covariance of joint effects of more than two knobs, which falls with the distance.
+        """
         inner = self.knobs @ other.knobs.T
         together = 2 * inner  # in place from here on: these are the largest arrays of a proposal
         together -= self._lengths[:, None]

@@ -81,9 +81,6 @@ class _Fed(Transport):
     def why_waiting(self) -> str:
         return ""
 
-    def why_never(self) -> None:
-        return None
-
     def refusal(self) -> BadInput:
         return BadInput("launcher: the agent has ended. Start again.")
 
@@ -103,9 +100,6 @@ class _OfPipe(RemoteLauncher):
         if not self._links:
             raise BadInput("launcher: there is no other node. Start again.")
         return _Fed(self._links.pop())
-
-    def too_late(self, waited_s: float, why: str) -> BadInput:
-        raise AssertionError
 
 
 def _tuner(link: Link) -> int:

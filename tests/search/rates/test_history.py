@@ -9,6 +9,7 @@ from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
 from autotune.search.rates import MEASURED
+from autotune.search.rates import coding as coding_module
 from autotune.search.rates import history as module
 from autotune.search.rates.coding import BATCH, Coding
 from autotune.search.rates.history import History, Known, Seen
@@ -149,13 +150,14 @@ def test_a_model_is_fitted_at_once_when_a_trial_ran_out_of_memory():
     assert not fits(recent, [*known, Seen(params={}, is_out=True), Seen(params={}, is_running=True)])
 
 
-def test_products_of_columns_are_those_of_all_pairs_of_two_knobs():
+def test_products_of_columns_are_those_of_all_pairs_of_two_knobs(monkeypatch):
+    monkeypatch.setattr(coding_module, "TOGETHER_VARIANCE", 0.0)
     coding = Coding(SPACE)
     codes, weights = coding.all_codes(), {BATCH: 0.5, "precision.amp": 2.0}
     codes = np.vstack([codes, np.where(np.arange(3) == 2, -1, codes[:1])])
     tables = [knob.pair_columns()[codes[:, n]] * weights.get(knob.key, 1.0) for n, knob in enumerate(coding.knobs)]
     pairs = [(tables[n][:, :, None] * tables[m][:, None, :]).reshape(len(codes), -1) for n in range(3) for m in range(n)]
     features, explicit = coding.features(codes, weights), np.hstack(pairs)
-    assert features.of_pairs(features) == pytest.approx(explicit @ explicit.T, abs=1e-12)
-    assert np.diag(features.of_pairs(features)) == pytest.approx((explicit**2).sum(axis=1), abs=1e-12)
+    assert features.of_interactions(features) == pytest.approx(explicit @ explicit.T, abs=1e-12)
+    assert np.diag(features.of_interactions(features)) == pytest.approx((explicit**2).sum(axis=1), abs=1e-12)
     assert features.squares.shape[1] < sum(table.shape[1] ** 2 for table in tables)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
+from autotune.search.rates import coding as coding_module
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.model import LinearModel
 
@@ -91,7 +92,7 @@ def test_variances_agree_with_joint_draws():
     assert own + of_first - 2 * shared == pytest.approx(between, rel=0.1, abs=2e-4)
 
 
-def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns():
+def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(monkeypatch):
     coding = Coding(SPACE)
     codes = coding.all_codes()
     columns = [knob.pair_columns()[codes[:, place]] for place, knob in enumerate(coding.knobs)]
@@ -101,9 +102,10 @@ def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(
     ]
     listed = np.hstack(products)
     features = coding.features(codes)
-    assert features.of_pairs(features) == pytest.approx(listed @ listed.T)
     assert features.norms()[1] == pytest.approx(np.diag(features.of_interactions(features)))
-    assert (features.of_interactions(features) > features.of_pairs(features)).all()
+    assert (features.of_interactions(features) > listed @ listed.T).all()
+    monkeypatch.setattr(coding_module, "TOGETHER_VARIANCE", 0.0)
+    assert features.of_interactions(features) == pytest.approx(listed @ listed.T)
 
 
 def test_configuration_that_differs_in_three_knobs_is_forecast_less_certainly_than_sums_and_pairs_allow():
