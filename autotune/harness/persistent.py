@@ -8,6 +8,7 @@ expects. And the samples come in the order that they would have with new workers
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -125,7 +126,9 @@ def _is_in_use(kept: Dict[str, Any]) -> bool:
     if not num_others or OVER in iterator.__dict__:
         return False
     try:
-        is_at_end = iterator._num_yielded >= len(iterator)
+        ahead = iterator.__dict__.get("_autotune_ahead")  # see transfer.py: a batch that the program has not received yet
+        is_waiting = ahead is not None and ahead[2] is None
+        is_at_end = iterator._num_yielded - is_waiting >= len(iterator)
     except Exception:  # a stream has no length
         is_at_end = False
     if not is_at_end:
@@ -154,12 +157,13 @@ def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     for _ in range(MAX_DEPTH):
         held: List[Any] = []
         for thing in things[: MAX_FACTS - len(found)]:
-            if type(thing) in PLAIN:
-                found.append((thing,))
-            elif id(thing) not in known:
-                known.add(id(thing))
-                found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
-                held += _held_by(thing)
+            with contextlib.suppress(Exception):  # the program's metaclass may compare its classes with ours, for example
+                if type(thing) in PLAIN:
+                    found.append((thing,))
+                elif id(thing) not in known:
+                    known.add(id(thing))
+                    found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                    held += _held_by(thing)
         things = held
     return found
 
