@@ -32,6 +32,9 @@ DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
+IN_FUNCTION = (
+    "after some steps, the program calls its module in a function that it has compiled, where the precision is not set"
+)
 
 
 def observe(module: Any) -> Dict[str, Any]:
@@ -215,6 +218,8 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NO_MODULE)
         if report.status != APPLIED:
             return report
+        if key == AMP and asked != "off" and modules.is_in_function:
+            return KnobReport(NOT_APPLICABLE, IN_FUNCTION, "off")
         if key == LAYOUT:
             return verify_layout([root.module for root in modules.living], bool(asked))
         if key == COMPILE and asked != "off":
