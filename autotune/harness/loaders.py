@@ -407,6 +407,8 @@ class LoaderWatch:
         num_steps = self._context.num_steps
         self._choose_training()
         training = self.training
+        if training is not None and training.batch_size is None:
+            self._compare_with_call(training)
         samples = wait_s = 0.0
         is_foreign = False
         for info in self.touched:
@@ -432,6 +434,12 @@ class LoaderWatch:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _compare_with_call(self, training: Loader) -> None:
+        """Counts batches of a loader that does not batch as samples, if the program makes the model's batches of them."""
+        root = next(iter(self._context.modules.roots), None)
+        if root is not None and root.sizes.unit == "samples" and training.sizes.are_single(root.sizes.shape):
+            training.samples, training.usual_batch = training.num_yields * self._worth, None
 
     def _unit(self, seen: str) -> str:
         return "tokens" if self._spec.tokens_per_sample else seen

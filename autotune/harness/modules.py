@@ -50,7 +50,7 @@ class Root:
         self._module = weakref.ref(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked, _width(module))
+        self.sizes = CallSizes(asked, members.shape_of(next(members.parameters(module), None)) or ())
         self.samples = 0.0  # samples of its calls since the last step
         self.closed_step = -1  # the step in which a closure's samples were last counted
         self.trains_in_evaluation = not module.training
@@ -528,13 +528,6 @@ def is_in_backward() -> bool:
 def _inputs(values: Iterable[Any]) -> List[Any]:
     """Returns the arguments of a function that may hold a batch: no module or trainer, whose parameters would be counted."""
     return [v for v in values if isinstance(v, (list, tuple, dict)) or (isinstance(v, Tensor) and not v.requires_grad)]
-
-
-def _width(module: Any) -> Optional[int]:
-    """Returns the number of inputs of a module's first layer if the module's first parameter is a matrix; None otherwise."""
-    first = next(members.parameters(module), None)
-    shape = members.shape_of(first) or ()
-    return int(shape[1]) if len(shape) == 2 else None
 
 
 def _name(module: Any) -> str:
