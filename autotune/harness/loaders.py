@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, members, persistent, sites, worker
+from . import added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
@@ -290,7 +290,8 @@ class LoaderWatch:
                     is_shuffled=info.is_shuffled,
                     main_line=info.main_line,
                 )
-                info.is_made_persistent = self._context.handlers.loader.on_loader(arguments, made)
+                knobs = self._context.handlers.loader
+                info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None
@@ -302,6 +303,8 @@ class LoaderWatch:
                 self._bits.mark(loader)
             if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
+            if info.has_added_workers or added.is_remade(loader):
+                added.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return

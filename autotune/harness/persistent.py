@@ -50,18 +50,27 @@ _watched: List[Any] = []  # weak references to loaders
 
 def watch(loader: Any) -> None:
     """Watches a loader whose workers are persistent because of the knob."""
-    _watched[:] = [ref for ref in _watched if ref() is not None]
-    _watched.append(weakref.ref(loader))
+    remember(loader, _watched)
     loader.__dict__[SENT] = None
     _install()
 
 
+def remember(loader: Any, watched: List[Any]) -> None:
+    """Adds a loader to a list of weak references and removes those that are dead."""
+    watched[:] = [*(ref for ref in watched if ref() is not None), weakref.ref(loader)]
+
+
 def is_remade(loader: Any) -> bool:
     """Whether a library seems to have made this loader from a watched one: same data set, and persistent workers as well."""
-    kept = loader.__dict__
-    data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
-    others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
-    return bool(kept.get("persistent_workers")) and any(each is other for each in data for other in others)
+    return bool(loader.__dict__.get("persistent_workers")) and is_made_from(loader, _watched)
+
+
+def is_made_from(loader: Any, watched: List[Any]) -> bool:
+    """Whether a loader has the data set of one to which `watched` refers."""
+    dataset = loader.__dict__.get("dataset")
+    data = [dataset, members.attribute(dataset, "dataset")]  # the data set may be wrapped as well
+    others = [other.__dict__["dataset"] for ref in watched if (other := ref()) is not None]
+    return any(each is other for each in data for other in others)
 
 
 @functools.lru_cache(maxsize=None)
