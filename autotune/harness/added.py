@@ -111,14 +111,15 @@ class Copies:
 
 def _fetcher(iterator: Any) -> Callable[[Any], Any]:
     """Returns what fetches a batch for an iterator as torch does for a loader without workers."""
-    from torch.utils.data import _utils
-    from torch.utils.data.dataloader import _DatasetKind
+    from torch.utils.data.dataloader import _DatasetKind, _utils
 
+    pin: Any = _utils.pin_memory.pin_memory
+    create: Any = _DatasetKind.create_fetcher
     names = ("_dataset_kind", "_dataset", "_auto_collation", "_collate_fn", "_drop_last")
-    fetcher = _DatasetKind.create_fetcher(*(getattr(iterator, name) for name in names))
+    fetcher = create(*(getattr(iterator, name) for name in names))
 
     def fetch(iterator: Any) -> Any:
         data = fetcher.fetch(iterator._next_index())
-        return _utils.pin_memory.pin_memory(data, iterator._pin_memory_device) if iterator._pin_memory else data
+        return pin(data, iterator._pin_memory_device) if iterator._pin_memory else data
 
     return fetch
