@@ -111,7 +111,8 @@ class Copies:
 
 def _fetcher(iterator: Any) -> Callable[[Any], Any]:
     """Returns what fetches a batch for an iterator as torch does for a loader without workers."""
-    from torch.utils.data.dataloader import _DatasetKind, _utils
+    from torch.utils.data import _utils
+    from torch.utils.data.dataloader import _DatasetKind
 
     pin: Any = _utils.pin_memory.pin_memory
     create: Any = _DatasetKind.create_fetcher
