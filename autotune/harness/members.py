@@ -8,7 +8,7 @@ The harness must not call anything that a program's class may have overridden (`
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Iterator, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -101,13 +101,13 @@ def plain(value: Tensor) -> Tensor:
         return Tensor.as_subclass(Tensor.detach(value), Tensor)
 
 
-def held(thing: Any) -> Mapping[str, Any]:
+def held(thing: Any) -> Dict[str, Any]:
     """Returns an object's own attributes; {} if it has slots or is implemented in C, or if reading them fails."""
     try:
-        own = object.__getattribute__(thing, "__dict__")
+        own: Any = object.__getattribute__(thing, "__dict__")
     except Exception:  # no AttributeError if the program's class has its own property `__dict__`, as lazy proxies have
         return {}
-    return own if isinstance(own, (dict, MappingProxyType)) else {}
+    return own if isinstance(own, (dict, MappingProxyType)) else {}  # type: ignore[return-value]  # the attributes of a class
 
 
 def _table(module: Any, name: str) -> Any:

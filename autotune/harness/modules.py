@@ -33,6 +33,7 @@ from .subclassing import subclass
 # Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
+COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
 # Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
@@ -351,6 +352,24 @@ class ModuleWatch:
         finally:
             self.nesting.depth -= 1
 
+    def run_evaluation(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a root in evaluation mode; uncompiled if it is one of several with CUDA graphs, which would end in an error.
+
+        Without a pending backward pass, torch takes the call of the second root for the next iteration and frees the output of
+        the first one while it records.
+        """
+        if len(self.roots) < 2 or not self._knobs.has_graphs:
+            return call(module, *args, **kwargs)
+        held = [members.held(each) for each in (module, members.attribute(module, "module")) if each is not None]
+        compiled = [(each, each[COMPILED]) for each in held if COMPILED in each]
+        for each, _ in compiled:
+            each[COMPILED] = None
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            for each, function in compiled:
+                each[COMPILED] = function
+
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         context = self._context
         if not is_grad_enabled():
@@ -514,7 +533,7 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
             return watch.run_again(root, own(), args, kwargs) if is_training else own()(self, *args, **kwargs)
         if not is_training:
             watch.evaluated()
-            return own()(self, *args, **kwargs)
+            return watch.run_evaluation(own(), self, args, kwargs)
         return watch.run(root, own(), args, kwargs)
 
     return __call__

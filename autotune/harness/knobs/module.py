@@ -174,6 +174,12 @@ class ModuleKnobs(KnobHandler):
         report = self._reports.get(AMP)
         return self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether roots record CUDA graphs because of the knob."""
+        report = self._reports.get(COMPILE)
+        return self._knobs.get(COMPILE) in GRAPH_MODES and report is not None and report.status == APPLIED
+
     def leave_precision(self, why: str) -> None:
         """Stops using autocast because gradients cannot be scaled."""
         self._knobs = {key: value for key, value in self._knobs.items() if key != AMP}
