@@ -3,10 +3,11 @@
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -100,10 +101,15 @@ def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers
     assert found.verify()[AHEAD].status == APPLIED
 
 
-def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.add_(1), lambda x: x.numpy().fill(1), lambda x: np.asarray(x).fill(1), lambda x: x[:1].numpy().fill(1)],
+    ids=["in place", "array", "asarray", "array of a view"],
+)
+def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any, change: Callable[[Any], Any]) -> None:
     _, streams = transfer(ahead=True)
     for x, _ in loader():
-        x += 1
+        change(x)
         x.to(DEVICE)
     assert streams.began
     assert not streams.handed_over

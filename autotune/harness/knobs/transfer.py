@@ -185,8 +185,20 @@ class TransferKnobs(KnobHandler):
 
             return moved
 
+        def around_array(own: Any) -> Any:
+            def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                for each in (tensor, tensor._base):
+                    leaf = leaves.get(id(each))
+                    if leaf is not None and leaf.tensor() is each:
+                        leaf.take()  # what the program writes to the array does not change the tensor's version
+                return own(tensor, *args, **kwargs)
+
+            return numpy
+
         for name in ("to", "cuda"):
             patches.install(torch.Tensor, name, functools.partial(around, name == "cuda"))
+        if self._is_ahead:
+            patches.install(torch.Tensor, "numpy", around_array)
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
         import torch
