@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, outcome_style, print_json
 from autotune.errors import BadInput
 from autotune.harness.protocol import APPLIED
-from autotune.knobs.base import value_text
+from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import bytes_text, rate_text, rate_with_interval_text, seconds_text
 from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
@@ -91,7 +91,7 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
         report: dict[str, Any] = record.knob_reports.get(key) or {}
         value = value_text(record.knobs[key])
         if key in record.changed:
-            value = f"{value_text(baseline.knobs.get(key))} -> {value}"
+            value = f"{earlier_text(baseline.knobs.get(key))} -> {value}"
         elif report.get("status") == APPLIED and report.get("observed") is not None:
             value = value_text(report["observed"])  # differs from the setting if the harness had to fork added workers
         said = ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name))

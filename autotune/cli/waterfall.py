@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.knobs.base import value_text
+from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import rate_text, ratio_interval_text, ratio_text, ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of
@@ -89,7 +89,7 @@ class Waterfall:
             rows.append(
                 (
                     Text(f"  {knob_phrase(entry['knob'], entry['to']) if is_narrow else entry['knob']}", style="key"),
-                    Text.assemble((value_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
+                    Text.assemble((earlier_text(entry.get("from")), "quiet"), " → ", (value_text(entry.get("to")), "name")),
                     Text(ratio_text(entry.get("ratio")), style=_style(entry)),
                     Text(ratio_interval_text(entry.get("ci")), style="quiet"),
                     Text(ratio_text(reached) if entry.get("ratio") else "", style="quiet"),
@@ -122,7 +122,7 @@ class Waterfall:
 def _fit(entries: list[dict[str, Any]], width: int) -> bool:
     """Whether each change's knob, values and effect fit on a line of `width` columns."""
     knobs = max((len(str(entry["knob"])) for entry in entries), default=0)
-    values = max((len(f"{value_text(entry.get('from'))} → {value_text(entry.get('to'))}") for entry in entries), default=0)
+    values = max((len(f"{earlier_text(entry.get('from'))} → {value_text(entry.get('to'))}") for entry in entries), default=0)
     return knobs + values + EFFECT_WIDTH + 2 <= width
 
 

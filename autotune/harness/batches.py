@@ -62,6 +62,10 @@ class Sizes:
         self._num_compared = 0
         self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
+        self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
+        self._is_single: Optional[bool] = (
+            None  # whether such a batch is a single sample; None until a model was called with one
+        )
 
     @property
     def unit(self) -> str:
@@ -107,7 +111,21 @@ class Sizes:
             return num_samples(batch, leading, batch_size)
         if self._is_packed is None:
             self._is_packed = is_packed(batch, shape)
-        return _row(shape) if self._is_packed else leading
+        if self._is_packed or self._is_single:
+            return _row(shape) if self._is_packed else 1
+        self._unbatched = shape
+        return leading
+
+    def are_single(self, called: Tuple[int, ...]) -> bool:
+        """Returns, once, whether batches turn out to be single samples: a model's input has one dimension more than a batch.
+
+        Args:
+            called: the shape of the model's input.
+        """
+        if self._unbatched is None or self._is_single is not None or not called:
+            return False
+        self._is_single = called[1:] == self._unbatched
+        return self._is_single
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
@@ -158,17 +176,19 @@ class CallSizes:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
-    - A vector of floats is one sample if its length is the number of inputs of the module's first layer.
+    - Floats are one sample if they have one dimension less than the weight of the module's first layer, and if the first of
+      their dimensions is the layer's number of inputs: a vector for a linear layer, an image for a convolution.
     - Any other input counts by its leading dimension.
 
     Args:
         asked: the batch size on the command line; None if there is none.
-        width: the number of inputs of the module's first layer; None if unknown.
+        first: the shape of the weight of the module's first layer; () if unknown.
     """
 
-    def __init__(self, asked: Optional[int], width: Optional[int] = None) -> None:
+    def __init__(self, asked: Optional[int], first: Tuple[int, ...] = ()) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
-        self._width = width
+        self._first = first
+        self.shape: Tuple[int, ...] = ()  # of the last input; a single sample's is preceded by 1
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None
@@ -185,15 +205,16 @@ class CallSizes:
             tensor = next(_tensors(kwargs), None)
             if tensor is None:
                 return 0.0
-        shape = members.shape_of(tensor) or ()
+        shape = tuple(members.shape_of(tensor) or ())
+        is_one = len(shape) == len(self._first) - 1 and shape[0] == self._first[1] and not _is_of_integers(tensor)
+        self.shape = (1, *shape) if is_one else shape
         if self._dimension is not None and self._dimension < len(shape):
             return float(shape[self._dimension])
         if self.asked is not None:
-            return self._as_asked(tuple(shape), self.asked)
+            return self._as_asked(shape, self.asked)
         if len(shape) > 1 and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
             self.unit = "tokens"
             return float(shape[0] * shape[1])
-        is_one = len(shape) == 1 and shape[0] == self._width and not _is_of_integers(tensor)
         return 1.0 if is_one else float(shape[0])
 
     def _as_asked(self, shape: Tuple[int, ...], asked: int) -> float:

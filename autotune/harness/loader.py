@@ -41,8 +41,9 @@ class Loader:
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
-        self.is_target = self.is_made_persistent = False
+        self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were started anew; "" if they were not
+        self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
         self.told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
         self._num_told = self._num_changed = 0
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import batches, members, persistent, sites, worker
+from . import added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
@@ -290,7 +290,8 @@ class LoaderWatch:
                     is_shuffled=info.is_shuffled,
                     main_line=info.main_line,
                 )
-                info.is_made_persistent = self._context.handlers.loader.on_loader(arguments, made)
+                knobs = self._context.handlers.loader
+                info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None
@@ -302,6 +303,8 @@ class LoaderWatch:
                 self._bits.mark(loader)
             if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
+            if info.has_added_workers or added.is_remade(loader):
+                added.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return
@@ -407,6 +410,8 @@ class LoaderWatch:
         num_steps = self._context.num_steps
         self._choose_training()
         training = self.training
+        if training is not None and training.batch_size is None:
+            self._compare_with_call(training)
         samples = wait_s = 0.0
         is_foreign = False
         for info in self.touched:
@@ -432,6 +437,12 @@ class LoaderWatch:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _compare_with_call(self, training: Loader) -> None:
+        """Counts batches of a loader that does not batch as samples, if the program makes the model's batches of them."""
+        root = next(iter(self._context.modules.roots), None)
+        if root is not None and root.sizes.unit == "samples" and training.sizes.are_single(root.sizes.shape):
+            training.samples, training.usual_batch = training.num_yields * self._worth, None
 
     def _unit(self, seen: str) -> str:
         return "tokens" if self._spec.tokens_per_sample else seen

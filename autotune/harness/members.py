@@ -7,6 +7,7 @@ The harness must not call anything that a program's class may have overridden (`
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, Dict, Iterator, Optional, Set, Tuple
 
 import torch
@@ -101,11 +102,12 @@ def plain(value: Tensor) -> Tensor:
 
 
 def held(thing: Any) -> Dict[str, Any]:
-    """Returns an object's own attributes; {} if it has slots or is implemented in C."""
+    """Returns an object's own attributes; {} if it has slots or is implemented in C, or if reading them fails."""
     try:
-        return object.__getattribute__(thing, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:
+        own: Any = object.__getattribute__(thing, "__dict__")
+    except Exception:  # no AttributeError if the program's class has its own property `__dict__`, as lazy proxies have
         return {}
+    return own if isinstance(own, (dict, MappingProxyType)) else {}  # type: ignore[return-value]  # the attributes of a class
 
 
 def _table(module: Any, name: str) -> Any:

@@ -8,12 +8,14 @@ original class; and no global patch remains to disturb the compiler.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from types import FunctionType
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
@@ -31,6 +33,7 @@ from .subclassing import subclass
 # Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
+COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
 # Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
@@ -48,7 +51,7 @@ class Root:
         self._module = weakref.ref(module)
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked, _width(module))
+        self.sizes = CallSizes(asked, members.shape_of(next(members.parameters(module), None)) or ())
         self.samples = 0.0  # samples of its calls since the last step
         self.closed_step = -1  # the step in which a closure's samples were last counted
         self.trains_in_evaluation = not module.training
@@ -78,6 +81,9 @@ class ModuleWatch:
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
         self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
+        self._in_functions: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step
+        self._usual_samples = 0.0  # samples of the last step in which a root was called
+        self._called_step = self._function_step = -1  # steps in which a root, or a compiled function, was last called
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
         self.unit = "samples"
@@ -253,6 +259,43 @@ class ModuleWatch:
             return __init__
 
         patches.install(eval_frame.OptimizedModule, "__init__", around)
+        if self.is_counting:
+            patches.install(eval_frame.OptimizeContext, "__call__", self._around_compile)
+
+    def _around_compile(self, compile_it: Any) -> Any:
+        # Nor does the compiler see it in a function that calls a root. So the function's own calls are counted.
+        def __call__(context: Any, function: Any) -> Any:
+            compiled = compile_it(context, function)
+            if type(compiled) is not FunctionType:
+                return compiled
+
+            @functools.wraps(compiled)
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                if self.roots and not self.nesting.depth and is_grad_enabled():
+                    self._function_called(id(compiled), args, kwargs)
+                return compiled(*args, **kwargs)
+
+            counted._torchdynamo_wrapper_id = id(counted)  # type: ignore[attr-defined]  # see torch's `innermost_fn`
+            return counted
+
+        return __call__
+
+    def _function_called(self, function: int, args: Any, kwargs: Any) -> None:
+        context = self._context
+        self._function_step = context.num_steps
+        if not self.is_counting:
+            return
+        try:
+            context.clock.batch_is_there()
+            samples = self.roots[0].sizes.count(_inputs(args), _inputs(kwargs.values()))
+            self._in_functions[function] = self._in_functions.get(function, 0.0) + samples
+        except Exception:
+            context.broke("counting the samples of a compiled function")
+
+    @property
+    def is_in_function(self) -> bool:
+        """Whether roots are called only in functions that the program has compiled, so that their calls are not intercepted."""
+        return self._function_step > self._called_step + 1
 
     def _compiled(self, wrapper: Any, module: Any) -> None:
         """Makes the module that `torch.compile` returned the root in place of the one that it was made of."""
@@ -278,6 +321,7 @@ class ModuleWatch:
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root through `call`, its class's `__call__`; counts its samples and sets the trial's precision."""
+        self._called_step = self._context.num_steps
         if self.is_counting:
             self._called(root, args, kwargs)
         if self.is_looking:
@@ -307,6 +351,24 @@ class ModuleWatch:
             return root.around(call, root.module, args, kwargs)
         finally:
             self.nesting.depth -= 1
+
+    def run_evaluation(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a root in evaluation mode; uncompiled if it is one of several with CUDA graphs, which would end in an error.
+
+        Without a pending backward pass, torch takes the call of the second root for the next iteration and frees the output of
+        the first one while it records.
+        """
+        if len(self.roots) < 2 or not self._knobs.has_graphs:
+            return call(module, *args, **kwargs)
+        held = [members.held(each) for each in (module, members.attribute(module, "module")) if each is not None]
+        compiled = [(each, each[COMPILED]) for each in held if COMPILED in each]
+        for each, _ in compiled:
+            each[COMPILED] = None
+        try:
+            return call(module, *args, **kwargs)
+        finally:
+            for each, function in compiled:
+                each[COMPILED] = function
 
     def _called(self, root: Root, args: Any, kwargs: Any) -> None:
         context = self._context
@@ -341,6 +403,7 @@ class ModuleWatch:
         """Returns the samples in the calls of one root since the last step; `unit` says whether they are tokens.
 
         That root is the first one that was called. Other roots called in the same step would count the same samples again.
+        If no root was called but in a compiled function, that function's inputs are counted.
         """
         samples = 0.0
         for root in self.roots:
@@ -348,6 +411,11 @@ class ModuleWatch:
                 if not samples:
                     samples, self.unit = root.samples, root.sizes.unit
                 root.samples = 0.0
+        in_functions, self._in_functions = self._in_functions, {}
+        if samples:
+            self._usual_samples = samples
+        elif in_functions:
+            samples = next(filter(None, in_functions.values()), self._usual_samples)
         return samples
 
     def give_samples(self, samples: float) -> None:
@@ -465,7 +533,7 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
             return watch.run_again(root, own(), args, kwargs) if is_training else own()(self, *args, **kwargs)
         if not is_training:
             watch.evaluated()
-            return own()(self, *args, **kwargs)
+            return watch.run_evaluation(own(), self, args, kwargs)
         return watch.run(root, own(), args, kwargs)
 
     return __call__
@@ -476,11 +544,9 @@ def is_in_backward() -> bool:
     return bool(_C._current_graph_task_id() != -1)
 
 
-def _width(module: Any) -> Optional[int]:
-    """Returns the number of inputs of a module's first layer if the module's first parameter is a matrix; None otherwise."""
-    first = next(members.parameters(module), None)
-    shape = members.shape_of(first) or ()
-    return int(shape[1]) if len(shape) == 2 else None
+def _inputs(values: Iterable[Any]) -> List[Any]:
+    """Returns the arguments of a function that may hold a batch: no module or trainer, whose parameters would be counted."""
+    return [v for v in values if isinstance(v, (list, tuple, dict)) or (isinstance(v, Tensor) and not v.requires_grad)]
 
 
 def _name(module: Any) -> str:

@@ -8,6 +8,7 @@ expects. And the samples come in the order that they would have with new workers
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -49,18 +50,27 @@ _watched: List[Any] = []  # weak references to loaders
 
 def watch(loader: Any) -> None:
     """Watches a loader whose workers are persistent because of the knob."""
-    _watched[:] = [ref for ref in _watched if ref() is not None]
-    _watched.append(weakref.ref(loader))
+    remember(loader, _watched)
     loader.__dict__[SENT] = None
     _install()
 
 
+def remember(loader: Any, watched: List[Any]) -> None:
+    """Adds a loader to a list of weak references and removes those that are dead."""
+    watched[:] = [*(ref for ref in watched if ref() is not None), weakref.ref(loader)]
+
+
 def is_remade(loader: Any) -> bool:
     """Whether a library seems to have made this loader from a watched one: same data set, and persistent workers as well."""
-    kept = loader.__dict__
-    data = [kept.get("dataset"), members.attribute(kept.get("dataset"), "dataset")]  # the data set may be wrapped as well
-    others = [other.__dict__["dataset"] for ref in _watched if (other := ref()) is not None]
-    return bool(kept.get("persistent_workers")) and any(each is other for each in data for other in others)
+    return bool(loader.__dict__.get("persistent_workers")) and is_made_from(loader, _watched)
+
+
+def is_made_from(loader: Any, watched: List[Any]) -> bool:
+    """Whether a loader has the data set of one to which `watched` refers."""
+    dataset = loader.__dict__.get("dataset")
+    data = [dataset, members.attribute(dataset, "dataset")]  # the data set may be wrapped as well
+    others = [other.__dict__["dataset"] for ref in watched if (other := ref()) is not None]
+    return any(each is other for each in data for other in others)
 
 
 @functools.lru_cache(maxsize=None)
@@ -125,7 +135,9 @@ def _is_in_use(kept: Dict[str, Any]) -> bool:
     if not num_others or OVER in iterator.__dict__:
         return False
     try:
-        is_at_end = iterator._num_yielded >= len(iterator)
+        ahead = iterator.__dict__.get("_autotune_ahead")  # see transfer.py: a batch that the program has not received yet
+        is_waiting = ahead is not None and ahead[2] is None
+        is_at_end = iterator._num_yielded - is_waiting >= len(iterator)
     except Exception:  # a stream has no length
         is_at_end = False
     if not is_at_end:
@@ -154,12 +166,13 @@ def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     for _ in range(MAX_DEPTH):
         held: List[Any] = []
         for thing in things[: MAX_FACTS - len(found)]:
-            if type(thing) in PLAIN:
-                found.append((thing,))
-            elif id(thing) not in known:
-                known.add(id(thing))
-                found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
-                held += _held_by(thing)
+            with contextlib.suppress(Exception):  # the program's metaclass may compare its classes with ours, for example
+                if type(thing) in PLAIN:
+                    found.append((thing,))
+                elif id(thing) not in known:
+                    known.add(id(thing))
+                    found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                    held += _held_by(thing)
         things = held
     return found
 

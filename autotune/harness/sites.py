@@ -145,7 +145,7 @@ class TargetSites:
                 is_shuffled=info.is_shuffled,
                 main_line=info.main_line,
             )
-            info.is_made_persistent = knobs.on_loader(arguments, made)
+            info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target, because another loader may be made around it."""

@@ -90,6 +90,11 @@ def value_text(value: KnobValue | None) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def earlier_text(value: KnobValue | None) -> str:
+    """Returns the text of a value that was changed; "not set" for None."""
+    return "not set" if value is None else value_text(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knob:
     """One tunable setting.

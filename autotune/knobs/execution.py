@@ -174,7 +174,7 @@ COMPILE_SCOPE = Knob(
     default="model",
     choices=("model", "blocks"),
     domain=lambda _: ["model", "blocks"],
-    is_active=lambda knobs: knobs.get(COMPILE_MODE.key, "off") != "off",
+    is_active=lambda knobs: knobs.get(COMPILE_MODE.key, "off") not in ("off", *CUDA_GRAPH_MODES),
     is_costly=True,
     usual_spread=0.05,
     brief="whole model, or each block",
@@ -186,7 +186,8 @@ COMPILE_SCOPE = Knob(
     summary=(
         "What torch.compile is applied to: the whole model, or each of its repeated blocks on its own (regional compilation). "
         "Blocks are modules directly in a Sequential or ModuleList: the outermost ones of the most frequent class. Blocks that "
-        "differ only in their weights share one compilation. It needs compile.mode on."
+        "differ only in their weights share one compilation. It needs compile.mode=default: in a validation, CUDA graphs of "
+        "single blocks overwrite one block's output before the next block has read it, which torch refuses."
     ),
     helps=(
         "Deep models of equal blocks (transformers): `blocks` compiles one block in place of dozens, so the first step comes "

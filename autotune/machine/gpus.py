@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autotune.machine.nvml import Nvml, session
+from autotune.machine.nvml import OF_WHOLE_GPU, Nvml, is_divided, session
 
 # Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing even if one of them exists.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
@@ -36,11 +36,13 @@ def has_gpu_driver(devices: Path = Path("/dev")) -> bool:
 
 def _gpu(nvml: Nvml, handle: Any, driver: str | None) -> dict[str, Any]:
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    is_whole = not is_divided(nvml.ask("nvmlDeviceGetMigMode", handle))
+    has_energy_counter, has_power_reading = (is_whole and nvml.ask(name, handle) is not None for name in OF_WHOLE_GPU)
     return {
         "name": nvml.text("nvmlDeviceGetName", handle),
         "uuid": nvml.text("nvmlDeviceGetUUID", handle),
         "memory_bytes": None if memory is None else int(memory.total),
         "driver": driver,
-        "has_energy_counter": nvml.ask("nvmlDeviceGetTotalEnergyConsumption", handle) is not None,
-        "has_power_reading": nvml.ask("nvmlDeviceGetPowerUsage", handle) is not None,
+        "has_energy_counter": has_energy_counter,
+        "has_power_reading": has_power_reading,
     }

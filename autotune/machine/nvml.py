@@ -20,6 +20,13 @@ SLOWDOWNS = {
 }
 # NVML's functions that return these bits; drivers before 535 have only the second.
 SLOWDOWN_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+# NVML's functions that measure a whole GPU. If it is divided into slices (MIG), their values belong to all slices together.
+OF_WHOLE_GPU = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage")
+
+
+def is_divided(mode: Any) -> bool:
+    """Whether a GPU is divided into slices (MIG), by what nvmlDeviceGetMigMode returns: [now, after a restart], or None."""
+    return bool(mode) and bool(mode[0])
 
 
 class Nvml:

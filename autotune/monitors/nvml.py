@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from autotune.machine.nvml import SLOWDOWN_QUESTIONS, SLOWDOWNS, library, text_of
+from autotune.machine.nvml import OF_WHOLE_GPU, SLOWDOWN_QUESTIONS, SLOWDOWNS, is_divided, library, text_of
 from autotune.plain_text import one_line
 
 Value = TypeVar("Value")
@@ -153,6 +153,8 @@ class NvmlDevice(DeviceMonitor):
         self._window: list[DeviceCounters] = []
         self._used_until_us = 0  # time up to which the processes' shares have been read, on NVML's clock
         self.uuid = self._ask("nvmlDeviceGetUUID", text_of)
+        if (self.uuid or "").startswith("MIG-") or self._ask("nvmlDeviceGetMigMode", is_divided):
+            self._unsupported.update(OF_WHOLE_GPU)
         self._capacity_bytes = self._ask("nvmlDeviceGetMemoryInfo", lambda info: int(info.total))
         self._default_clock_mhz = self._ask("nvmlDeviceGetDefaultApplicationsClock", float, self._sm_clock)
 

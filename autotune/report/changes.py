@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.base import value_text
+from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import ratio_text, ratio_with_interval_text
 from autotune.records import Kind, KnobValue, Outcome, Summary
 from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase, score_of
@@ -104,7 +104,7 @@ def change_lines(summary: Summary) -> list[str]:
     """Returns the changes as plain lines, one per change: "precision.amp: off -> bf16  1.62x [1.58, 1.66]"."""
     lines = []
     for entry in entries_of(summary):
-        words = [f"{entry['knob']}: {value_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
+        words = [f"{entry['knob']}: {earlier_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
         is_told = entry.get("ratio") or entry.get("verdict") not in (None, "not measured")
         lines.append("  ".join([*words, *([effect_text(entry)] if is_told else [])]))
     return lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from autotune.explained import accuracy_text, finding_lines, why_lines
-from autotune.knobs.base import value_text
+from autotune.knobs.base import earlier_text, value_text
 from autotune.masking import without_credentials
 from autotune.quantities import rate_with_interval_text, seconds_text
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
@@ -185,7 +185,7 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     lines.append("")
     for key in [*effects, *sorted(set(overrides) - set(effects))]:
         effect = effect_text(effects.get(key) or {})
-        change = f"`{key}`: {value_text(before.get(key))} → **{value_text(overrides.get(key))}**"
+        change = f"`{key}`: {earlier_text(before.get(key))} → **{value_text(overrides.get(key))}**"
         lines.append(f"- {change}{f', {effect}' if effect else ''}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):
         named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)

@@ -50,6 +50,14 @@ def test_workers_that_had_to_be_forked_are_shown_as_forked(cli, study):
     assert re.search(r"loader.multiprocessing_context +fork +applied: no guard", said)
 
 
+def test_a_changed_setting_that_was_not_set_before_is_shown_as_such(cli, study):
+    file = cli.cwd / "runs" / "resnet18" / "trials" / "0000" / "trial.json"
+    baseline = json.loads(file.read_text())
+    del baseline["knobs"]["precision.amp"]
+    file.write_text(json.dumps(baseline))
+    assert re.search("precision.amp +not set -> bf16", cli("show", "resnet18", "--trial", "1").stdout)
+
+
 def test_a_trial_that_is_not_there_is_refused(cli, study):
     ended = cli("show", "resnet18", "--trial", "99")
     assert ended.returncode == 2

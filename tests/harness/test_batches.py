@@ -121,10 +121,39 @@ def test_a_call_s_samples_are_those_of_the_command_line_or_else_tokens(
 
 
 @pytest.mark.parametrize(
-    ("width", "inputs", "count"), [(4, torch.zeros(4), 1), (1, torch.zeros(4), 4), (4, torch.zeros(4, 4), 4)]
+    ("first", "inputs", "count"),
+    [
+        ((2, 4), torch.zeros(4), 1),
+        ((2, 1), torch.zeros(4), 4),
+        ((2, 4), torch.zeros(4, 4), 4),
+        ((8, 3, 5, 5), torch.zeros(3, 9, 9), 1),
+        ((8, 1, 5, 5), torch.zeros(3, 9, 9), 3),
+        ((8, 3, 5, 5), torch.zeros(3, 3, 9, 9), 3),
+        ((3,), torch.zeros(3, 9), 3),
+        ((), torch.zeros(3), 3),
+    ],
 )
-def test_a_vector_that_fills_the_first_layer_is_one_sample(width: int, inputs: Tensor, count: float) -> None:
-    assert CallSizes(None, width).count((inputs,), {}) == count
+def test_an_input_that_fills_the_first_layer_is_one_sample(first: tuple[int, ...], inputs: Tensor, count: float) -> None:
+    assert CallSizes(None, first).count((inputs,), {}) == count
+
+
+@pytest.mark.parametrize(
+    ("batch", "called", "counts"),
+    [
+        ((3, 8, 9), (1, 3, 8, 9), (3, 1)),
+        ((3, 8, 9), (32, 3, 8, 9), (3, 1)),
+        ((3, 8, 9), (3, 1, 8, 9), (3, 3)),
+        ((3, 8, 9), (3, 8, 9), (3, 3)),
+        ((3, 8, 9), (), (3, 3)),
+    ],
+)
+def test_what_becomes_a_model_s_batch_is_a_sample(batch: tuple[int, ...], called: tuple[int, ...], counts: Any) -> None:
+    sizes = Sizes()
+    before = sizes.count(torch.zeros(batch), batch, 0, None)
+    is_single = sizes.are_single(called)
+    assert (before, sizes.count(torch.zeros(batch), batch, 0, None)) == counts
+    assert is_single == (counts[0] != counts[1])
+    assert not sizes.are_single((*called, 1))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from torch import nn
 
 from autotune.harness import checkpointing
 from autotune.harness.knobs import attention, device
+from autotune.harness.knobs.module import APART, ModuleKnobs, observe
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from autotune.knobs.catalogue import CATALOGUE
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
@@ -73,6 +75,20 @@ def test_blocks_are_compiled_one_by_one_where_they_repeat(runs: Any, words: tupl
     found, told = runs(*words, "eager", knobs={COMPILE: "default", SCOPE: "blocks"})
     assert told.splitlines()[0] == compiled
     assert (SCOPE in found.applicability) == bool(words)
+
+
+@pytest.mark.parametrize(("mode", "is_apart"), [("default", True), ("reduce-overhead", False), ("max-autotune", False)])
+def test_blocks_get_no_cuda_graphs_of_their_own(mode: str, is_apart: bool) -> None:
+    """In an evaluation, torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (pytorch #152887)."""
+    net = nn.Sequential(Block(), Block(), Block())
+    knobs = ModuleKnobs(context({COMPILE: mode, SCOPE: "blocks"}))
+    knobs.on_module(net, observe(net))
+    compiled = [each for each in net.modules() if each._compiled_call_impl is not None]
+    assert compiled == (list(net) if is_apart else [net])
+    knobs._context.modules.num_graphs = lambda: 1
+    report = knobs.verify()[SCOPE]
+    assert (report.status, report.reason) == ((APPLIED, "") if is_apart else (NOT_APPLICABLE, APART))
+    assert CATALOGUE[SCOPE].is_active({COMPILE: mode}) == is_apart
 
 
 @pytest.mark.thorough

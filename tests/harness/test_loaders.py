@@ -88,6 +88,12 @@ def test_a_sampler_with_its_batches_ready_overrides_the_batch_size(trial: Trial)
     assert (report.status, report.observed) == (OVERRIDDEN, 12)
 
 
+@pytest.mark.parametrize(("words", "samples"), [((), 6), (("single=1",), 1)])
+def test_samples_that_the_program_batches_itself_are_counted_singly(trial: Trial, words: tuple[str, ...], samples: int) -> None:
+    found = trial("loaders.py", "unbatched", *words).result()
+    assert (found.unit_source, set(found.steps["samples"])) == ("loader", {samples})
+
+
 @pytest.mark.thorough
 def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
     baseline, found = baseline_then(trial, "loaders.py", "unbatched", knobs={"loader.batch_size": 6})

@@ -93,6 +93,16 @@ def test_an_attribute_is_the_object_s_own_and_one_that_cannot_be_read_is_missing
     assert members.attribute(odd, "module", "none") == members.attribute(odd, "anything", "none") == "none"
 
 
+def test_an_object_whose_attributes_cannot_be_read_has_none() -> None:
+    class Lazy:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("not loaded yet")
+
+    assert members.held(Lazy()) == {}
+    assert members.attribute(Lazy(), "shape") is None
+
+
 def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
     class Fixed:
         batch_size = property(lambda self: 4)

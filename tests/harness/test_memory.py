@@ -1,7 +1,9 @@
 """The host's allocator in real processes, and the device's allocator on a fake of torch.cuda, so no GPU is needed."""
 
+import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -116,6 +118,9 @@ class FakeCuda:
         assert index == INDEX
         return SimpleNamespace(total_memory=1000)
 
+    def device(self, index: int) -> Any:
+        return contextlib.nullcontext()
+
     def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
         assert index == INDEX
         self.fraction = fraction
@@ -168,7 +173,7 @@ class Statistics:
     """A fake of torch.cuda's memory statistics for two GPUs, in bytes. The second GPU trains."""
 
     def __init__(self) -> None:
-        self.reserved, self.retries, self.num_emptied = [0, 800], 0, 0
+        self.reserved, self.retries, self.num_emptied, self.current = [0, 800], 0, 0, 0
         self.limits: list[tuple[float, int | None]] = []
 
     def device_count(self) -> int:
@@ -183,8 +188,15 @@ class Statistics:
     def max_memory_allocated(self, index: int) -> int:
         return self.reserved[index] // 2
 
-    def set_per_process_memory_fraction(self, fraction: float, index: int | None) -> None:
+    @contextlib.contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def set_per_process_memory_fraction(self, fraction: float, index: int) -> None:
         self.limits.append((fraction, index))
+        self.current = index  # as in older releases of torch
 
     def empty_cache(self) -> None:
         self.num_emptied += 1
@@ -228,6 +240,7 @@ def test_a_limit_holds_on_each_gpu_that_the_program_uses(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch, "cuda", statistics)
     MemoryWatch().begin("cuda", INDEX, limit_bytes=500)
     assert (statistics.limits, statistics.num_emptied) == ([(0.5, 0), (0.25, INDEX)], 1)
+    assert statistics.current == 0, "what the program allocates next must not move to another GPU"
 
 
 def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Statistics, MemoryWatch]) -> None:

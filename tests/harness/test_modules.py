@@ -46,6 +46,23 @@ def test_what_the_program_compiles_is_compiled_once_and_as_without_the_harness(t
     assert seen(trial("models.py", "compiled", is_fresh=True)) == {"graphs": 1, "keeps_original": True}
 
 
+@pytest.mark.parametrize(
+    ("words", "mode", "compiled"),
+    [
+        ((), "default", ["evaluation", "training"]),
+        (("single",), "reduce-overhead", ["evaluation", "training"]),
+        ((), "reduce-overhead", ["training"]),
+    ],
+)
+def test_several_models_with_cuda_graphs_are_evaluated_uncompiled(
+    trial: Trial, words: tuple[str, ...], mode: str, compiled: list[str]
+) -> None:
+    """Otherwise, torch frees the first one's output before the second one reads it (pytorch #160281)."""
+    for run_mode in ("measure", "apply"):
+        run = trial("models.py", "evaluated", "ends", *words, knobs={"compile.mode": mode}, mode=run_mode)
+        assert json.loads(run.stdout.splitlines()[0]) == {"compiled": compiled, "trained": True}, run.stderr
+
+
 @pytest.mark.thorough
 def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Trial, plain: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})

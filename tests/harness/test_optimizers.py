@@ -8,9 +8,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from autotune.harness.knobs.module import IN_FUNCTION
 from autotune.harness.knobs.optimizer import OptimizerKnobs, _problem
 from autotune.harness.optimizers import ADDED_TOGETHER, Overflows
-from autotune.harness.protocol import APPLIED, UNMEASURABLE
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, UNMEASURABLE
 from autotune.harness.session import OTHER_DEVICE
 from tests.harness.conftest import RULES, Trial
 from tests.harness.contexts import context
@@ -39,6 +40,13 @@ def test_a_model_that_is_compiled_after_some_steps_is_counted_and_keeps_its_prec
     assert set(found.steps["samples"]) == {14}
     assert (found.detected["modules"], found.detected["compile"]) == (["OptimizedModule(Net)"], "default")
     assert run.stdout.count("torch.bfloat16") == 40
+
+
+@pytest.mark.parametrize("flags", [(), ("decorated",), ("without_batch",)])
+def test_a_step_that_is_compiled_after_some_others_is_counted(trial: Trial, flags: tuple[str, ...]) -> None:
+    found = trial("kinds.py", "step_compiled_late", *flags, knobs={"precision.amp": "bf16"}).result()
+    assert (found.unit_source, set(found.steps["samples"])) == ("forward calls", {14})
+    assert (found.knobs["precision.amp"].status, found.knobs["precision.amp"].reason) == (NOT_APPLICABLE, IN_FUNCTION)
 
 
 @pytest.mark.parametrize("kind", ["without_batch", "same_batch"])

@@ -1,14 +1,20 @@
 """Transfers of batches to the device. torch's meta device, which has shapes but no streams, stands for a GPU."""
 
-from collections.abc import Iterator
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TransferKnobs
+from autotune.harness import persistent
+from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TOO_EARLY, TransferKnobs
 from autotune.harness.patches import patches
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.contexts import context
@@ -95,10 +101,15 @@ def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers
     assert found.verify()[AHEAD].status == APPLIED
 
 
-def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.add_(1), lambda x: x.numpy().fill(1), lambda x: np.asarray(x).fill(1), lambda x: x[:1].numpy().fill(1)],
+    ids=["in place", "array", "asarray", "array of a view"],
+)
+def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any, change: Callable[[Any], Any]) -> None:
     _, streams = transfer(ahead=True)
     for x, _ in loader():
-        x += 1
+        change(x)
         x.to(DEVICE)
     assert streams.began
     assert not streams.handed_over
@@ -127,6 +138,41 @@ def test_an_epoch_cut_short_leaves_nothing_behind(transfer: Any) -> None:
                 break
         assert seen == [1.0, 2.0, 3.0]
     assert [float(x) for x, _ in batches] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_an_iterator_in_a_list_yields_its_last_batch_though_another_begins_before(transfer: Any) -> None:
+    transfer(ahead=True)
+    persistent._install.cache_clear()
+    batches = loader(1, persistent_workers=True)
+    persistent.watch(batches)
+    kept = [iter(batches)]
+    for _ in range(5):
+        next(kept[0])[0].to(DEVICE)
+    assert float(next(iter(batches))[0]) == 1.0
+    assert [float(x) for x, _ in kept[0]] == [6.0]
+
+
+@pytest.mark.parametrize("calls", [7, 6], ids=["to the end", "cut short"])
+def test_what_the_program_held_in_an_epoch_is_freed_with_it(transfer: Any, calls: int) -> None:
+    transfer(ahead=True)
+    freed: list[Any] = []
+
+    def train() -> None:
+        class Activations:
+            pass
+
+        activations, iterator = Activations(), iter(loader())
+        freed.extend([weakref.ref(activations), weakref.ref(iterator)])
+        with contextlib.suppress(StopIteration):
+            for _ in range(calls):
+                next(iterator)[0].to(DEVICE)
+
+    gc.disable()
+    try:
+        train()
+        assert [each() for each in freed] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_trouble_in_the_data_comes_when_its_batch_is_due(transfer: Any) -> None:
@@ -170,6 +216,12 @@ def test_an_iterator_from_before_goes_on(transfer: Any) -> None:
     iterator = iter(loader())
     transfer(ahead=True)
     assert [float(x) for x, _ in iterator] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize(("is_changed", "reasons"), [(True, {AHEAD: TOO_EARLY}), (False, {})])
+def test_a_data_set_that_changes_between_batches_yields_none_ahead(is_changed: bool, reasons: dict[str, str]) -> None:
+    training = SimpleNamespace(is_changed_between_batches=is_changed)
+    assert TransferKnobs(context(loaders=SimpleNamespace(training=training))).applicability() == reasons
 
 
 def test_a_program_that_moves_nothing_is_told(transfer: Any) -> None:

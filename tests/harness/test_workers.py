@@ -161,6 +161,25 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
     assert not told(lambda data: setattr(data.inner, "scale", 1.0))
 
 
+def test_facts_can_be_told_of_whatever_a_data_set_holds() -> None:
+    class Odd(type):
+        def __eq__(cls, other: object) -> bool:
+            raise ArithmeticError
+
+        __hash__ = type.__hash__
+
+    class Lazy(metaclass=Odd):
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError
+
+    data = SimpleNamespace(lazy=Lazy(), epoch=0)
+    before = persistent.facts([data])
+    assert persistent.facts([data]) == before
+    data.epoch = 1
+    assert persistent.facts([data]) != before
+
+
 def test_what_a_collate_function_uses_is_part_of_the_facts() -> None:
     options = SimpleNamespace(size=4)
 

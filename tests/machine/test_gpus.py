@@ -45,6 +45,11 @@ def test_what_a_device_cannot_count_is_known(monkeypatch: pytest.MonkeyPatch, qu
     assert [gpu[fact] for gpu in gpus()] == [False, False]
 
 
+def test_a_gpu_in_slices_measures_no_slice_s_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMigMode=lambda handle: [handle, 1]))
+    assert [(gpu["has_energy_counter"], gpu["has_power_reading"]) for gpu in gpus()] == [(True, True), (False, False)]
+
+
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
 def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{broken: refuse}))

@@ -64,6 +64,21 @@ def test_what_is_not_supported_is_unknown_for_good_and_asked_once(code):
     assert "gpu.utilisation_frac" not in device.metrics()
 
 
+@pytest.mark.parametrize(
+    ("answers", "is_known"),
+    [
+        ({"nvmlDeviceGetMigMode": [0, 1]}, True),
+        ({"nvmlDeviceGetMigMode": FakeNvml.NVMLError(NOT_SUPPORTED)}, True),
+        ({"nvmlDeviceGetMigMode": [1, 1]}, False),
+        ({"nvmlDeviceGetUUID": "MIG-1"}, False),
+    ],
+)
+def test_the_energy_of_a_whole_gpu_is_no_slice_s(answers, is_known):
+    sample = NvmlDevice(FakeNvml(**answers), "handle").sample(is_steady=True)
+    assert (sample.power_w is not None, sample.energy_j is not None) == (is_known, is_known)
+    assert sample.memory_used_bytes == 100 * MIB
+
+
 def test_a_passing_failure_is_asked_again():
     nvml = FakeNvml(nvmlDeviceGetPowerUsage=FakeNvml.NVMLError(UNKNOWN))
     device = NvmlDevice(nvml, "handle")

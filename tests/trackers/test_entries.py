@@ -74,6 +74,12 @@ def test_note_names_baseline_best_and_the_change(folder):
     assert "autotune export resnet18" in note
 
 
+def test_note_says_if_a_changed_setting_was_not_set_before(folder):
+    summary = folder.read_summary()
+    del summary["baseline"]["knobs"]["precision.amp"]
+    assert "`precision.amp`: not set → **bf16**" in entries.study_note(folder.read_study(), summary)
+
+
 @pytest.mark.parametrize(
     ("about", "said"),
     [

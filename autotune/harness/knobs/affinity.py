@@ -222,6 +222,7 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
                 break  # CUDA ignores the first entry that is not a GPU, and all entries after it
             found += same
         gpus = found
+    rank = 0 if len(gpus) == 1 else rank  # all ranks share a single GPU, or a launcher shows each rank its own
     if rank >= len(gpus):
         return None
     address = os.path.basename(os.path.dirname(gpus[rank])).lower()

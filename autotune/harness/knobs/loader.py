@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import multiprocessing
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
 
 from .. import members, startable
 from ..adapters import reads_batch_size_as_it_goes
@@ -73,11 +73,12 @@ class LoaderKnobs(KnobHandler):
         """Knob key -> value, for the knobs of loaders that this trial sets."""
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
-    def on_loader(self, arguments: Dict[str, Any], made: Making) -> bool:
+    def on_loader(self, arguments: Dict[str, Any], made: Making) -> Tuple[bool, bool]:
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
 
         Returns:
-            Whether the loader's workers are now persistent and would not be without the knobs.
+            Whether the loader's workers are now persistent and would not be without the knobs; whether the loader now has
+            workers and would have none without the knobs.
         """
         has_workers, were_persistent = bool(arguments.get("num_workers")), bool(arguments.get("persistent_workers"))
         for key, value in self.asked.items():
@@ -95,7 +96,8 @@ class LoaderKnobs(KnobHandler):
         if not has_workers:
             self._fork_added_workers(arguments, made)
         self._drop_what_needs_workers(arguments)
-        return bool(arguments.get("persistent_workers")) and not were_persistent
+        are_persistent = bool(arguments.get("persistent_workers")) and not were_persistent
+        return are_persistent, bool(arguments.get("num_workers")) and not has_workers
 
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
         """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
@@ -158,6 +160,8 @@ class LoaderKnobs(KnobHandler):
             missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
             why = f"{value!r} was requested, but the training loader{missed} has {observed!r}"
             return KnobReport(OVERRIDDEN, why, observed)
+        if key == PREFIX + "num_workers" and value and training.why_without_workers:
+            return KnobReport(OVERRIDDEN, training.why_without_workers, 0)
         if key == PREFIX + "persistent_workers" and value and training.why_restarted:
             return KnobReport(OVERRIDDEN, training.why_restarted, False)
         if key == PREFIX + "num_workers" and value > 1 and not training.is_shared_out:

@@ -63,7 +63,8 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
     for each in range(cuda.device_count()):
         if each == own or cuda.max_memory_reserved(each):
             share = limit_bytes / cuda.get_device_properties(each).total_memory if limit_bytes else 1.0
-            cuda.set_per_process_memory_fraction(min(fraction, share), each)
+            with cuda.device(each):  # older releases of torch leave it selected
+                cuda.set_per_process_memory_fraction(min(fraction, share), each)
     cuda.empty_cache()
 
 

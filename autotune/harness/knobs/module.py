@@ -29,9 +29,14 @@ CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
+APART = "the CUDA graphs of single blocks overwrite each other's outputs in a validation, which torch refuses"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
+IN_FUNCTION = (
+    "after some steps, the program calls its module in a function that it has compiled, where the precision is not set"
+)
 
 
 def observe(module: Any) -> Dict[str, Any]:
@@ -129,10 +134,12 @@ class ModuleKnobs(KnobHandler):
     def _compiled_parts(self, module: Any) -> List[Any]:
         """Returns the modules to compile: the repeated blocks if these are asked for and exist, otherwise the whole module."""
         if self._knobs.get(SCOPE, DEFAULTS[SCOPE]) == "blocks":
-            if found := blocks(module):
+            # A graph's outputs may be overwritten at the next call of compiled code, unless a backward pass needs them.
+            has_graphs = self._knobs[COMPILE] in GRAPH_MODES
+            if not has_graphs and (found := blocks(module)):
                 self._reports[SCOPE] = KnobReport(APPLIED)
                 return found
-            self._reports.setdefault(SCOPE, KnobReport(NOT_APPLICABLE, NO_BLOCKS, "model"))
+            self._reports.setdefault(SCOPE, KnobReport(NOT_APPLICABLE, APART if has_graphs else NO_BLOCKS, "model"))
         return [module]
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
@@ -166,6 +173,12 @@ class ModuleKnobs(KnobHandler):
         """Whether roots run in float16 because of the knob, so that losses must be scaled."""
         report = self._reports.get(AMP)
         return self._knobs.get(AMP) == "fp16" and report is not None and report.status == APPLIED
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether roots record CUDA graphs because of the knob."""
+        report = self._reports.get(COMPILE)
+        return self._knobs.get(COMPILE) in GRAPH_MODES and report is not None and report.status == APPLIED
 
     def leave_precision(self, why: str) -> None:
         """Stops using autocast because gradients cannot be scaled."""
@@ -215,6 +228,8 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NO_MODULE)
         if report.status != APPLIED:
             return report
+        if key == AMP and asked != "off" and modules.is_in_function:
+            return KnobReport(NOT_APPLICABLE, IN_FUNCTION, "off")
         if key == LAYOUT:
             return verify_layout([root.module for root in modules.living], bool(asked))
         if key == COMPILE and asked != "off":

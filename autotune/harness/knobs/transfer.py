@@ -24,6 +24,7 @@ NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
 KEYS = (NON_BLOCKING, AHEAD)
 NOTHING_TO_COPY = f"{ON_THE_CPU}: no batch is copied to a device"
 UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or Tensor.cuda()"
+TOO_EARLY = "the program changes its data set between batches, and a batch that is fetched ahead is made before the change"
 NOT_AHEAD = "no batch had been copied ahead when the program moved it"
 
 
@@ -123,9 +124,12 @@ class TransferKnobs(KnobHandler):
                     ahead = self._fetch(iterator, advance, is_ahead=False)
                 if self._is_ahead and moves.devices and ahead[2] is None and not hasattr(iterator, "state_dict"):
                     iterator._autotune_ahead = self._fetch(iterator, advance, is_ahead=True)
-                if ahead[2] is not None:
+                if ahead[2] is None:
+                    return ahead[1]
+                try:
                     raise ahead[2]
-                return ahead[1]
+                finally:
+                    del ahead  # the exception's traceback holds this frame, and so the program's frames and their tensors
 
             return __next__
 
@@ -136,7 +140,9 @@ class TransferKnobs(KnobHandler):
         """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
         try:
             batch = advance(iterator)
-        except Exception as error:  # the end, or an error in the data set: raised when the program asks for the batch
+        except StopIteration:  # raised when the program asks for the batch; a new one, whose traceback does not hold frames
+            return iterator._num_yielded, None, StopIteration()
+        except Exception as error:
             return iterator._num_yielded, None, error
         self._mark(batch, iterator._autotune_moves, is_ahead=is_ahead)
         return iterator._num_yielded, batch, None
@@ -179,8 +185,20 @@ class TransferKnobs(KnobHandler):
 
             return moved
 
+        def around_array(own: Any) -> Any:
+            def numpy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                for each in (tensor, tensor._base):
+                    leaf = leaves.get(id(each))
+                    if leaf is not None and leaf.tensor() is each:
+                        leaf.take()  # what the program writes to the array does not change the tensor's version
+                return own(tensor, *args, **kwargs)
+
+            return numpy
+
         for name in ("to", "cuda"):
             patches.install(torch.Tensor, name, functools.partial(around, name == "cuda"))
+        if self._is_ahead:
+            patches.install(torch.Tensor, "numpy", around_array)
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
         import torch
@@ -207,7 +225,10 @@ class TransferKnobs(KnobHandler):
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
-        return dict.fromkeys(KEYS, NOTHING_TO_COPY) if self._context.device == "cpu" else {}
+        if self._context.device == "cpu":
+            return dict.fromkeys(KEYS, NOTHING_TO_COPY)
+        training = self._context.loaders.training
+        return {AHEAD: TOO_EARLY} if training is not None and training.is_changed_between_batches else {}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         missing = UNSEEN if not self.num_moved else NOT_AHEAD if key == AHEAD and not self.num_ahead else ""

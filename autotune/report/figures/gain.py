@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from autotune.knobs.base import value_text
+from autotune.knobs.base import earlier_text, value_text
 from autotune.quantities import ratio_with_interval_text
 from autotune.records import Summary
 from autotune.report.changes import basis_lines, dropped_lines, entries_of, tried_text
@@ -157,7 +157,7 @@ def changes(study: Study) -> Figure:
         ]))  # fmt: skip
     axis = [(scale(tick), f"{tick:g}x") for tick in _factor_ticks(scale)]
     grid = Grid(columns=["setting", "was", "is", "factor ", "how sure"], rows=[
-        [entry["knob"], value_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry),
+        [entry["knob"], earlier_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry),
          effect_doubt(entry) or "measured"]
         for entry in entries
     ])  # fmt: skip
@@ -193,5 +193,5 @@ def _change_row(entry: Mapping[str, Any], begun: float, reached: float, scale: S
         marks.append(bar(scale(begun), scale(reached), CHANGE_KINDS.get(str(entry.get("verdict")), "same")))
         if ci := entry.get("ci"):
             marks.append(interval(scale(begun * max(ci[0], 1e-9)), scale(begun * ci[1])))
-    note = f"{entry['knob']}: {value_text(entry.get('from'))} → {value_text(entry.get('to'))}"
+    note = f"{entry['knob']}: {earlier_text(entry.get('from'))} → {value_text(entry.get('to'))}"
     return Row(label=knob_phrase(entry["knob"], entry["to"]), note=note, value=effect_text(entry), marks=marks)

@@ -69,6 +69,23 @@ def compiled_late():
         print(number, seen[-1])
 
 
+def step_compiled_late():
+    """With `decorated`, the function is compiled before the first step. `without_batch`: it gets no tensor."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(trained, x=None):
+        trained(torch.randn(14, 4) if x is None else x).sum().backward()
+
+    late = torch.compile(step, backend="eager")
+    for number in range(40):
+        if number == 6:
+            step = late if "decorated" in FLAGS else torch.compile(step, backend="eager")
+        optimizer.zero_grad()
+        step(model, *([] if "without_batch" in FLAGS else [torch.randn(14, 4)]))
+        optimizer.step()
+
+
 def without_batch():
     weight = nn.Parameter(torch.randn(()))
     optimizer = torch.optim.SGD([weight], lr=0.01)

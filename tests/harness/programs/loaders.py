@@ -91,6 +91,7 @@ def main():
     while True:
         for x in loader:
             x = x if torch.is_tensor(x) else x[0]
+            x = x[None] if "single" in OPTIONS else x
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -21,6 +21,12 @@ class Net(nn.Module):
         return self.layer(x).relu()
 
 
+class Head(Net):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+
 class Choosing(Net):
     def forward(self, module, x):
         return getattr(self, module)(x)
@@ -69,6 +75,34 @@ def compiled():
     yield {"graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"], "keeps_original": keeps_original}
 
 
+def evaluated():
+    """One model or two, compiled by a stand-in for the compiler, are trained and evaluated."""
+    seen = []
+
+    def compile_it(module, **options):
+        def call(*args):
+            seen.append("training" if module.training else "evaluation")
+            return module._call_impl(*args)
+
+        module._compiled_call_impl = call
+
+    nn.Module.compile = compile_it
+    models = nn.ModuleList([Net()] if "single" in sys.argv else [Net(), Head()])
+
+    def called():
+        out = X
+        for each in models:
+            out = each(out)
+        return out
+
+    yield models, called
+    models.eval()
+    with torch.no_grad():
+        called()
+    models.train()
+    yield {"compiled": sorted(set(seen)), "trained": called().requires_grad}
+
+
 found = globals()[KIND]()
 model, call = next(found)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
@@ -83,5 +117,5 @@ def step():
 for _ in range(8):
     step()
 print(json.dumps(next(found)), flush=True)
-while True:
+while "ends" not in sys.argv:
     step()

@@ -1,0 +1,126 @@
+"""Keeps workers that a knob has added (loader.num_workers) from yielding what the program's data set no longer is.
+
+Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, also in
+the middle of an iteration without end. So the data set is examined now and then. If it has changed, the workers' last batches
+are passed on, and the rest of the iteration is fetched in the training process, as in the program without workers.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any, Callable, Dict, List
+
+from . import persistent, state
+from .patches import patches
+
+LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # seconds between two looks at the data set; share of the time that looks may take
+ADDED = "_autotune_added"  # attribute of a loader: its workers were added; of an iterator: its `Copies`
+STALE = "the program has changed its data set during an iteration, and workers still had copies of it as it was before"
+_watched: List[Any] = []  # weak references to loaders
+
+
+def watch(loader: Any) -> None:
+    """Watches a loader that has workers because of the knob."""
+    persistent.remember(loader, _watched)
+    loader.__dict__[ADDED] = True
+    _install()
+
+
+def is_remade(loader: Any) -> bool:
+    """Whether a library seems to have made this loader from a watched one: same data set, and workers as well."""
+    return bool(loader.__dict__.get("num_workers")) and persistent.is_made_from(loader, _watched)
+
+
+@functools.lru_cache(maxsize=None)
+def _install() -> None:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    def around_start(start: Callable[..., None]) -> Any:
+        def __init__(iterator: Any, loader: Any) -> None:
+            copies = Copies(loader.__dict__) if ADDED in loader.__dict__ else None
+            start(iterator, loader)
+            iterator.__dict__[ADDED] = copies
+
+        return __init__
+
+    def around_send(send: Callable[[Any], None]) -> Any:
+        def _try_put_index(iterator: Any) -> None:
+            copies = iterator.__dict__.get(ADDED)
+            if copies is None or not copies.are_stale:
+                send(iterator)
+
+        return _try_put_index
+
+    def around_advance(advance: Callable[[Any], Any]) -> Any:
+        def _next_data(iterator: Any) -> Any:
+            copies = iterator.__dict__.get(ADDED)
+            return advance(iterator) if copies is None else copies.next(iterator, advance)
+
+        return _next_data
+
+    patches.install(_MultiProcessingDataLoaderIter, "__init__", around_start)
+    patches.install(_MultiProcessingDataLoaderIter, "_try_put_index", around_send)
+    patches.install(_MultiProcessingDataLoaderIter, "_next_data", around_advance)
+
+
+class Copies:
+    """The workers' copies of a data set, in one iteration over a loader with these attributes.
+
+    Attributes:
+        are_stale: whether the program has changed the data set since, so that workers get no more indices.
+    """
+
+    def __init__(self, loader: Dict[str, Any]) -> None:
+        self.are_stale = False
+        self._parts, self._record = [loader.get("dataset"), loader.get("collate_fn")], loader.get("_autotune")
+        self._sent = persistent.facts(self._parts)
+        self._next_look_s = time.monotonic() + LOOK_S
+        self._fetch: Any = None  # fetches a batch in this process; None while the workers have batches left
+
+    def next(self, iterator: Any, advance: Callable[[Any], Any]) -> Any:
+        """Returns the next batch; `advance` returns the workers' next batch."""
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s and not self.are_stale:
+            self._look(iterator, now_s)
+        if self._fetch is None:
+            try:
+                return advance(iterator)
+            except StopIteration:
+                if not self.are_stale:
+                    raise
+            self._fetch = _fetcher(iterator)
+        return self._fetch(iterator)
+
+    def _look(self, iterator: Any, now_s: float) -> None:
+        from torch.utils.data.dataloader import _DatasetKind
+
+        is_changed = persistent.facts(self._parts) != self._sent
+        took_s = time.monotonic() - now_s
+        self._next_look_s = now_s + max(LOOK_S, took_s / MAX_COST_FRAC)
+        if not is_changed:
+            return
+        if self._record is not None:
+            self._record.why_without_workers = STALE
+        self.are_stale = iterator._dataset_kind == _DatasetKind.Map
+        rest = "from here on, batches are fetched without workers" if self.are_stale else "set loader.num_workers=0"
+        state.say([f"{STALE}: {rest}"])
+        if not self.are_stale:  # a stream cannot go on in another process
+            self._next_look_s = float("inf")
+
+
+def _fetcher(iterator: Any) -> Callable[[Any], Any]:
+    """Returns what fetches a batch for an iterator as torch does for a loader without workers."""
+    from torch.utils.data import _utils
+    from torch.utils.data.dataloader import _DatasetKind
+
+    pin: Any = _utils.pin_memory.pin_memory
+    create: Any = _DatasetKind.create_fetcher
+    names = ("_dataset_kind", "_dataset", "_auto_collation", "_collate_fn", "_drop_last")
+    fetcher = create(*(getattr(iterator, name) for name in names))
+
+    def fetch(iterator: Any) -> Any:
+        data = fetcher.fetch(iterator._next_index())
+        return pin(data, iterator._pin_memory_device) if iterator._pin_memory else data
+
+    return fetch

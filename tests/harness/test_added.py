@@ -1,0 +1,109 @@
+"""Workers that a knob has added yield no batches of a data set that the program has changed since."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from autotune.harness import added, persistent
+from autotune.harness.patches import patches
+from autotune.harness.protocol import APPLIED, OVERRIDDEN
+from tests.harness.conftest import RULES, Trial
+
+
+class Data(Dataset[Any]):
+    def __init__(self) -> None:
+        self.value = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, int, bool]:
+        return index, self.value, get_worker_info() is None
+
+
+class Stream(Data, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(10))
+
+
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(10))
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(added, "LOOK_S", 0.0)
+    monkeypatch.setattr(added, "MAX_COST_FRAC", 1e9)
+    added._install.cache_clear()
+    persistent._install.cache_clear()
+    yield
+    patches.uninstall_all()
+
+
+def seen(loader: DataLoader[Any], data: Any, number: int, changed_at: int = 6) -> list[tuple[int, int, bool]]:
+    """Returns the first batches, of one sample each; the data set is changed once."""
+    found = []
+    for index, value, is_here in loader:
+        found.append((int(index), int(value), bool(is_here)))
+        data.value = int(len(found) >= changed_at)
+        if len(found) == number:
+            break
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"sampler": Endless()}])
+def test_the_rest_of_an_iteration_is_fetched_without_workers(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, number = Data(), 25 if "sampler" in options else 10
+    loader = DataLoader(data, num_workers=1, prefetch_factor=2, **options)
+    added.watch(loader)
+    if options.get("persistent_workers"):
+        persistent.watch(loader)
+    found = seen(loader, data, number)
+    assert [index for index, _, _ in found] == [each % 10 for each in range(number)]
+    assert [value for _, value, _ in found] == [0] * 8 + [1] * (number - 8)  # two batches were made before the change
+    assert [is_here for _, _, is_here in found] == [False] * 8 + [True] * (number - 8)
+    assert capfd.readouterr().err == f"autotune: {added.STALE}: from here on, batches are fetched without workers\n"
+    assert seen(loader, data, 10, 0) == [(index, 1, False) for index in range(10)]  # workers again, with new copies
+
+
+def test_an_iteration_ends_as_it_would_without_workers() -> None:
+    data = Data()
+    loader = DataLoader(data, num_workers=1)
+    added.watch(loader)
+    assert len(seen(loader, data, 99)) == 10
+
+
+def test_a_stream_is_only_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+    data = Stream()
+    loader = DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=2)
+    added.watch(loader)
+    assert len(seen(loader, data, 99)) == 10
+    assert capfd.readouterr().err == f"autotune: {added.STALE}: set loader.num_workers=0\n"
+
+
+def test_a_loader_made_from_one_with_added_workers_is_known() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(4))
+    first = DataLoader(data, num_workers=1)
+    added.watch(first)
+    assert added.is_remade(DataLoader(data, num_workers=1, batch_sampler=first.batch_sampler))
+    assert not added.is_remade(DataLoader(data))
+    assert not added.is_remade(DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), num_workers=1))
+
+
+@pytest.mark.parametrize(("words", "status", "observed"), [((), OVERRIDDEN, 0), (("fixed",), APPLIED, 1)])
+def test_a_trial_tells_that_its_workers_were_of_no_use(
+    trial: Trial, words: tuple[str, ...], status: str, observed: int
+) -> None:
+    rules = dataclasses.replace(RULES, min_s=2.0, max_s=2.0, warmup_max_s=1.0)
+    found = trial("late.py", *words, knobs={"loader.num_workers": 1}, rules=rules).result()
+    assert found.status == "measured"
+    report = found.knobs["loader.num_workers"]
+    assert (report.status, report.reason, report.observed) == (status, added.STALE if status == OVERRIDDEN else "", observed)
