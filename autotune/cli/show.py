@@ -7,12 +7,10 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, Lines, console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.plain_text import plain
@@ -20,6 +18,9 @@ from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, is_study
 from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 # Columns of the list -> how many characters of a cell must fit on one line; longer cells may wrap.
@@ -90,6 +91,8 @@ def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
     lines = Lines(names, cells)
     if (width is None or lines.width <= width) and not any("\n" in cell for row in cells for cell in row):
         return lines
+    from rich.table import Table  # imported here, since `list` seldom needs it
+
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=width is None or name in ("started", "trials"), overflow="fold")
@@ -116,6 +119,8 @@ def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
 
 def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     """Prints a study's trials and verdict, or with `as_json` its summary."""
+    from autotune.cli import trials, verdict  # imported here, since `list` and other commands do not need them
+
     summary = read_summary(folder)
     if as_json:
         print_json(summary)

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.claim import Claim, Verify
-from autotune.export import export
+from autotune.export.formats import export
 from autotune.records import Kind, Outcome
 from autotune.stats import Ratio
 from autotune.study import resume_study
