@@ -20,7 +20,7 @@ from autotune.cli.options import runs_folder
 from autotune.cli.plain import PlainLines, Quiet, View
 from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.records import Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
@@ -155,7 +155,7 @@ class Study:
         """Returns the winner as `autotune export` writes it.
 
         Args:
-            format: one of `autotune.export.FORMATS`.
+            format: one of `autotune.export.formats.FORMATS`.
             tier: highest tier allowed: "exact", "numerics" or "training"; None for the study's winner, whatever its tier.
 
         Raises:

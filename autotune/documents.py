@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from autotune.plain_text import storable
 from autotune.shapes import finite
 
 MAX_BYTES = 256 << 20  # no document is larger; a trial adds about 2 KiB to a summary
@@ -18,7 +19,7 @@ MAX_BYTES = 256 << 20  # no document is larger; a trial adds about 2 KiB to a su
 
 def write_text(path: Path, text: str) -> None:
     """Writes a document as `write_bytes` does; only the file's owner may read it."""
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, storable(text).encode())
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o600) -> None:

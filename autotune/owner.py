@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from autotune.documents import read_text
 
 OWNER_FILE = "owner.json"
@@ -53,6 +51,8 @@ class Claim:
             Owned: another process has it.
             OSError: the folder cannot be written.
         """
+        import psutil  # imported here and below, since commands that only read studies do not need it
+
         descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             self._lock(descriptor)
@@ -155,6 +155,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _is_alive(owner: dict[str, Any]) -> bool:
     """Whether the recorded owner is still alive; an owner on another host is assumed to be alive."""
+    import psutil
+
     if owner.get("host") != platform.node():
         return bool(owner)
     try:

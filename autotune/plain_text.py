@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 ELLIPSIS = "…"
 KEPT_FRAC = 0.5  # a cut after a sentence or word must keep at least this share of `most`
@@ -57,6 +59,23 @@ def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
 def escaped(text: str) -> str:
     """Returns a text with each unprintable letter replaced by its escape: a line feed by a backslash and n."""
     return text if text.isprintable() else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def storable(text: str) -> str:
+    r"""Returns a text that UTF-8 can express: bytes of a file name that are not UTF-8 become "\udce9"."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shell_word(text: str) -> str:
+    r"""Returns a text as one word of a shell's command line. Unprintable letters are escaped, as in $'a\x0ab'."""
+    if text.isprintable():
+        return shlex.quote(text)
+    letters = (each if each.isprintable() and each not in "'\\" else _escaped_bytes(each) for each in text)
+    return f"$'{''.join(letters)}'"
+
+
+def _escaped_bytes(text: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(text))
 
 
 def one_line(text: str, most: int) -> str:

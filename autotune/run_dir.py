@@ -6,7 +6,6 @@ import contextlib
 import errno
 import glob
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -16,6 +15,7 @@ from typing import Any
 from autotune.documents import as_json, make_folder, parsed, read_json, read_text, write_text
 from autotune.errors import BadInput, FolderLost
 from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
+from autotune.plain_text import shell_word
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
 from autotune.summaries import checked_summary
 
@@ -305,7 +305,7 @@ class StudyFolder:
         later: list[Path] = []
         with contextlib.suppress(OSError):  # the runs folder is lost, too
             later = [path for path in self.path.parent.glob(f"{glob.escape(self.name)}-[1-9]*") if is_study(path)]
-        return shlex.quote(path_text(self.path) if later else self.name)
+        return shell_word(path_text(self.path) if later else self.name)
 
     def discard(self) -> None:
         """Removes the folder if no study has begun in it, so that its name is free again."""
@@ -413,4 +413,4 @@ def path_text(path: Path) -> str:
 def where(runs: Path) -> str:
     """Returns " --runs-dir FOLDER", which makes a command use a runs folder; "" for the usual folder."""
     folder = path_text(runs) if str(runs).startswith("-") else str(runs)
-    return "" if runs == Path("runs") else f" --runs-dir {shlex.quote(folder)}"
+    return "" if runs == Path("runs") else f" --runs-dir {shell_word(folder)}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.errors import BadInput, one_of
+from autotune.plain_text import shell_word
 from autotune.records import StudyRecord
 from autotune.run_dir import StudyFolder, is_study, path_text, where
 
@@ -142,7 +142,9 @@ def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
 
 
 def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
-    """Returns what to type for this study on a command line: its name, or its path if the name now refers to a later study.
+    """Returns what to type for this study on a command line: its name, or its path if the name refers to a later study.
+
+    A name that a command would take for an option is replaced by the path, too.
 
     Args:
         folder: the study.
@@ -150,10 +152,10 @@ def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
     """
     try:
         meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)
-        is_meant = meant == folder.name
+        is_meant = meant == folder.name and not meant.startswith("-")
     except BadInput:
         is_meant = False
-    return f"{shlex.quote(folder.name if is_meant else path_text(folder.path))}{where(folder.path.parent)}"
+    return f"{shell_word(folder.name if is_meant else path_text(folder.path))}{where(folder.path.parent)}"
 
 
 def studies(runs: Path) -> Iterator[StudyFolder]:

@@ -175,13 +175,15 @@ def show(
 ) -> int:
     """Show a study: its trials and its verdict; or everything about one trial; or where its time goes."""
     from autotune.cli import show as implementation
-    from autotune.cli.explain import print_why
-    from autotune.cli.trial import print_trial
 
     folder = implementation.chosen(runs_folder(runs_dir), study)
     if why:
+        from autotune.cli.explain import print_why
+
         return print_why(folder, trial, as_json=as_json)
     if trial is not None:
+        from autotune.cli.trial import print_trial
+
         return print_trial(folder, trial, as_json=as_json)
     return implementation.print_study(folder, as_json=as_json)
 

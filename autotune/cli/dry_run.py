@@ -12,6 +12,7 @@ from autotune.cli.run import Asked, compose_asked, inputs_of
 from autotune.cli.terminal import print_json
 from autotune.config.schema import AUTO, LOCAL, OFF, SearchOptions
 from autotune.errors import BadInput
+from autotune.plain_text import plain
 from autotune.quantities import seconds_text
 from autotune.wording import changes_phrase, machine_text
 
@@ -59,7 +60,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     if as_json:
         print_json({**dict(entries), "searching": searched, "unavailable": left_out, "baseline": argv, "pinned": space.pinned})
     else:
-        print("\n".join(f"{name}  {text}" for name, text in entries))
+        print("\n".join(plain(f"{name}  {text}") for name, text in entries))
     return 0
 
 

@@ -8,7 +8,7 @@ from autotune.cli.output import STDOUT, check_ours, output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
-from autotune.export import check_format, file_name, render
+from autotune.export.formats import check_format, file_name, render
 from autotune.plain_text import plain
 from autotune.records import Tier
 from autotune.run_dir import StudyFolder

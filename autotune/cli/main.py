@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_anything() -> None:
     """Makes standard output escape what its encoding lacks, such as the bytes of a file name that is not UTF-8."""
-    if getattr(sys.stdout, "errors", "") == "strict":
+    if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 

@@ -27,6 +27,7 @@ from autotune.errors import BadInput
 from autotune.explain.tables import FOLDER, INDEX
 from autotune.monitors.sealing import SCRATCH
 from autotune.owner import OWNER_FILE, describe, held, owner_of
+from autotune.plain_text import escaped
 from autotune.quantities import bytes_text
 from autotune.run_dir import StudyFolder
 from autotune.studies import find, studies
@@ -285,7 +286,7 @@ def _table(places: Sequence[Place], width: int | None) -> Table:
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for place, *cells in zip(places, *columns.values(), strict=True):
-        table.add_row(Text(place.name, style="name"), *cells)
+        table.add_row(Text(escaped(place.name), style="name"), *cells)
     return table
 
 
@@ -299,7 +300,7 @@ def _print(places: Sequence[Place], kept: dict[str, str], failed: dict[Path, str
     if places:
         out.print(_table(places, table_width(out)))
     for name, why in kept.items():
-        out.print(Text.assemble((f"left alone  {name}: ", "quiet"), why), overflow="fold")
+        out.print(Text.assemble((f"left alone  {escaped(name)}: ", "quiet"), why), overflow="fold")
     for path, reason in failed.items():
         out.print(Text(f"not removed  {path}: {reason}", style="bad"), overflow="fold")
     size = bytes_text(_num_bytes(places, failed))

@@ -76,7 +76,7 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
     if verification := summary.get("verification"):
         judge(verification)
     elif not (as_json or summary.get("recording")):
-        print(_go_on(folder, summary))
+        print(plain(_go_on(folder, summary)))
     return 0
 
 

@@ -17,6 +17,7 @@ from autotune.cli.sync import TrackingProcess
 from autotune.cli.terminal import can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
+from autotune.plain_text import plain
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.trackers.store import NONE
@@ -146,7 +147,7 @@ def judge(verification: dict[str, Any]) -> None:
         reason = verification.get("reason") or "no round was completed"
         raise NotMeasured(f"{verification['file']}: not measured: {reason}. Give it more time: --minutes 15.")
     if verification["verdict"] == "ambiguous":
-        print(f"autotune: {verification['file']}: {claims.explanation(verification)}", file=sys.stderr)
+        print(plain(f"autotune: {verification['file']}: {claims.explanation(verification)}"), file=sys.stderr)
 
 
 def interrupted(folder: StudyFolder, why: str) -> Interrupted:

@@ -7,19 +7,20 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import trials, verdict
 from autotune.cli.terminal import MAX_WIDTH, Lines, console, print_json, table_width
 from autotune.errors import BadInput
-from autotune.plain_text import plain
+from autotune.plain_text import escaped, plain
 from autotune.records import NewerVersion, StudyRecord, Summary
 from autotune.run_dir import CUT_OFF, StudyFolder, is_study
 from autotune.studies import call, find, studies
 from autotune.wording import headline, machine_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 # Columns of the list -> how many characters of a cell must fit on one line; longer cells may wrap.
@@ -38,7 +39,8 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
     if name is not None:
         folder = _readable(find(runs, name))
         if other := _other(runs, name, folder):
-            print(f"autotune: {name} means {folder.path}, the latest of that name; {other} is another study", file=sys.stderr)
+            words = f"autotune: {name} means {folder.path}, the latest of that name; {other} is another study"
+            print(escaped(words), file=sys.stderr)
         return folder
     there = list(studies(runs))
     if not there:
@@ -79,23 +81,31 @@ def print_studies(runs: Path, *, as_json: bool) -> int:
     latest = {study.base: folder.name for folder, study in found if isinstance(study, StudyRecord)}
     for row in [row for row in there if row["status"] == "interrupted"][-MAX_HINTS:]:
         command = Text(f"autotune resume {call(StudyFolder(runs / row['study']), latest)}", style="command")
-        out.print(Text.assemble((f"to continue {row['study']}  ", "quiet"), command))
+        out.print(Text.assemble((f"to continue {escaped(row['study'])}  ", "quiet"), command))
     return 0
 
 
 def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
     """Returns a table of studies. If it has room for each study on one line, it is made without rich, which is far slower."""
     names = list(COLUMNS) if width is None else _fitting(rows, width)
-    cells = [[plain(_when(row) if name == "started" else str(row[name])) for name in names] for row in rows]
+    cells = [[_cell(row, name) for name in names] for row in rows]
     lines = Lines(names, cells)
     if (width is None or lines.width <= width) and not any("\n" in cell for row in cells for cell in row):
         return lines
+    from rich.table import Table  # imported here, since `list` seldom needs it
+
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, no_wrap=width is None or name in ("started", "trials"), overflow="fold")
     for first, *others in cells:
         table.add_row(Text(first, style="name"), *map(Text, others))
     return table
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    if name == "study":
+        return escaped(row["study"])  # a name with a line break would look like two studies
+    return plain(_when(row) if name == "started" else str(row[name]))
 
 
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
@@ -116,13 +126,15 @@ def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
 
 def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     """Prints a study's trials and verdict, or with `as_json` its summary."""
+    from autotune.cli import trials, verdict  # imported here, since `list` and other commands do not need them
+
     summary = read_summary(folder)
     if as_json:
         print_json(summary)
         return 0
     out = console()
     width = table_width(out)
-    out.print(Text.assemble((str(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="fold")
+    out.print(Text.assemble((escaped(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="fold")
     out.print(Text(machine_text(summary.get("machine") or {}), style="quiet"))
     out.print()
     out.print(trials.rows(summary.get("trials") or [], width=width, summary=summary))

@@ -15,6 +15,7 @@ from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
+from autotune.plain_text import escaped, plain
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, studies
 from autotune.trackers import store
@@ -95,7 +96,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
     if as_json:
         print_json(_document(folder, state))
     else:
-        print(_done(folder, state))
+        print(escaped(_done(folder, state)))
     return 0
 
 
@@ -119,11 +120,11 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
             problems += error.problems
             continue
         if state.problem == implementation.AT_WORK:
-            print(f"{folder.name}: {state.problem}", file=sys.stderr if as_json else sys.stdout)
+            print(escaped(f"{folder.name}: {state.problem}"), file=sys.stderr if as_json else sys.stdout)
         elif state.is_complete:
             done.append(_document(folder, state))
             if not as_json:
-                print(_done(folder, state))
+                print(escaped(_done(folder, state)))
         else:
             problems.append(_pending(folder, state))
     if as_json:
@@ -145,7 +146,8 @@ class _Reports:
         if state.problem != self._last:
             self._last = state.problem
             with contextlib.suppress(OSError):  # the log may be on a disk that is full
-                print(f"tracking: {state.problem or 'up to date again'} ({state.uri})", file=sys.stderr, flush=True)
+                words = f"tracking: {state.problem or 'up to date again'} ({state.uri})"
+                print(plain(words), file=sys.stderr, flush=True)
 
 
 def _given_secrets() -> list[str]:

@@ -23,6 +23,7 @@ from typing import IO, NoReturn
 from autotune.errors import AutotuneError, BadInput
 from autotune.launchers.environment import own_environment
 from autotune.masking import without_credentials
+from autotune.plain_text import escaped
 from autotune.records import StudyRecord
 from autotune.studies import studies
 from autotune.trackers import store
@@ -130,7 +131,8 @@ def _bring_up_to_date(runs: Path) -> None:
     elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
     if elsewhere:
         how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
-        print(f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}", file=sys.stderr)
+        words = f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}"
+        print(escaped(words), file=sys.stderr)
     for _ in range(SYNCS):
         code = _sync(runs, here)
         if store.store_file(runs).exists():

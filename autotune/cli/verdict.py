@@ -15,6 +15,7 @@ from rich.text import Text
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
+from autotune.plain_text import escaped
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
 from autotune.report.changes import change_lines, dropped_lines, missing_text, tried_text
@@ -71,7 +72,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
     blocks += [Padding(part, (1, 0, 0, 0)) for part in parts if part is not None]
     style = BORDER_STYLES.get(verdict_of(summary), "quiet")
-    title = Text(f" {summary['study']} ")
+    title = Text(f" {escaped(summary['study'])} ")
     return Panel(Group(*blocks), title=title, title_align="left", border_style=style, padding=(1, 2))
 
 

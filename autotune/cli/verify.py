@@ -14,6 +14,7 @@ from autotune.cli.run import carry_out, inputs_of
 from autotune.cli.show import chosen
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
+from autotune.plain_text import plain
 from autotune.run_dir import StudyFolder
 from autotune.studies import around, call, create
 
@@ -211,5 +212,5 @@ def _nothing(claim: Claim, *, as_json: bool) -> int:
     if as_json:
         print_json({"verification": {"file": claim.file, "verdict": "holds", "reason": reason}})
     else:
-        print(f"{claim.file}: {reason}.")
+        print(plain(f"{claim.file}: {reason}."))
     return 0

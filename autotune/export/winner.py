@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from autotune.knobs.loader import BATCH_SIZE, MULTIPROCESSING_CONTEXT
 from autotune.knobs.step import ACCUMULATION, derived
 from autotune.knobs.values import value_of
 from autotune.masking import is_masked
+from autotune.plain_text import shell_word
 from autotune.records import Knobs, KnobValue, Summary, Tier
 
 HOLDS = "keeps the global batch at train.global_batch"
@@ -102,7 +102,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
         winner_of = f"winner up to tier {tier}" if tier and summary["best"] else "winner"
         raise BadInput(
             f"STUDY: has no {winner_of} to export, got {summary['study']!r} ({summary['status']}). "
-            f"`autotune show {shlex.quote(summary['study'])}` lists its trials and their outcomes."
+            f"`autotune show {shell_word(summary['study'])}` lists its trials and their outcomes."
         )
     claimed = Claimed.of(summary, entry, tier)
     pinned = summary.get("pinned") or {}

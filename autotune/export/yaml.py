@@ -10,7 +10,7 @@ from autotune.config.literals import literal
 from autotune.export.document import Exported
 from autotune.export.winner import Winner
 from autotune.plain_json import mapped
-from autotune.plain_text import escaped_document
+from autotune.plain_text import escaped_document, storable
 from autotune.records import KnobValue
 
 PACKAGE_LINE = "# @package _global_"
@@ -61,4 +61,4 @@ def _quoted(value: KnobValue, *, is_text: bool = False) -> KnobValue:
 
 def _quoted_text(value: Any) -> Any:
     # A title may contain the user's own command line, including "${...}".
-    return _Quoted(literal(value)) if isinstance(value, str) else value
+    return _Quoted(literal(storable(value))) if isinstance(value, str) else value

@@ -180,7 +180,7 @@ class Guarded:
             raise OSError(errno.EMLINK, "it has other names (hard links), which would see what the trial writes")
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.autotune.tmp")
         new: Lease | None = None
-        lock = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        lock = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with contextlib.suppress(OSError):  # no locks on this file system
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

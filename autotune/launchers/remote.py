@@ -376,7 +376,7 @@ def lock(descriptor: int) -> None:
 
 
 def is_free(file: Path) -> bool:
-    """Whether a file is this user's, and no process has locked it."""
+    """Whether a file is this user's, has no other name (hard link), and is locked by no process."""
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # on NFS, a lock needs O_RDWR
     except OSError:  # another user's, or gone
@@ -387,7 +387,8 @@ def is_free(file: Path) -> bool:
         if isinstance(error, BlockingIOError):
             return False
     finally:
-        is_ours = os.fstat(descriptor).st_uid == os.getuid()
+        status = os.fstat(descriptor)
+        is_ours = status.st_uid == os.getuid() and status.st_nlink == 1
         os.close(descriptor)
     return is_ours
 

@@ -168,9 +168,7 @@ class SupervisorProcess:
     def messages(self, mark: str) -> list[Message]:
         """Returns the messages about a trial since the last call. Costs one system call if there are none."""
         self._receive()
-        said = self._inbox.get(mark, [])
-        self._inbox[mark] = []
-        return said
+        return self._inbox.pop(mark, [])
 
     def wait(self, seconds: float) -> None:
         """Waits for a message, at most this long."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import BadInput
-from autotune.export import FORMATS, render
+from autotune.export.formats import FORMATS, render
 from autotune.report.study import Study
 from autotune.report.verdict import has_winner
 

@@ -26,7 +26,7 @@ from autotune.compare.tiers import TierFinals
 from autotune.compare.verify import VERIFIED, Verification
 from autotune.detected import findings, missing_processes
 from autotune.errors import BadInput, FolderLost, NothingWorked
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context

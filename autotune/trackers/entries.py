@@ -7,6 +7,7 @@ import shlex
 from autotune.explained import accuracy_text, finding_lines, why_lines
 from autotune.knobs.base import earlier_text, value_text
 from autotune.masking import without_credentials
+from autotune.plain_text import shell_word, storable
 from autotune.quantities import rate_with_interval_text, seconds_text
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, Summary, TrialRecord, objective_names
 from autotune.trackers import views
@@ -52,7 +53,7 @@ def study_id(study: StudyRecord) -> str:
     A folder that was renamed may have quotes in its name. Double quotes become single quotes, because `search` needs a kind of
     quote that is not in the id.
     """
-    name = study.name.replace('"', "'")
+    name = storable(study.name).replace('"', "'")
     return f"{name}@{study.started_at:.3f}"
 
 
@@ -121,7 +122,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: floa
         "mlflow.note.content": trial_note(trial),
         **_of_study(study),
     }
-    return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+    return _stored(tags)
 
 
 def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
@@ -144,14 +145,18 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "mlflow.note.content": study_note(study, summary),
         **_of_study(study),
     }
-    return {key: without_credentials(value)[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
+    return _stored(tags)
+
+
+def _stored(tags: dict[str, str]) -> dict[str, str]:
+    return {key: storable(without_credentials(value))[:MAX_TAG_CHARACTERS] for key, value in tags.items() if value}
 
 
 def params(knobs: Knobs, *, is_distributed: bool = True) -> dict[str, str]:
     """Returns a full configuration as MLflow params, values as in YAML. Unless `is_distributed`, omits SEVERAL_PROCESSES."""
     left_out = () if is_distributed else SEVERAL_PROCESSES
     wanted = {key: value for key, value in sorted(knobs.items()) if not key.startswith(left_out)}
-    return {mlflow_name(key): value_text(value)[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}
+    return {mlflow_name(key): storable(value_text(value))[:MAX_PARAM_CHARACTERS] for key, value in wanted.items()}
 
 
 def trial_note(trial: TrialRecord) -> str:
@@ -201,9 +206,9 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
     if cost := search_cost_text(summary):
         lines += [f"Cost: {cost}.", ""]
     lines += [f"Program: `{shlex.join(study.command)}`", "", f"Machine: {machine_text(study.machine)}", ""]
-    commands = [f"`autotune show {shlex.quote(study.name)}`"]
+    commands = [f"`autotune show {shell_word(study.name)}`"]
     if overrides and not (summary.get("verification") or summary.get("recording")):
-        commands.append(f"`autotune export {shlex.quote(study.name)} -o best.yaml`")
+        commands.append(f"`autotune export {shell_word(study.name)} -o best.yaml`")
     lines.append(" · ".join(commands))
     return "\n".join(lines)
 

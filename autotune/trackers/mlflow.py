@@ -228,7 +228,7 @@ class MlflowTracker(Tracker):
         if PARENT not in self._known:
             study = contents.study
             tags, start = entries.study_tags(study, contents.summary), _milliseconds(study.started_at)
-            self._known.add(PARENT, self._client.create_run(self._experiment_id, start, tags, study.name))
+            self._known.add(PARENT, self._client.create_run(self._experiment_id, start, tags, tags["study"]))
         return self._known.run_id(PARENT)
 
     def _is_there(self, contents: Contents, trial: TrialRecord) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.masking import without_credentials
+from autotune.plain_text import storable
 from autotune.records import StudyRecord, TrialRecord
 from autotune.trackers.metrics import GROUPS, LOADER_ALONE, MEMORY, RATIO, SINGLE_RATIO, STEP_ALONE, curve_names, rate_name
 
@@ -54,8 +55,8 @@ _ABOUT = (
 
 def program(study: StudyRecord) -> str:
     """Returns the program's name: the study's title without quotes, which would end the text in MLflow's search."""
-    title = re.sub(r"[\s'\"`]+", " ", without_credentials(study.title))
-    return title.strip()[:MAX_PROGRAM_CHARACTERS] or study.name
+    title = re.sub(r"[\s'\"`]+", " ", storable(without_credentials(study.title)))
+    return title.strip()[:MAX_PROGRAM_CHARACTERS] or storable(study.name)
 
 
 def key(study: StudyRecord) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.config.best import read_best
-from autotune.export import render
+from autotune.export.formats import render
 from tests.support.studies import make_study
 
 TARGET = [{"site": "/home/${USER}/train.py:12", "ordinal": 0, "code": "train.py:main:3f2a9c1b2d4e:shuffled", "nth": 0}]

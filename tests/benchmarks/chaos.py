@@ -56,7 +56,7 @@ from autotune.launchers.slurm_jobs import NOTE, is_marked
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S
-from tests.benchmarks.chaos_engines import Engine, OnRay, OnSlurm
+from tests.benchmarks.chaos_engines import Engine, add_options
 from tests.benchmarks.chaos_programs import LAUNCH, OTHER, RATIO, STUB, TORCH
 from tests.benchmarks.reporting import machine_lines, table
 
@@ -564,10 +564,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
     parser.add_argument("--pause", type=float, help="longest pause between two kills, seconds; longer if trials are to finish")
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
-    where = parser.add_mutually_exclusive_group()
-    for name, kind in (("slurm", OnSlurm), ("ray", OnRay)):
-        words = f"run the trials on a private {name.capitalize()}, and kill its parts as well"
-        where.add_argument(f"--{name}", dest="engine", action="store_const", const=kind, help=words)
+    add_options(parser, ", and kill its parts as well")
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")
     parser.add_argument("--file", type=Path, help="keeps the results of several calls; --kills counts those of all")
     asked = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Where the trials of `chaos` run if not on this host: a private Slurm or Ray cluster, of which parts are killed as well."""
+"""Where the trials of `chaos` and `soak` run if not on this host: a private Slurm or Ray cluster."""
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
 import time
@@ -134,6 +135,19 @@ class OnRay(Engine):
     def stop(self) -> None:
         """See `Engine.stop`."""
         self._ray.stop()
+
+
+def add_options(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Adds the options --slurm and --ray, of which one may be given: `engine` is then a class, else None.
+
+    Args:
+        parser: a benchmark's parser.
+        more: what else the benchmark does with the cluster, for the help.
+    """
+    where = parser.add_mutually_exclusive_group()
+    for name, kind in (("slurm", OnSlurm), ("ray", OnRay)):
+        words = f"run the trials on a private {name.capitalize()}{more}"
+        where.add_argument(f"--{name}", dest="engine", action="store_const", const=kind, help=words)
 
 
 def _below(tuner: psutil.Process, is_it: Callable[[psutil.Process], bool]) -> list[psutil.Process]:

@@ -1,12 +1,13 @@
 """Runs studies in a row and measures what grows from trial to trial: descriptors, threads, memory, disk.
 
-    python -m tests.benchmarks.soak --trials 500 [--file soak.jsonl] [--minutes 30] [--stub [--trial-s 15]]
+    python -m tests.benchmarks.soak --trials 500 [--file soak.jsonl] [--minutes 30] [--stub [--trial-s 15]] [--slurm]
 
 A part is one process that runs --studies studies of --each trials with `autotune.run`, so it is the tuner of all of them. Each
-study has a supervisor and a warm server of its own. After every trial, the three processes are looked at. With --file, what was
-measured is kept there, and a later call goes on from it. --stub runs a program without torch, and so without a warm server; its
-trials sleep for --trial-s seconds. Many hours of such studies fit on one machine if several calls run at once, each with a
---file of its own. Append these files to one, and `--trials 0 --file` that one prints the sum.
+study has a supervisor and a warm server of its own. With --slurm or --ray, the trials run on a private cluster, and each study
+also has an agent on a node. After every trial, these processes are looked at. With --file, what was measured is kept there, and
+a later call goes on from it. --stub runs a program without torch, and so without a warm server; its trials sleep for --trial-s
+seconds. Many hours of such studies fit on one machine if several calls run at once, each with a --file of its own. Append these
+files to one, and `--trials 0 --file` that one prints the sum.
 
 A slope is fitted for each process; the interval is that of the mean over processes (Student's t, 95 %), because the values of
 one process are not independent. The exit status is 1 if descriptors or threads certainly grow, or if a process is left behind.
@@ -15,6 +16,7 @@ one process are not independent. The exit status is 1 if descriptors or threads 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -33,6 +35,7 @@ from autotune.launchers.environment import is_mark_of, own_environment
 from autotune.launchers.process_tree import members
 from autotune.stats import half_width
 from tests.benchmarks import chaos
+from tests.benchmarks.chaos_engines import Engine, add_options
 from tests.benchmarks.reporting import machine_lines, table
 from tests.faults import quick_study
 from tests.support.stub_programs import PRELUDE
@@ -54,8 +57,9 @@ OPTIONS = [
     *(word for word in chaos.OPTIONS if not word.startswith("study.")),
     "tracker.uri=none", "search.stop=false", "explain.auto=false",
 ]  # fmt: skip
-PROCESSES = {"tuner": "", "supervisor": "autotune.launchers.supervisor", "warm server": "warm_server.py"}  # name -> command
-WARM_UP = {"tuner": 20, "supervisor": 3, "warm server": 3}  # trials that are left out: modules are imported, caches fill
+BELOW = {"supervisor": "autotune.launchers.supervisor", "warm server": "warm_server.py"}  # process below another -> its command
+PROCESSES = ("tuner", "agent", *BELOW)
+WARM_UP = {"tuner": 20, "agent": 3, **dict.fromkeys(BELOW, 3)}  # trials that are left out: modules are imported, caches fill
 NOTHING = 0.005  # a slope that is only the rounding of its computation
 MIN_POINTS = 8
 GROWING = ("descriptors", "threads")  # must not grow at all; memory holds the trials' records
@@ -69,10 +73,11 @@ class Part:
         file: the lines are appended to it.
         is_stub: run the program without torch.
         trial_s: seconds that a trial of this program sleeps.
+        engine: where the trials run; None for this host.
     """
 
-    def __init__(self, file: Path, *, is_stub: bool, trial_s: float) -> None:
-        self._file, self._is_stub, self._trial_s = file, is_stub, trial_s
+    def __init__(self, file: Path, *, is_stub: bool, trial_s: float, engine: Engine | None) -> None:
+        self._file, self._is_stub, self._trial_s, self._engine = file, is_stub, trial_s, engine
         self._num_trials = self._num_in_study = 0
 
     def study(self, place: Path, num_trials: int) -> None:
@@ -84,11 +89,11 @@ class Part:
         os.chdir(place)
         minutes = "null" if self._is_stub else "1"  # finals of torch programs take long
         limits = [f"study.budget.trials={num_trials}", f"study.budget.minutes={minutes}"]
-        options = [*OPTIONS, "study.name=soak", *limits]
+        options = [*OPTIONS, "study.name=soak", *limits, *(self._engine.options if self._engine else ())]
         start_s = time.monotonic()
         study = autotune.run(*options, command=command, on_trial=lambda *_: self._look(), is_quiet=True)
         num_bytes = sum(path.lstat().st_blocks * 512 for path in study.path.rglob("*"))
-        left = members(lambda mark: is_mark_of(study.path, mark))
+        left = [*(self._engine.left() if self._engine else []), *members(lambda mark: is_mark_of(study.path, mark))]
         took_s = time.monotonic() - start_s
         self._note(study_trials=len(study.trials), study_bytes=num_bytes, left=len(left), study_s=took_s)
 
@@ -96,10 +101,7 @@ class Part:
         """Notes the state of each process."""
         self._num_trials += 1
         self._num_in_study += 1
-        own = psutil.Process()
-        there = sorted(own.children(recursive=True), key=psutil.Process.create_time)
-        for name, word in PROCESSES.items():
-            found = [own] if name == "tuner" else [one for one in there if word in " ".join(one.cmdline())][:1]
+        for name, found in self._processes().items():
             for one in found:
                 self._note(
                     process=name,
@@ -109,6 +111,17 @@ class Part:
                     threads=one.num_threads(),
                     memory_mib=one.memory_info().rss / 2**20,
                 )
+
+    def _processes(self) -> dict[str, list[psutil.Process]]:
+        """Returns the running processes of the study, by name."""
+        own, agents = psutil.Process(), self._engine.agents() if self._engine else []
+        below = [process for root in (own, *agents) for process in root.children(recursive=True)]
+        there = []
+        for process in sorted(below, key=psutil.Process.create_time):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                there.append((" ".join(process.cmdline()), process))
+        found = {name: [process for words, process in there if word in words][:1] for name, word in BELOW.items()}
+        return {"tuner": [own], "agent": agents[:1], **found}
 
     def _note(self, **what: Any) -> None:
         with self._file.open("a", encoding="utf-8") as file:
@@ -171,15 +184,24 @@ def main() -> int:
     parser.add_argument("--stub", action="store_true", help="a program without torch")
     parser.add_argument("--trial-s", type=float, default=0.05, help="seconds that a trial of the stub sleeps")
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
+    add_options(parser)
     asked = parser.parse_args()
+    if asked.engine and (why := asked.engine.why_not()):
+        parser.error(why)
     with tempfile.TemporaryDirectory(prefix="autotune-soak-") as folder:
         file = (asked.file or Path(folder, "soak.jsonl")).resolve()
         if asked.part:
-            part = Part(file, is_stub=asked.stub, trial_s=asked.trial_s)
-            for number in range(asked.studies):
-                Path(folder, str(number)).mkdir()
-                part.study(Path(folder, str(number)), asked.each)
-            os.chdir("/")
+            engine = asked.engine() if asked.engine else None
+            os.environ.update(engine.environment if engine else {})
+            part = Part(file, is_stub=asked.stub, trial_s=asked.trial_s, engine=engine)
+            try:
+                for number in range(asked.studies):
+                    Path(folder, str(number)).mkdir()
+                    part.study(Path(folder, str(number)), asked.each)
+            finally:
+                os.chdir("/")
+                if engine:
+                    engine.stop()
             return 0
         until_s = time.monotonic() + 60 * asked.minutes
         words = [sys.executable, "-m", "tests.benchmarks.soak", *sys.argv[1:], "--part", "--file", str(file)]

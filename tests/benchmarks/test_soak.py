@@ -8,6 +8,7 @@ import pytest
 
 from autotune.launchers.environment import own_environment
 from tests.benchmarks import soak
+from tests.benchmarks.chaos_engines import OnSlurm
 from tests.benchmarks.commands import ROOT
 
 
@@ -35,16 +36,31 @@ def test_noise_is_no_leak_and_a_process_left_is_one():
     assert not soak.report(lines(left=1))[1]
 
 
+def measured(folder, *words):
+    """Returns what a short soak in this folder has measured so far."""
+    short = ["--stub", "--each", "3", "--studies", "1", "--file", "soak.jsonl", *words]
+    environment = {**own_environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "tests.benchmarks.soak", *short], cwd=folder, env=environment)
+    assert done.returncode == 0
+    return soak.read(folder / "soak.jsonl")
+
+
 @pytest.mark.thorough
 def test_parts_go_on_from_one_another(tmp_path):
-    short = ["--stub", "--each", "3", "--studies", "1", "--file", "soak.jsonl"]
-    words = [sys.executable, "-m", "tests.benchmarks.soak", *short]
-    for trials in (1, 12):
-        environment = {**own_environment(), "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([*words, "--trials", str(trials)], cwd=tmp_path, env=environment)
-        assert done.returncode == 0
-    found = soak.read(tmp_path / "soak.jsonl")
+    first = measured(tmp_path, "--trials", "1")
+    found = measured(tmp_path, "--trials", str(sum(line.get("study_trials", 0) for line in first) + 1))
+    assert found[: len(first)] == first
     tuners = {line["id"] for line in found if line.get("process") == "tuner"}
     assert len(tuners) >= 2
     assert {line["process"] for line in found if "process" in line} == {"tuner", "supervisor"}
+    assert all(line["left"] == 0 for line in found if "left" in line)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(bool(OnSlurm.why_not()), reason=OnSlurm.why_not())
+def test_on_slurm_the_agent_and_what_is_below_it_are_measured(tmp_path):
+    found = measured(tmp_path, "--trials", "1", "--slurm")
+    ids = {name: {line["id"] for line in found if line.get("process") == name} for name in soak.PROCESSES}
+    assert {name: len(there) for name, there in ids.items()} == {"tuner": 1, "agent": 1, "supervisor": 1, "warm server": 0}
+    assert len(set.union(*ids.values())) == 3
     assert all(line["left"] == 0 for line in found if "left" in line)

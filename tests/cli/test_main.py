@@ -76,7 +76,8 @@ def test_an_impossible_size_of_the_terminal_counts_as_none(cli, name, size, word
 def test_help_and_list_load_no_heavy_library(cli, words):
     code = (
         "import sys; from autotune.cli.main import main; main(sys.argv[1:]);"
-        "print([m for m in ('torch', 'mlflow', 'optuna', 'hydra', 'numpy') if m in sys.modules], file=sys.stderr)"
+        "heavy = ('torch', 'mlflow', 'optuna', 'hydra', 'omegaconf', 'numpy', 'psutil');"
+        "print([m for m in heavy if m in sys.modules], file=sys.stderr)"
     )
     ended = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=cli.cwd, env=cli.environment, capture_output=True, text=True, check=True

@@ -5,7 +5,7 @@ import pytest
 from autotune.config.claim import read_claim, typed_command
 from autotune.config.compose import compose
 from autotune.errors import BadInput
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.knobs.base import HostContext
 
 HERE = HostContext(num_cores=4)

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from autotune.errors import BadInput
-from autotune.export import DOCUMENTS, FORMATS, render
+from autotune.export.formats import DOCUMENTS, FORMATS, render
 from autotune.records import Tier
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.export import accelerate, deepspeed, huggingface, lightning, render
+from autotune.export import accelerate, deepspeed, huggingface, lightning
+from autotune.export.formats import render
 from autotune.export.winner import winner
 from autotune.knobs.catalogue import CATALOGUE
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.export import python, render
+from autotune.export import python
+from autotune.export.formats import render
 from autotune.export.winner import winner
 from autotune.knobs.catalogue import CATALOGUE
 

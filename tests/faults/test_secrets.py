@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.export import FORMATS
+from autotune.export.formats import FORMATS
 from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
 from autotune.trackers import store

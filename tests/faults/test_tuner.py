@@ -8,7 +8,9 @@ import time
 
 import psutil
 import pytest
+import yaml
 
+from tests.faults.quick_study import QuickStudy
 from tests.faults.stub_study import StubStudy, is_alive, pids_in, wait_until
 from tests.support.rows import more
 
@@ -137,3 +139,14 @@ def test_nohup_outlives_the_terminal(tmp_path):
         assert study.summary()["status"] == "complete"
     finally:
         study.end()
+
+
+def test_a_study_runs_in_a_folder_whose_name_is_not_utf_8(tmp_path):
+    (cwd := tmp_path / "caf\udce9").mkdir()
+    study = QuickStudy(cwd)
+    tuner = study.start("study.budget.minutes=0.1", "compile.mode=off")
+    out, err = tuner.communicate(timeout=90)
+    assert tuner.returncode == 0, err
+    assert "No report was written" not in out
+    assert study.folder.report_file.is_file()
+    assert yaml.safe_load(study.folder.best_file.read_text())["provenance"]["program"]["cwd"] == f"{tmp_path}/caf\\udce9"

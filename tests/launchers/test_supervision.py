@@ -65,6 +65,12 @@ def test_trials_share_one_supervisor_that_goes_with_the_launcher(launcher, folde
     assert not is_alive(first.pid)
 
 
+def test_nothing_is_kept_of_a_trial_that_is_over(launcher, folder):
+    for number in range(3):
+        assert wait(launcher.start(a_launch(folder.with_name(f"{number:04d}"), program("result()")))).cause == "result"
+    assert launcher._supervisor._inbox == {}
+
+
 def test_killed_supervisor_is_the_trial_s_crash_and_is_replaced(launcher, folder, study):
     launch = a_launch(folder, program(SLEEP))
     running = launcher.start(launch)

@@ -470,6 +470,20 @@ def test_a_large_log_is_not_copied_again_and_again(cwd, monkeypatch):
     assert guarded.aside.read_bytes() == PRECIOUS
 
 
+def test_a_copy_is_put_into_no_file_that_another_user_has_placed(cwd):
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    (victim := cwd / "victim").write_text("precious")
+    (planted := cwd / f".best.pt.{os.getpid()}.autotune.tmp").hardlink_to(victim)
+    guarded = Guarded(path, is_of_trial=lambda pid: pid != os.getpid(), aside=cwd / "kept")
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarded.look()
+    guarded.end()
+    assert victim.read_text() == "precious"
+    assert planted.samefile(victim)
+    assert (guarded.why_not, guarded.aside.read_bytes()) == ("File exists", PRECIOUS)
+
+
 def test_a_log_that_another_program_opens_all_the_time_is_left_to_it(files, cwd):
     path = cwd / "log.csv"
     path.write_bytes(PRECIOUS)

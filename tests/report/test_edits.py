@@ -14,7 +14,7 @@ from autotune.cli.export import export
 from autotune.cli.main import main
 from autotune.cli.report import Asked, report
 from autotune.errors import BadInput
-from autotune.export import FORMATS
+from autotune.export.formats import FORMATS
 from autotune.run_dir import StudyFolder
 
 VALUES = (7, -1, 10**400, math.nan, "x", None, [], [1], {}, {"a": 1}, True, 0.5)

@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ import autotune
 from autotune.cli.main import main
 from autotune.launchers.environment import own_environment
 from autotune.replay.table import MAX_BYTES
+from autotune.studies import find
 from autotune.trackers import store
 from tests.cli.conftest import Cli
 from tests.support.rows import more
@@ -44,6 +46,11 @@ READERS = [
     *(["export"], ["export", "-f", "python"], ["prune"]),
 ]
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+UNSEEN = {*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u200f", "\u2066"} - {"\n"}
+NAMES = [
+    *(f"esc{ESCAPES}", "resnet18\nother  2026-01-01 00:00  it.py  9  faster: 99x", "back\rover", "right\u202egnp.to-left"),
+    *("<img src=x onerror=alert(1)>", f"quo'te\"s\\`touch {PWNED}`$(touch {PWNED})", "--force", "-h", "not-utf8-\udce9"),
+]
 
 
 class Bomb:
@@ -160,6 +167,62 @@ def test_a_study_cannot_steer_the_terminal(tmp_path):
         ended = cli(*words)
         assert ended.returncode == 0, ended.stderr
         assert not {"\x1b", "\x07", "\x9b"} & set(ended.stdout + ended.stderr), words
+
+
+@pytest.fixture
+def named(place: Path) -> Path:
+    """A runs folder with a study of each of NAMES, which are all interrupted and have something to prune."""
+    runs = place / "runs"
+    first = make_study(runs, "other", status="interrupted").path
+    (first / "compile_cache").mkdir()
+    (first / "compile_cache/kernel").write_text("x")
+    for name in NAMES:
+        shutil.copytree(first, runs / name)
+    return runs
+
+
+def test_the_name_of_a_folder_cannot_steer_the_terminal_nor_pass_for_another(named):
+    cli = Cli(named.parent)
+    every = [f"runs/{name}" for name in NAMES]
+    for words in (["list"], ["prune"], ["prune", *every], *(["show", name] for name in every), ["report", *every]):
+        ended = cli(*words)
+        assert ended.returncode == 0, ended.stderr
+        assert not UNSEEN & set(ended.stdout + ended.stderr), words
+    for command in ("list", "prune"):
+        firsts = [line.split("  ")[0] for line in cli(command).stdout.splitlines()]
+        assert [first for first in firsts if first in ("other", "esc", "rightgnp.to-left")] == ["other"]
+
+
+def test_a_json_document_has_the_names_of_folders_as_they_are(named):
+    for locale in ("C", "C.UTF-8"):
+        environment = {**own_environment(), "LC_ALL": locale}
+        done = subprocess.run([*AUTOTUNE, "list", "--json"], cwd=named.parent, env=environment, capture_output=True, check=True)
+        assert {row["study"] for row in json.loads(done.stdout.decode())} == {"other", *NAMES}
+
+
+@pytest.mark.thorough
+def test_mlflow_takes_studies_whatever_their_names_and_commands_are(named):
+    for file in named.glob("*/study.json"):
+        record = json.loads(file.read_text())
+        file.write_text(json.dumps({**record, "command": ["train.py", "caf\udce9"], "title": "train.py caf\udce9"}))
+    ended = Cli(named.parent)("sync", "--all")
+    assert ended.returncode == 0, ended.stderr
+    assert not UNSEEN & set(ended.stdout + ended.stderr)
+    with contextlib.closing(sqlite3.connect(named / "mlflow.db")) as database:
+        there = {name for (name,) in database.execute("SELECT name FROM runs")}
+    assert {"other", *NAMES[:-1], "not-utf8-\\udce9"} <= there
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_printed_command_means_the_study_whose_folder_has_that_name(named, name):
+    cli = Cli(named.parent)
+    del cli.environment["COLUMNS"]  # no line is wrapped
+    (command,) = re.findall(r"autotune resume .*", cli("show", f"runs/{name}").stdout)
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], cwd=named, capture_output=True, check=True).stdout
+    typed = os.fsdecode(words.split(b"\0")[2])
+    assert not typed.startswith("-")
+    assert find(Path("runs"), typed).name == name
+    assert not list(named.parent.rglob(PWNED))
 
 
 @pytest.mark.parametrize(

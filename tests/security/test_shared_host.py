@@ -1,6 +1,7 @@
 """Other people on the same machine: links that they made, modes of what is written, who listens, who is sent signals."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from autotune.cli.main import main
 from autotune.errors import BadInput, FolderLost
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.process_tree import members
+from autotune.launchers.remote import left_by_killed
 from autotune.studies import create
 from autotune.trackers import store
 from tests.cli.conftest import Cli
@@ -89,6 +91,16 @@ def test_locks_are_taken_through_no_link(tmp_path, victim):
     with store.only_writer(folder):
         pass
     assert victim.read_text() == "precious"
+
+
+def test_a_file_with_a_second_name_is_no_note_of_a_job(tmp_path, victim):
+    victim.write_text("")  # a note is empty until its job is lost
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    names = [f".autotune-{platform.node()}-{dead.pid}-autotune-{job}.job" for job in ("1a2b3c4d", "5a6b7c8d")]
+    (tmp_path / names[0]).hardlink_to(victim)
+    (tmp_path / names[1]).touch()
+    assert [note.name for note in left_by_killed(tmp_path, ".job")] == names[1:]  # what is listed here is written to
 
 
 # Modes --------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.records import Kind, Tier
 from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.claim import Claim, Verify
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.records import Kind, Outcome
 from autotune.stats import Ratio
 from autotune.study import resume_study

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.compare.parity import Parity, arithmetic, report
 from autotune.config.compose import compose
-from autotune.export import render
+from autotune.export.formats import render
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study import resume_study
 from autotune.trials.session import OutOfTime, Session
