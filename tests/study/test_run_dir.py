@@ -108,11 +108,16 @@ def test_a_folder_that_cannot_be_read_is_not_tidied_up(tmp_path, monkeypatch):
     folder.tidy()
 
 
-def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path):
+def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "d.json"
     write_text(file, "before")
-    with pytest.raises(UnicodeEncodeError):
-        write_text(file, "\ud800")
+
+    def fsync(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_text(file, "after")
     assert [path.name for path in tmp_path.iterdir()] == ["d.json"]
     assert file.read_text() == "before"
 
