@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.records import OBJECTIVES, Kind, Outcome, Summary, Tier, check_schema
+from autotune.records import OBJECTIVES, THROUGHPUT, Kind, Outcome, Summary, Tier, check_schema
 from autotune.shapes import (
     ANY,
     check,
@@ -158,13 +158,17 @@ SUMMARY = {
     ),
 }  # fmt: skip
 
+DEFAULTS = {"title": "", "objective": THROUGHPUT, "unit": "samples", "fingerprint": ""}  # what every command may rely on
+
 
 def checked_summary(raw: Any) -> Summary:
-    """Returns the document of summary.json after checking it.
+    """Returns the document of summary.json after checking it, with the values of DEFAULTS that it lacks.
 
     Raises:
         ValueError: another schema, or not a summary; the message names the first place that is wrong.
     """
     check_schema(raw, "summary")
     check(raw, SUMMARY)
-    return dict(raw)
+    given = {name: value for name, value in raw.items() if value is not None or name not in DEFAULTS}
+    by_tier = {tier: entry for tier, entry in raw["best_by_tier"].items() if entry is not None}
+    return {**DEFAULTS, **given, "best_by_tier": by_tier}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune import documents
 from autotune.errors import BadInput
-from autotune.studies import check_output
+from autotune.studies import around, check_output
 
 STDOUT = "-"
 OURS = (b"# autotune: the best configuration", b'content="autotune ')  # occur in the first bytes of our exports and reports
@@ -90,7 +90,8 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    is_special = file.exists() and not file.is_file()  # such as /dev/full, which cannot be replaced
+    # Something such as /dev/full cannot be replaced. In a study, which may be a stranger's, a pipe or a link to a device can.
+    is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         if is_special:

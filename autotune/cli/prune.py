@@ -123,13 +123,18 @@ def prune(asked: Asked, *, as_json: bool) -> int:
 
 def sizes(path: Path) -> tuple[int, int]:
     """Returns (number of files, bytes on the disk) of a file or a whole folder. Links count, but not their targets."""
-    try:
-        status = os.lstat(path)
-        is_folder = stat.S_ISDIR(status.st_mode)
-        below = [sizes(path / name) for name in (os.listdir(path) if is_folder else ())]
-    except OSError:
-        return 0, 0
-    return (not is_folder) + sum(files for files, _ in below), status.st_blocks * 512 + sum(size for _, size in below)
+    num_files = num_bytes = 0
+    left = [os.fspath(path)]
+    while left:  # no recursion: a stranger's folder may be nested deeper than Python recurses
+        at = left.pop()
+        try:
+            status = os.lstat(at)
+            is_folder = stat.S_ISDIR(status.st_mode)
+            left += [os.path.join(at, name) for name in (os.listdir(at) if is_folder else ())]
+        except OSError:
+            continue
+        num_files, num_bytes = num_files + (not is_folder), num_bytes + status.st_blocks * 512
+    return num_files, num_bytes
 
 
 def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
@@ -259,6 +264,8 @@ def _remove(place: Place, kept: dict[str, str]) -> dict[Path, str]:
                 _remove_one(item.path, is_study=item.kind == WHOLE)
             except OSError as error:
                 failed[item.path] = str(error.strerror or error)
+            except RecursionError:  # of shutil.rmtree, before Python 3.13
+                failed[item.path] = "nested too deeply for Python, but not for rm -r"
     return failed
 
 

@@ -74,6 +74,17 @@ def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words,
     assert json.loads(said(0, "list", "--json"))[0]["status"] == "unreadable"
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("name", ["title", "objective", "unit", "fingerprint"])
+def test_a_summary_without_what_may_be_missing_is_used(name, is_there, runs, said):
+    study = make_study(runs)
+    document = {**json.loads(study.summary_file.read_text()), name: None}
+    document["best_by_tier"]["exact"] = None
+    study.summary_file.write_text(json.dumps(document if is_there else {k: v for k, v in document.items() if k != name}))
+    for words in (["list"], ["show"], ["export"], ["export", "--format", "env"], ["report"]):
+        said(0, *words)
+
+
 def test_a_missing_summary_is_told_with_what_rebuilds_it(runs, said):
     study = make_study(runs)
     study.write_trial(TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -179,6 +180,27 @@ def test_links_are_never_followed(cli, tmp_path, private):
     assert cli("prune", "resnet18", "--yes").returncode == 0
     assert not folder.path.exists()
     assert content(tmp_path / "elsewhere") == before
+
+
+def test_a_folder_that_is_nested_too_deeply_is_no_internal_error(cli, tmp_path, private):
+    cache = filled(tmp_path / "runs").path / "compile_cache"
+    filled(tmp_path / "runs", "other")
+    place = os.open(cache, os.O_RDONLY)
+    for _ in range(1200):  # more than Python recurses; each is made in the one before, since the whole path may be too long
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    try:
+        said = cli("prune")
+        assert (said.returncode, said.stderr) == (0, "")
+        said = cli("prune", "--yes")
+        assert "internal error" not in said.stderr
+        assert not cache.exists() or "compile_cache: nested too deeply for Python" in said.stdout
+        assert not (tmp_path / "runs/other/compile_cache").exists()
+    finally:
+        subprocess.run(["rm", "-rf", cache], check=True)  # pytest would remove it far more slowly
 
 
 def test_what_killed_processes_left_goes_once_it_is_a_day_old(cli, tmp_path, private):

@@ -131,6 +131,20 @@ def test_names_that_lead_elsewhere_write_nowhere_else(place, capsys):
     assert outside(place, study.path) == before
 
 
+def test_a_report_is_written_into_no_pipe_device_or_circle_of_links_of_a_study(place, capsys):
+    study = make_study(place / "runs")
+    os.mkfifo(place / "elsewhere")
+    reader = os.open(place / "elsewhere", os.O_RDONLY | os.O_NONBLOCK)  # so that writing would not block
+    for make in (os.mkfifo, lambda file: file.symlink_to(place / "elsewhere"), lambda file: file.symlink_to(file.name)):
+        make(study.report_file)
+        assert main(["report"]) == 0, capsys.readouterr().err
+        assert study.report_file.is_file()
+        assert not study.report_file.is_symlink()
+        study.report_file.unlink()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
 def test_exported_text_is_comments_and_quoted_values_whatever_a_study_says(place, capsys):
     study = make_study(place / "runs")
     summary = study.read_summary()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import tarfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from hypothesis import strategies as st
 
 from autotune.config.keys import LEAVES
+from autotune.documents import as_json
 from autotune.harness.explain.documents import Compiled
 from autotune.launchers.link import BEAT, START
 from autotune.launchers.messages import from_launch
@@ -182,6 +184,48 @@ def journals(draw: Draw) -> Case:
     return Case(words=draw(AFTERWARDS), files={"runs/resnet18/optuna.journal": content})
 
 
+# A study's folder ----------------------------------------------------------------------------------------------------------
+
+OLD_STUDY = Path(__file__).parents[2] / "data/written-by-0.1.0/study.tar.gz"
+MADE_DOCUMENTS: dict[str, Any] = {  # documents that no study of the place has
+    "tracking.json": {"uri": "sqlite:///mlflow.db", "mirrored": 3, "pending": [4, 5], "problem": "no answer"},
+    "owner.json": {"host": "bench", "pid": 1, "started_at": 1_780_000_000.0},
+    "explanation.json": {
+        "explained": [{"trial": 1, "role": "best", "passes": {}, "phases_s": {"steady": 3.0}, "findings": [], "notes": ["a"]}],
+        "checks": [], "accuracy": {"checked": 0, "held": 0},
+    },
+}  # fmt: skip
+
+
+def _old_documents() -> dict[str, Any]:
+    with tarfile.open(OLD_STUDY) as archive:
+        files = {member.name: archive.extractfile(member) for member in archive if member.name.endswith(".json")}
+        found = {name: json.load(file) for name, file in files.items() if file}
+    return found | {f"mlp/{name}": document for name, document in MADE_DOCUMENTS.items()}
+
+
+STUDY_DOCUMENTS = _old_documents()
+OFTEN = ("mlp/study.json", "mlp/summary.json", "mlp/summary.json", "mlp/trials/0000/trial.json", "mlp/trials/0005/trial.json")
+STUDY_DOCUMENT = st.sampled_from((*STUDY_DOCUMENTS, *OFTEN * 4))
+FORMATS = st.sampled_from(("yaml", "env", "python", "hf", "lightning", "accelerate", "deepspeed"))
+READING = st.sampled_from((
+    ["list"], ["list", "--json"], ["show", "mlp"], ["show", "mlp", "--json"], ["show", "mlp", "--trial", "0"],
+    ["show", "mlp", "--trial", "5"], ["show", "mlp", "--why"], ["report", "mlp"], ["report", "mlp", "resnet18"],
+    ["export", "mlp"], ["prune"], ["prune", "--yes"], ["prune", "mlp"], ["prune", "--older-than", "1d"], ["resume", "mlp"],
+    ["resume", "mlp", "study.budget.minutes=90"], ["verify", "mlp"], ["explain", "mlp"], ["sync", "mlp", "--uri", "none"],
+))  # fmt: skip
+
+
+@st.composite
+def study_folders(draw: Draw) -> Case:
+    """Returns a command that reads a study, of whose documents one is damaged."""
+    name, words = draw(STUDY_DOCUMENT), list(draw(READING))
+    words += ["--format", draw(FORMATS)] if words[0] == "export" else []
+    document = damaged(draw, STUDY_DOCUMENTS[name])
+    text = as_json(document) if draw(st.booleans()) else json.dumps(document)
+    return Case(words=words, files={f"runs/{name}": spoiled(draw, text.encode())})
+
+
 # Environment, link and traces ----------------------------------------------------------------------------------------------
 
 VARIABLES = {
@@ -286,5 +330,6 @@ def traces(draw: Draw) -> Case:
 
 KINDS: dict[str, st.SearchStrategy[Case]] = {
     "overrides": overrides(), "command lines": command_lines(), "yaml": yaml_files(), "tables": tables(),
-    "journals": journals(), "environment": environments(), "link": messages(), "traces": traces(),
+    "journals": journals(), "study folders": study_folders(), "environment": environments(),
+    "link": messages(), "traces": traces(),
 }  # fmt: skip

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import os
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 import traceback
@@ -33,7 +35,7 @@ from autotune.config import compose
 from autotune.replay import bench
 from tests import compositions
 from tests.benchmarks.fuzz import ends
-from tests.benchmarks.fuzz.cases import BEST, GLOBAL, OF_RECIPE, TABLE_BYTES
+from tests.benchmarks.fuzz.cases import BEST, GLOBAL, OF_RECIPE, OLD_STUDY, TABLE_BYTES
 from tests.benchmarks.fuzz.damage import Case
 from tests.support import studies
 
@@ -129,6 +131,10 @@ class FuzzPlace:
             (self._clean / name).write_text(text, encoding="utf-8")
         (self._clean / "table.jsonl.gz").write_bytes(TABLE_BYTES)
         studies.make_study(self._clean / "runs")
+        with tarfile.open(OLD_STUDY) as archive:
+            archive.extractall(self._clean / "runs", filter="data")
+        record = self._clean / "runs/mlp/study.json"
+        record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # the folder that it ran in is not here
 
     def run(self, case: Case) -> Answer:
         """Returns how autotune answers a case."""
