@@ -53,7 +53,7 @@ class Pipes(Transport):
 class PipeLauncher(RemoteLauncher):
     """A launcher whose agents are plain processes; `started` lists them."""
 
-    engine = "nobody"
+    engine = "the test"
 
     def __init__(
         self,
