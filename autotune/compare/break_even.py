@@ -55,7 +55,13 @@ def break_even(
 
 
 def search_cost(
-    records: Sequence[TrialRecord], *, seconds: float, speedup: Summary | None, dearer_s: float, objective: str | list[str]
+    records: Sequence[TrialRecord],
+    *,
+    seconds: float,
+    speedup: Summary | None,
+    is_kept: bool,
+    dearer_s: float,
+    objective: str | list[str],
 ) -> dict[str, Any]:
     """Returns what the study cost, and how long a training must be for the best configuration to repay it.
 
@@ -66,7 +72,8 @@ def search_cost(
     Args:
         records: all trials.
         seconds: wall time of the study, including the finals.
-        speedup: `speedup` of the summary; None if the baseline is kept.
+        speedup: `speedup` of the summary; None if nothing was compared with the baseline.
+        is_kept: whether the baseline is kept.
         dearer_s: how much longer the best's start takes; ignored if the objective is T(N), whose ratio contains it.
         objective: the study's objective or objectives.
 
@@ -82,8 +89,10 @@ def search_cost(
         "ci": None,
         "why_not": "",
     }
-    if speedup is None:
-        return {**found, "why_not": "never: nothing faster was found"}
+    if speedup is None or is_kept:
+        is_open = speedup is not None and speedup["verdict"] == "ambiguous" and speedup.get("overrides")
+        why_not = "not known: whether anything is faster was not decided" if is_open else "never: nothing faster was found"
+        return {**found, "why_not": why_not}
     ratio, interval, name = speedup.get("ratio"), speedup.get("ci"), objective_names(objective)[0]
     if name == ENERGY:
         return {**found, "why_not": "not known: the gain is energy, not time"}

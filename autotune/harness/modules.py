@@ -8,14 +8,12 @@ original class; and no global patch remains to disturb the compiler.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import sys
 import threading
 import weakref
-from types import FunctionType
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
@@ -24,6 +22,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from . import members
 from .batches import CallSizes
+from .compiled_functions import CompiledFunctions
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
@@ -81,9 +80,11 @@ class ModuleWatch:
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
         self._intercepted: List[Any] = []  # classes of KNOWN_BY_TYPE whose `__call__` is patched
-        self._in_functions: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step
-        self._usual_samples = 0.0  # samples of the last step in which a root was called
-        self._called_step = self._function_step = -1  # steps in which a root, or a compiled function, was last called
+        self.functions = CompiledFunctions(
+            context,
+            is_training=lambda: bool(self.roots) and not self.nesting.depth,
+            sizes=lambda: self.roots[0].sizes if self.is_counting else None,
+        )
         self._parallel, self._sharding = context.handlers.parallel, context.handlers.sharding
         self.nesting = Nesting()
         self.unit = "samples"
@@ -260,42 +261,7 @@ class ModuleWatch:
 
         patches.install(eval_frame.OptimizedModule, "__init__", around)
         if self.is_counting:
-            patches.install(eval_frame.OptimizeContext, "__call__", self._around_compile)
-
-    def _around_compile(self, compile_it: Any) -> Any:
-        # Nor does the compiler see it in a function that calls a root. So the function's own calls are counted.
-        def __call__(context: Any, function: Any) -> Any:
-            compiled = compile_it(context, function)
-            if type(compiled) is not FunctionType:
-                return compiled
-
-            @functools.wraps(compiled)
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                if self.roots and not self.nesting.depth and is_grad_enabled():
-                    self._function_called(id(compiled), args, kwargs)
-                return compiled(*args, **kwargs)
-
-            counted._torchdynamo_wrapper_id = id(counted)  # type: ignore[attr-defined]  # see torch's `innermost_fn`
-            return counted
-
-        return __call__
-
-    def _function_called(self, function: int, args: Any, kwargs: Any) -> None:
-        context = self._context
-        self._function_step = context.num_steps
-        if not self.is_counting:
-            return
-        try:
-            context.clock.batch_is_there()
-            samples = self.roots[0].sizes.count(_inputs(args), _inputs(kwargs.values()))
-            self._in_functions[function] = self._in_functions.get(function, 0.0) + samples
-        except Exception:
-            context.broke("counting the samples of a compiled function")
-
-    @property
-    def is_in_function(self) -> bool:
-        """Whether roots are called only in functions that the program has compiled, so that their calls are not intercepted."""
-        return self._function_step > self._called_step + 1
+            self.functions.watch(eval_frame)
 
     def _compiled(self, wrapper: Any, module: Any) -> None:
         """Makes the module that `torch.compile` returned the root in place of the one that it was made of."""
@@ -321,7 +287,7 @@ class ModuleWatch:
 
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root through `call`, its class's `__call__`; counts its samples and sets the trial's precision."""
-        self._called_step = self._context.num_steps
+        self.functions.root_called()
         if self.is_counting:
             self._called(root, args, kwargs)
         if self.is_looking:
@@ -411,12 +377,7 @@ class ModuleWatch:
                 if not samples:
                     samples, self.unit = root.samples, root.sizes.unit
                 root.samples = 0.0
-        in_functions, self._in_functions = self._in_functions, {}
-        if samples:
-            self._usual_samples = samples
-        elif in_functions:
-            samples = next(filter(None, in_functions.values()), self._usual_samples)
-        return samples
+        return self.functions.take(samples)
 
     def give_samples(self, samples: float) -> None:
         """Counts samples for the current step as if a root had been called with them.
@@ -542,11 +503,6 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
 def is_in_backward() -> bool:
     """Whether a backward pass runs in this thread: activation checkpointing calls modules again in it, at any depth."""
     return bool(_C._current_graph_task_id() != -1)
-
-
-def _inputs(values: Iterable[Any]) -> List[Any]:
-    """Returns the arguments of a function that may hold a batch: no module or trainer, whose parameters would be counted."""
-    return [v for v in values if isinstance(v, (list, tuple, dict)) or (isinstance(v, Tensor) and not v.requires_grad)]
 
 
 def _name(module: Any) -> str:

@@ -9,7 +9,7 @@ from autotune.explained import why_lines
 from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
-from autotune.report.verdict import advice_of, has_winner, more_time, next_commands, objective_lines
+from autotune.report.verdict import advice_of, has_winner, is_undecided, more_time, next_commands, objective_lines
 from autotune.wording import changes_phrase, headline, parity_lines, search_cost_text, side_texts
 
 OWN = ("autotune report", "autotune show", "autotune ui")  # commands that only show what the report already shows
@@ -86,6 +86,8 @@ def _next(study: Study) -> FirstLine:
     elif not is_compared(summary):
         lead = "give the study more time: nothing was compared yet"
         commands = [f"autotune resume {study.name}{more_time(summary)}"]
+    elif is_undecided(summary) and more_time(summary):
+        lead = "give the study more time, or keep the program as it is: the measurements did not decide"
     else:
         lead = "keep the program as it is"
     if told and (summary.get("explanation") or {}).get("explained"):

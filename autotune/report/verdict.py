@@ -32,13 +32,17 @@ def has_winner(summary: Summary) -> bool:
     return bool((summary.get("best") or {}).get("overrides"))
 
 
+def is_undecided(summary: Summary) -> bool:
+    """Whether the baseline was kept because the measurements of a complete study could not tell it from the best."""
+    return summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not has_winner(summary)
+
+
 def next_commands(summary: Summary, path: Path) -> list[str]:
     """Returns the commands to type next, ready to copy."""
     study = call(StudyFolder(path))
     commands = [f"autotune resume {study}"] if summary.get("status") == "interrupted" else []
     is_search = not (summary.get("verification") or summary.get("recording"))
-    is_open = summary.get("status") == "complete" and verdict_of(summary) == "ambiguous" and not has_winner(summary)
-    if is_search and is_open and (more := more_time(summary)):
+    if is_search and is_undecided(summary) and (more := more_time(summary)):
         commands.append(f"autotune resume {study}{more}")
     if has_winner(summary) and is_search:
         commands.append(f"autotune export {study} -o best.yaml")

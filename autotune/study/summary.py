@@ -275,7 +275,8 @@ def _search_cost(
     return search_cost(
         records,
         seconds=standing.seconds,
-        speedup=speedup if best.changed else None,
+        speedup=speedup,
+        is_kept=not best.changed,
         dearer_s=dearer_s,
         objective=about.objective,
     )

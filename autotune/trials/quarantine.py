@@ -133,7 +133,7 @@ def _probe(inputs: StudyInputs, folder: StudyFolder, record: TrialRecord, execut
     launch = Launch(
         argv=[executable, "-c", PROBE, kind],
         cwd=inputs.command.cwd,
-        env=device_environment(inputs.config.device),
+        env=device_environment(inputs.config.device, gpus=inputs.machine.get("gpus") or ()),
         folder=place,
         spec=Spec(trial=record.number, nonce=secrets.token_hex(8), folder=str(place), mode="inspect"),
         deadlines=Deadlines(start_s=PROBE_S, total_s=PROBE_S),

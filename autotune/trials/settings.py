@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from autotune.machine.gpus import slice_memory_bytes
 from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
+ORDER = "CUDA_DEVICE_ORDER"
 UNBOUNDED_S = 86_400.0  # the limits of the phases end a hanging trial long before this
 
 
@@ -23,12 +25,16 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
     return Deadlines(start_s=measure.start_s, compile_s=measure.compile_s, step_s=measure.step_s, total_s=total_s)
 
 
-def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, str]:
+def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Returns the variables that select the program's devices; `device.index` counts only devices that autotune sees.
+
+    CUDA numbers unlike GPUs by speed, but NVML, which describes and watches them, by bus, as nvidia-smi does. So that both
+    mean the same GPU, an index among all GPUs is counted by bus.
 
     Args:
         device: the configured index and kind.
         nproc: number of processes of a recipe. Each has its own device, from `device.index` on.
+        gpus: all GPUs of the machine, as `machine.gpus.gpus` returns them.
     """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -36,7 +42,11 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1) -> dict[str, st
         return {}
     visible, wanted = visible_devices(os.environ), range(device.index, device.index + nproc)
     entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(entries)}
+    found = {"CUDA_VISIBLE_DEVICES": ",".join(entries)}
+    is_mixed = len({gpu.get("name") for gpu in gpus}) > 1
+    if visible is None and is_mixed and ORDER not in os.environ:
+        found[ORDER] = "PCI_BUS_ID"
+    return found
 
 
 def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[str, str]:
@@ -46,7 +56,7 @@ def process_environment(config: StudyConfig, machine: dict[str, Any]) -> dict[st
     be a fair baseline for a recipe on a CPU. For the user's own command, the launcher's setting is kept.
     """
     nproc = config.launch.nproc
-    found = device_environment(config.device, nproc=nproc)
+    found = device_environment(config.device, nproc=nproc, gpus=machine.get("gpus") or ())
     if nproc > 1 and "OMP_NUM_THREADS" not in os.environ:
         found["OMP_NUM_THREADS"] = str(max(1, int(machine["num_cores"]) // nproc))
     return found

@@ -1,6 +1,9 @@
-"""Times `autotune list` in a runs folder with many studies, and in one with none.
+"""Times `autotune list` and `autotune prune` in a runs folder with many studies, and in one with none.
 
-python -m tests.benchmarks.listing --studies 1000
+    python -m tests.benchmarks.listing --studies 1000
+
+Each study has a compile cache of 200 files, which `prune` may remove. It lists them first and removes them at the end; the
+command checks that nothing else is gone.
 """
 
 from __future__ import annotations
@@ -18,16 +21,31 @@ from autotune.launchers.environment import own_environment
 from tests.support.studies import make_study
 
 TIMES = 3
+CACHED_FILES, CACHED_BYTES = 200, 100
 
 
-def timed(runs: Path, lines: int) -> tuple[float, float]:
-    """Returns the seconds and the processor's seconds that `autotune list` takes; checks that it prints `lines` lines."""
+def timed(runs: Path, *words: str) -> tuple[float, float, str]:
+    """Returns the seconds and the processor's seconds that a command of autotune takes in a runs folder, and what it prints."""
     before, began = os.times(), time.monotonic()
-    words = [sys.executable, "-P", "-m", "autotune", "list", "--runs-dir", str(runs)]
-    done = subprocess.run(words, env=own_environment(), capture_output=True, text=True, check=True)
+    command = [sys.executable, "-P", "-m", "autotune", *words, "--runs-dir", str(runs)]
+    done = subprocess.run(command, env=own_environment(), capture_output=True, text=True, check=True)
     seconds, after = time.monotonic() - began, os.times()
-    assert len(done.stdout.splitlines()) == lines, done.stdout[-300:]
-    return seconds, after.children_user + after.children_system - before.children_user - before.children_system
+    return seconds, after.children_user + after.children_system - before.children_user - before.children_system, done.stdout
+
+
+def fill(runs: Path, number: int) -> None:
+    """Makes a runs folder with that many studies, each with a compile cache."""
+    first = make_study(runs, "s0").path
+    (first / "compile_cache").mkdir()
+    for each in range(CACHED_FILES):
+        (first / "compile_cache" / f"{each}.so").write_bytes(b"x" * CACHED_BYTES)
+    for each in range(1, number):
+        shutil.copytree(first, runs / f"s{each}")
+
+
+def files(runs: Path) -> int:
+    """Returns the number of files below a folder."""
+    return sum(len(names) for _, _, names in os.walk(runs))
 
 
 def main() -> None:
@@ -38,12 +56,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         runs, empty = Path(place) / "runs", Path(place) / "empty"
         empty.mkdir()
-        first = make_study(runs, "s0").path
-        for each in range(1, number):
-            shutil.copytree(first, runs / f"s{each}")
+        fill(runs, number)
         for folder, lines, what in ((runs, number + 1, f"{number} studies"), (empty, 1, "no study")):
-            for _ in range(TIMES):
-                print("{}: {:.2f} s, of which the processor {:.2f} s".format(what, *timed(folder, lines)), flush=True)
+            for words in (["list"], ["prune"]):
+                for _ in range(TIMES):
+                    seconds, own_s, printed = timed(folder, *words)
+                    assert words != ["list"] or len(printed.splitlines()) == lines, printed[-300:]
+                    print(f"{words[0]}, {what}: {seconds:.2f} s, of which the processor {own_s:.2f} s", flush=True)
+        before = files(runs)
+        seconds, own_s, _ = timed(runs, "prune", "--yes")
+        removed = before - files(runs)
+        assert removed == number * CACHED_FILES, removed
+        print(f"prune --yes: {seconds:.2f} s, of which the processor {own_s:.2f} s; {removed:,} files removed")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,14 @@ def measured(folder, *words):
     return soak.read(folder / "soak.jsonl")
 
 
+def test_a_short_soak_leaves_nothing_behind_and_nothing_grows_at_once(tmp_path):
+    found = measured(tmp_path, "--trials", "1")
+    assert [line["left"] for line in found if "left" in line] == [0]
+    descriptors = [line["descriptors"] for line in found if line.get("process") == "tuner"]
+    assert len(descriptors) >= 2
+    assert max(descriptors[1:]) <= descriptors[0] + 2
+
+
 @pytest.mark.thorough
 def test_parts_go_on_from_one_another(tmp_path):
     first = measured(tmp_path, "--trials", "1")

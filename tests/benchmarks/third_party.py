@@ -3,9 +3,10 @@
     python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect | --rates] [KEY=VALUE ...]
 
 DIR holds the repositories, cloned as docs/benchmarks.md says; nothing is downloaded. A program's data are made next to it
-(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would. While
-it trains, the rate is also read from its own output (third_party_clock.py): in the trials, and afterwards without autotune and
-under `autotune apply`. The repository's files are compared with those before.
+(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would. The
+rate is also read from its own output (third_party_clock.py): after the study, without autotune and under `autotune apply`, or
+with --rates, in the trials. Only then, because whoever reads along takes a tenth of a core, which disturbs the finals. The
+repository's files are compared with those before.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,12 @@ from tests.benchmarks.third_party_programs import PROGRAMS, Program
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
-    "program", "baseline", "best", "ratio", "changed", "counted / printed", "applied / best", "applied / without", "left behind"
+    "program", "baseline", "best", "ratio", "changed", "counted / printed", "applied / finals", "applied / without",
+    "left behind",
 )  # fmt: skip
 # Windows of nine seconds and more, also in disturbed trials: the samples are compared, not the speed.
 RATES = ("measure.quiet=false", "measure.screening.slow_step_s=60", "measure.screening.min_s=9")
+ROUNDS = 3  # real runs without autotune, and as many under `autotune apply`
 DONE_FILE = ".autotune-data"  # this file in a program's folder marks that its data were made
 
 
@@ -55,7 +59,8 @@ def main() -> int:
             failed += _autotune(program, folder, "inspect", *overrides).returncode != 0
             continue
         before = listing(_repository(folder, arguments.checkouts))
-        with Watch(folder, "runs/*/trials/*/std*.log") as watch:
+        watch = Watch(folder, "runs/*/trials/*/std*.log")
+        with watch if arguments.rates else nullcontext():
             failed += _autotune(program, folder, "run", *limits, *program.options, *overrides).returncode != 0
         summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
         left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
@@ -109,17 +114,36 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Returns the program's own rate without autotune and under `autotune apply`; None where there is nothing to compare."""
-    best = summary.get("best") or {}
-    if not program.clock or not best.get("overrides"):
+    """Returns the program's own rate without autotune and under `autotune apply`; None where there is nothing to compare.
+
+    They are medians over fresh processes in turn, because a process may be 10 % faster than the next one.
+    """
+    settings = _finalist(summary)[0]
+    if not program.clock or not settings:
         return None, None
     size = ((summary.get("baseline") or {}).get("knobs") or {}).get("loader.batch_size")
     words = shlex.split(program.command.replace("{loader.batch_size=", "").replace("}", ""))
-    best_file = str(summary["folder"] / "best.yaml")
-    apply = [sys.executable, "-m", "autotune", "apply", best_file, "--", *shlex.split(program.command)]
-    applied = with_batch(program.clock, best["overrides"], baseline_batch=size)
-    without = own_rate_per_s(program.clock, words, folder=folder, environment=_environment())
-    return without, own_rate_per_s(applied, apply, folder=folder, environment=_environment())
+    file = str(summary["folder"] / "finalist.yaml")
+    Path(file).write_text("".join(f"{json.dumps(knob)}: {json.dumps(value)}\n" for knob, value in settings.items()))
+    apply = [sys.executable, "-m", "autotune", "apply", file, "--", *shlex.split(program.command)]
+    applied = with_batch(program.clock, settings, baseline_batch=size)
+    rates: tuple[list[float | None], ...] = ([], [])
+    for _ in range(ROUNDS):
+        for clock, command, found in zip((program.clock, applied), (words, apply), rates, strict=True):
+            found.append(own_rate_per_s(clock, command, folder=folder, environment=_environment()))
+            print(f"real run: {found[-1]} samples/s {'applied' if found is rates[1] else 'without'}", flush=True)
+    without_per_s, applied_per_s = (statistics.median(known) if (known := [r for r in each if r]) else None for each in rates)
+    return without_per_s, applied_per_s
+
+
+def _finalist(summary: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
+    """Returns the settings that the finals compared with the baseline, and their rate; also if the baseline was kept."""
+    best, baseline, found = (summary.get(name) or {} for name in ("best", "baseline", "speedup"))
+    if best.get("overrides"):
+        return best["overrides"], best["value"]
+    if not found.get("overrides") or not found.get("ratio"):
+        return {}, None
+    return found["overrides"], baseline["value"] * found["ratio"]
 
 
 def _row(program: Program, summary: dict[str, Any], watch: Watch, real: tuple[float | None, float | None]) -> tuple[str, ...]:
@@ -131,14 +155,15 @@ def _row(program: Program, summary: dict[str, Any], watch: Watch, real: tuple[fl
         print(f"clock: trial {found.trial}: {counted}; {found.window_per_s:.5g} reported")
     shares = [found.counted_per_s / found.own_per_s for found in compared]
     without, applied = real
+    settings, finals_per_s = _finalist(summary)
     return (
         program.name,
         rate_text((summary.get("baseline") or {}).get("value"), unit),
         rate_text(best.get("value"), unit),
         f"{ratio} {speedup.get('verdict', '')}",
-        ", ".join(f"{knob}={value}" for knob, value in (best.get("overrides") or {}).items()),
+        ", ".join(f"{knob}={value}" for knob, value in settings.items()),
         f"{statistics.median(shares):.3f} (n {len(shares)})" if shares else "-",
-        f"{applied / best['value']:.2f}" if applied else "-",
+        f"{applied / finals_per_s:.2f}" if applied and finals_per_s else "-",
         f"{applied / without:.2f}" if applied and without else "-",
         ", ".join(sorted({item["name"] for item in summary.get("files", {}).get("left", [])})),
     )

@@ -92,6 +92,19 @@ def test_no_verdict_of_same_hides_that_what_looked_faster_failed(tmp_path):
     assert "about as well as it can" in advice_of({**summary, "failed_finalists": []})
 
 
+@pytest.mark.parametrize(
+    ("verdict", "lead"), [("ambiguous", "give the study more time"), ("same", "keep the program as it is")]
+)
+def test_a_report_advises_to_keep_the_program_only_if_that_was_decided(tmp_path, verdict, lead):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    found = {"ratio": 1.1, "ci": [0.8, 1.5], "verdict": verdict, "reason": "", "num_rounds": 2}
+    summary |= {"speedup": found, "best": {**summary["best"], "overrides": {}}, "budget_s": 240.0}
+    following = first_lines(Study(folder=folder, summary=summary))[2]
+    assert following.lead.startswith(lead)
+    assert any(each.startswith("autotune resume resnet18") for each in following.commands) is (verdict == "ambiguous")
+
+
 def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()

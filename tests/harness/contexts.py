@@ -21,7 +21,7 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
         **more.pop("spec", {}),
     }
     modules = SimpleNamespace(living=[], roots=[], reported=[], num_graphs=lambda: 0, is_compiled=lambda: False)
-    modules.is_in_function = False
+    modules.functions = SimpleNamespace(call_all_roots=False)
     loaders = SimpleNamespace(training=None, workers=list)
     made = {
         "device": device,

@@ -16,6 +16,7 @@ from tests.support.fake_launcher import Surface
 
 FAST = {("precision.amp", "bf16"): 1.8}
 FASTER = {"ratio": 2.0, "ci": [1.5, 3.0], "verdict": "faster"}
+UNDECIDED = {"ratio": 1.1, "ci": [0.8, 1.5], "verdict": "ambiguous", "overrides": {"layout.channels_last": True}}
 
 
 def trial(seconds, *, number=1, kind=Kind.search, outcome=Outcome.ok, **phases_s):
@@ -88,17 +89,20 @@ def test_before_the_first_trial_the_baseline_tells_what_one_takes():
 
 
 @pytest.mark.parametrize(
-    ("speedup", "repaid_s", "interval_s", "why_not"),
+    ("speedup", "is_kept", "repaid_s", "interval_s", "why_not"),
     [
-        (FASTER, 1000.0, [750.0, 1500.0], ""),
-        ({**FASTER, "ci": [1.0, 3.0]}, 1000.0, [750.0, None], ""),
-        (None, None, None, "never"),
-        ({**FASTER, "ratio": 0.98}, None, None, "never"),
-        ({**FASTER, "ci": None}, None, None, "not known"),
+        (FASTER, False, 1000.0, [750.0, 1500.0], ""),
+        ({**FASTER, "ci": [1.0, 3.0]}, False, 1000.0, [750.0, None], ""),
+        (None, True, None, None, "never"),
+        ({**FASTER, "ratio": 0.98}, False, None, None, "never"),
+        ({**FASTER, "ci": None}, False, None, None, "not known"),
+        (UNDECIDED, True, None, None, "not known: whether anything is faster"),
+        ({**UNDECIDED, "verdict": "same"}, True, None, None, "never: nothing faster"),
+        ({**UNDECIDED, "overrides": {}}, True, None, None, "never: nothing faster"),
     ],
 )
-def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, repaid_s, interval_s, why_not):
-    found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, dearer_s=20.0, objective="throughput")
+def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, is_kept, repaid_s, interval_s, why_not):
+    found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, is_kept=is_kept, dearer_s=20.0, objective="throughput")
     assert found["repaid_after_s"] == repaid_s
     assert found["ci"] == interval_s
     assert found["why_not"].startswith(why_not)
@@ -106,9 +110,9 @@ def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, repaid_s,
 
 
 def test_time_to_the_end_holds_the_dearer_start_and_energy_is_no_time():
-    found = search_cost([], seconds=480.0, speedup=FASTER, dearer_s=20.0, objective="time_for_samples")
+    found = search_cost([], seconds=480.0, speedup=FASTER, is_kept=False, dearer_s=20.0, objective="time_for_samples")
     assert found["repaid_after_s"] == 960.0
-    assert search_cost([], seconds=480.0, speedup=FASTER, dearer_s=0.0, objective="energy_per_sample")["why_not"]
+    assert search_cost([], seconds=480.0, speedup=FASTER, is_kept=False, dearer_s=0.0, objective="energy_per_sample")["why_not"]
 
 
 def test_a_study_that_finds_nothing_is_never_repaid(bench, tiny):

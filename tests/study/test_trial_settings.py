@@ -69,6 +69,25 @@ def test_every_process_has_a_device_of_its_own(monkeypatch):
     assert device_environment(DeviceOptions(), nproc=4) == {}
 
 
+@pytest.mark.parametrize(
+    ("names", "given", "order"),
+    [
+        (("Tesla T4", "NVIDIA A100"), {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        (("NVIDIA A100", "NVIDIA A100"), {}, {}),
+        (("Tesla T4", "NVIDIA A100"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {}),
+        (("Tesla T4", "NVIDIA A100"), {"CUDA_VISIBLE_DEVICES": "0,1"}, {}),  # the user counts as CUDA does
+    ],
+)
+def test_an_index_among_unlike_gpus_is_counted_by_bus_as_nvml_does(monkeypatch, names, given, order):
+    for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    gpus = [{"name": name} for name in names]
+    assert device_environment(DeviceOptions(index=1), gpus=gpus) == {"CUDA_VISIBLE_DEVICES": "1", **order}
+    assert device_environment(DeviceOptions(), gpus=gpus) == {}
+
+
 @pytest.mark.parametrize(("nproc", "threads"), [(1, None), (2, "4"), (3, "2"), (16, "1")])
 def test_processes_share_the_cores_out_unless_the_user_has(nproc, threads, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

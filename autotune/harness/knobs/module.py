@@ -228,7 +228,7 @@ class ModuleKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NO_MODULE)
         if report.status != APPLIED:
             return report
-        if key == AMP and asked != "off" and modules.is_in_function:
+        if key == AMP and asked != "off" and modules.functions.call_all_roots:
             return KnobReport(NOT_APPLICABLE, IN_FUNCTION, "off")
         if key == LAYOUT:
             return verify_layout([root.module for root in modules.living], bool(asked))
