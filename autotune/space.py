@@ -221,11 +221,11 @@ class ResolvedSpace:
             alone[workers] = 0
         larger, largest = self._larger(batch, factor=4 if host_context.has_cuda else 2), self._larger(batch, factor=8)
         plans = [
-            ("expert's choice at the program's batch size", expert),
-            ("expert's choice at a larger batch", {**expert, **larger}),
-            ("expert's choice without loader workers, because they take cores from the step", alone),
-            ("expert's choice at a larger batch without loader workers", {**alone, **larger}),
-            ("expert's choice at a far larger batch", {**expert, **largest}),
+            ("an expert's choice at the program's batch size", expert),
+            ("an expert's choice at a larger batch", {**expert, **larger}),
+            ("an expert's choice without loader workers, which would take cores from the step", alone),
+            ("an expert's choice at a larger batch without loader workers", {**alone, **larger}),
+            ("an expert's choice at a far larger batch", {**expert, **largest}),
         ]
         if not host_context.has_cuda:  # the step itself needs the cores, so variants without workers come first
             plans = [plans[2], plans[3], plans[0], plans[1], plans[4]]

@@ -202,7 +202,10 @@ def explain(
         float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
     ] = 2.0,
     is_fixed: Annotated[
-        bool, typer.Option("--fixed", help="Measure the command after -- (the fixed program) and the study's program in turn.")
+        bool,
+        typer.Option(
+            "--fixed", help="Measure the command after -- (your program with a finding fixed) and the study's in turn."
+        ),
     ] = False,
     finding: Annotated[
         int | None,
@@ -218,7 +221,8 @@ def explain(
         optional("--pairs", metavar="N", min=2, max=100, help="With --fixed: number of pairs to measure; 4 when not given."),
     ] = None,
     is_retrying: Annotated[
-        bool, typer.Option("--retry", help="Also skip stages and functions whose skipping made the program fail before.")
+        bool,
+        typer.Option("--retry", help="Try again to skip code whose cost is unknown because the program failed without it."),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
@@ -496,7 +500,9 @@ def knobs(
     from autotune.cli import knobs as implementation
 
     if is_page and (name is not None or as_json):
-        raise BadInput("--page: prints all knobs as Markdown, got NAME or --json, too. Give one of them.")
+        raise BadInput(
+            "--page: prints all knobs as Markdown, and cannot be combined with NAME or --json, got both. Leave out one."
+        )
     return implementation.print_page() if is_page else implementation.print_knobs(name, as_json=as_json)
 
 

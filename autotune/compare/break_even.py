@@ -74,7 +74,8 @@ def search_cost(
         seconds: wall time of the study, including the finals.
         speedup: `speedup` of the summary; None if nothing was compared with the baseline.
         is_kept: whether the baseline is kept.
-        dearer_s: how much longer the best's start takes; ignored if the objective is T(N), whose ratio contains it.
+        dearer_s: how much longer the best's start takes; ignored if the objective is time_for_samples, because its
+            ratio contains the start.
         objective: the study's objective or objectives.
 
     Returns:
@@ -91,7 +92,11 @@ def search_cost(
     }
     if speedup is None or is_kept:
         is_open = speedup is not None and speedup["verdict"] == "ambiguous" and speedup.get("overrides")
-        why_not = "not known: whether anything is faster was not decided" if is_open else "never: nothing faster was found"
+        why_not = (
+            "not known: the measurements do not show whether anything is faster"
+            if is_open
+            else "never: nothing faster was found"
+        )
         return {**found, "why_not": why_not}
     ratio, interval, name = speedup.get("ratio"), speedup.get("ci"), objective_names(objective)[0]
     if name == ENERGY:

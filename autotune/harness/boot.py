@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 from . import adapters, keeping, protocol, state
 from .imports import Awaited
 from .patches import patches
 
+READ_BY_COMPILER = ("TORCH", "PYTORCH", "TRITON")  # how the variables begin that torch's compiler reads when it is imported
 _environment: Dict[str, str] = {}  # the environment variables when the harness started in this process
 
 
@@ -28,8 +29,18 @@ def note_start() -> None:
 
 
 def _note_changes() -> None:
-    names = [name for name in {**_environment, **os.environ} if os.environ.get(name) != _environment.get(name)]
-    state.startup["changed"] = sorted(name for name in names if not name.startswith("AUTOTUNE_"))
+    state.startup["changed"] = [name for name in _changed() if not name.startswith("AUTOTUNE_")]
+    patches.on_import("torch._dynamo", _note_compiler)
+
+
+def _note_compiler(_: Any) -> None:
+    # Most programs import the compiler without using it: constructing an optimizer does, and takes seconds.
+    state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
+
+
+def _changed() -> List[str]:
+    """Returns the names of the environment variables that have changed since the harness started."""
+    return sorted(name for name in {**_environment, **os.environ} if os.environ.get(name) != _environment.get(name))
 
 
 def sign_in(spec_path: str) -> None:

@@ -1,6 +1,6 @@
 """Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says about them.
 
-The tuner also counts the cores of its own process, but the program may have bound itself to fewer cores.
+Tuner and harness count for their own process each, because the program may have bound itself to fewer cores than the tuner has.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
-# Stands in the spec for a secret variable's value: "***" for a pinned value or the one in autotune's environment; "***1",
-# "***2", ... for others that the study tries.
+# Written to the spec instead of the value of a secret variable: "***" for a pinned value or that of autotune's environment,
+# "***1", "***2", ... for other values that the study tries.
 STAND_IN = "***"
+HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
@@ -109,10 +109,11 @@ class MeasureRules:
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
     warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
-    warmup_quartile_frac: float = 0.05  # the quartiles of their step times may differ by at most this share
+    warmup_quartile_frac: float = 0.05  # each quartile of the step times may differ between them by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
-    trend_frac: float = 0.05  # a step time that changes more from the start of a window to the end of the next is not steady
+    # A trial is not steady if step times change by more than this share from the start of a window to the end of the next one.
+    trend_frac: float = 0.05
     slow_step_s: float = 0.25  # if steps take longer than this on average, the three slow_ thresholds below apply
     slow_warmup_steps: int = 2  # minimum number of consecutive steps without compilation, if steps are slow
     slow_min_steps: int = 6  # minimum number of steps of a window of slow steps, unless slow_max_s has passed
@@ -156,8 +157,8 @@ class Spec:
         race_below_per_s: the window ends early once the rate of all ranks is certainly below this; None for never.
         promote_above_per_s: best rate so far. If the rate of all ranks may reach it, the window continues until its interval
             is as narrow as `MeasureRules.promoted_half_width_frac`. None for never.
-        cycle: {"steps", "seconds"} of a cycle in the baseline; a window does not end while such a cycle may still come
-            (cycles.py). {} if the baseline's steps do not come in cycles, None in the baseline itself.
+        cycle: {"steps", "seconds"} from one regular pause, such as a validation, to the next in the baseline; a window does not
+            end while such a pause may still come (cycles.py). {} if there is none, None in the baseline itself.
         end_s: time on the launcher's monotonic clock at which the window ends even if it is not full; None for no deadline.
         tokens_per_sample: tokens of each sample, to count tokens instead of samples; None if not known.
         origin: in mode "apply", the file that the knobs come from, as named by the user.
@@ -269,7 +270,7 @@ class RankResult:
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
             With `is_at_own_pace`, "origin_s" is when that first step ended.
         window: the measured window; None if the trial did not reach it.
-        throughput_per_s: the rank's throughput: the rate that lasts once a queue that was filled earlier is empty (supply.py).
+        throughput_per_s: the rank's throughput: the rate after the batches that the loader had queued are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"

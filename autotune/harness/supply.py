@@ -24,7 +24,7 @@ from .protocol import SEPARATE, SHARED
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
 FALL_FRAC = 0.02
 LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
-GLANCE_S = 0.1  # minimum time between two readings, which the ranks of a group would otherwise make at every step
+GLANCE_S = 0.1  # minimum time between two readings; without it, ranks of a group would read at every step
 # The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
 # available cores, and by more than SHARED_CORES cores.
 SHARED_FRAC, SHARED_CORES = 0.05, 0.1
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken; only differences matter, as some batches are never taken if an epoch is cut short."""
+        """Batches made and not yet taken. Only its changes mean something: if an epoch is cut short, some are never taken."""
         return self.made - self.taken
 
 
@@ -96,7 +96,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # the workers deliver in turn, so a queue with one batch each counts as empty
+        left = now.stock - len(now.workers)  # workers deliver in turn, so with one batch per worker the queue counts as empty
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s

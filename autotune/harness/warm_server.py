@@ -1,7 +1,7 @@
 """Runs a warm server: it imports torch in the program's interpreter and forks the trials that may be started by a fork.
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
-MODULE is one that the server imports: torch and perhaps torchvision. FD is the server's end of a socket pair. PARENT is the
+MODULE is one that the server imports, such as torch. FD is the server's end of a socket pair. PARENT is the
 supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single multi-threaded
 operation, such operations would hang in every child.
 

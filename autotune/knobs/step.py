@@ -34,12 +34,13 @@ ACCUMULATION = Knob(
         "A batch too large for memory: activations are those of one small batch. Optimizers whose update is expensive compared "
         "with a small batch: it runs once in k iterations. Ranks under DistributedDataParallel: gradients and buffers are "
         "exchanged for the k-th batch only, as under `no_sync`. In the first two updates they are exchanged for every batch, "
-        "until it is clear that the program leaves gradients alone."
+        "because autotune then still checks whether the program reads or changes gradients itself."
     ),
     hurts=(
-        "k times the launches for the same samples: a large batch that fits in memory is faster. The program still counts its "
-        "own iterations: a limit of steps, and a learning-rate schedule stepped at each iteration, end after as many "
-        "batches as before. Up to k-1 batches at the very end go unused. Not applicable to programs that use several "
+        "k times the launches for the same samples: a large batch that fits in memory is faster. The program still counts "
+        "each batch as an iteration. So a maximum number of steps, or a learning-rate schedule stepped at each iteration, ends "
+        "after as many batches as before, with 1/k of the updates. "
+        "Up to k-1 batches at the very end go unused. Not applicable to programs that use several "
         "optimizers or LBFGS, or that clear or clip gradients by hand."
     ),
 )
@@ -76,10 +77,10 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the prod
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns what a knob changes besides speed. Under a fixed global batch, batch size and accumulation change only rounding.
+    """Returns what a knob changes besides speed. Under a fixed global batch, batch size and accumulation are `numerics`.
 
-    Each step still uses the same samples. But the tier is not `exact`, so losses are compared: sums are taken in another
-    order, and batch normalisation and losses that do not average over samples see smaller batches.
+    Each step still uses the same samples, but sums are taken in another order, and batch normalisation and losses that do not
+    average over samples see smaller batches. So losses are compared.
 
     Args:
         knob: the knob.

@@ -64,7 +64,7 @@ IDLE_FACTOR = 10  # pause after a scan, as a multiple of its CPU time: scanning 
 # Maximum numbers of guarded checkpoints, of guarded logs (each file takes a descriptor), and of watched folders.
 MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
 # If a trial opens a log for writing more often than this, the log is copied aside and no longer guarded. The guard delays each
-# opening by a few milliseconds, which must not be measured.
+# opening by a few milliseconds, which would slow the trial down.
 MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
 ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
@@ -174,7 +174,7 @@ class Trial:
             self._guarded[path] = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept")
 
     def _guard_log(self, path: Path) -> None:
-        """Guards a log, unless another program is writing it: a log may stay open for as long as the study runs."""
+        """Guards a log, unless another program has it open for writing, which may last as long as the study."""
         if sum(is_log(other.name) for other in self._guarded) >= MAX_LOGS:
             return
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
@@ -280,7 +280,7 @@ class Keeper:
             if STDIN in readable:
                 self._hear()
         if self._trial is not None:
-            self._trial.end()  # so that no process stays stopped, for example in another study's trial
+            self._trial.end()  # so that no process, such as another study's trial, keeps waiting to open a file
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []

@@ -20,7 +20,7 @@ SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a search takes to reach them
 WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, strategies hardly differ: the table is too easy
-NEAR_CAP_FRAC = 0.8  # if the optimum fills a smaller share of the memory, avoiding large configurations costs no rate
+NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory, a search loses nothing by avoiding large configurations
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
 
@@ -38,7 +38,8 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the cases to explain, in which another strategy's median exceeds the first strategy's by more than LOSS_FRAC.
 
-    A case is a table, a rival and a number n of AT_TRIALS: medians are compared after the time that n + 1 average trials take.
+    A case is a table, a rival and a number n of AT_TRIALS: medians are compared after the time that the baseline and
+    n trials take on average.
     """
     found = []
     for table in tables:
@@ -81,9 +82,9 @@ def _table(result: Result) -> dict[str, Any]:
 
 
 def random_after_ten(groups: dict[Key, list[Measurement]]) -> float:
-    """Returns the median of the best rate among the baseline and ten random configurations, as a fraction of the optimum's.
+    """Returns what ten random configurations reach: the best rate among them and the baseline, as a fraction of the optimum's.
 
-    The median is exact: it is over all draws without replacement. A configuration's rate is the mean over its repeats. There
+    This is the exact median over all draws without replacement. A configuration's rate is the mean over its repeats. There
     are C(N, n) draws of n out of N configurations. In C(k, n) of these draws, the best rate is at most the k-th smallest rate.
     """
     rates = {key: worth(group) for key, group in groups.items()}
@@ -165,8 +166,8 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns the trials and seconds until a fraction of the optimum is reached: median and 90th percentile, None for never.
 
-    The fraction counts as reached at the step from which the best so far stays at or above it to the end of the study. Trials
-    of choosing rounds and attribution count like trials of the search.
+    The true rate of the configuration that looks best so far can fall. So a fraction counts as reached at the step after which
+    that rate stays at or above it. Trials of choosing rounds and attribution count like trials of the search.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {

@@ -101,7 +101,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
             yield Proposal(knobs=knobs, why=why, origin=EXPERT)
         elif host_context.has_cuda and (smaller := space.with_smaller_batch(knobs)):
             # Only on a GPU: on a CPU, most of the memory belongs to the process itself, at any batch size.
-            why = "expert's choice at a smaller batch, to measure the memory per sample"
+            why = "an expert's choice at a smaller batch, to measure the memory per sample"
             yield Proposal(knobs=smaller, why=why, origin=EXPERT)
 
 

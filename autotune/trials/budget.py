@@ -16,14 +16,16 @@ from autotune.harness.protocol import MeasureRules
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.trials.events import Outlook
 
-# Maximum share of the budget for the finals. Three pairs and a choosing round of a slow program take about that.
+# Maximum share of the budget for the finals. For a slow program, one round to choose the winner and three pairs of baseline
+# and winner take about this share.
 FINALS_MAX_FRAC = 0.38
-# Maximum share of the search's time for late proposals. A good configuration matters more than trying every compile mode.
+# Maximum share of the search's time for late proposals: what needs a compilation, and the best of lower tiers. A good
+# configuration matters more than trying every compile mode.
 LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
-# Time is reserved for this many loss comparisons: the baseline's run, and one run with the finalists' numerics.
+# Time is reserved for this many loss comparisons: a run of the baseline, and one with the finalists' changes of arithmetic.
 PARITY_TRIALS = 2
-PARITY_S = 5.0  # time of the steps of each comparison; slow programs take up to 20 s, partly from the time of the finals
+PARITY_S = 5.0  # time reserved for the steps of each; those of slow programs take up to 20 s, at the expense of the finals
 LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
 # much time from other trials.
@@ -31,7 +33,7 @@ SEARCH_WINDOW_FRAC = 1 / 30
 # Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
 # random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
-# Window that plans assume for a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most
+# Length assumed for the window of a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most
 # between processes.
 FINALS_WINDOW_S = 5.0
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
@@ -307,10 +309,11 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns the seconds of a trial at another batch size: its steps take twice as long at twice the size, no less at half."""
+    """Returns the seconds of a trial at another batch size: steps take twice as long at twice the size, and as long at half."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
-    # Windows are limited by time, not by steps. But they have a minimum number of steps, so growth counts up to a factor of 4.
+    # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it
+    # longer, by a factor of at most 4.
     return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 
@@ -336,7 +339,7 @@ def outlook(
         seconds: durations of the search trials so far, ascending.
         warm_spares_s: part of the baseline's time that a warm start saves a search trial.
         is_searching: whether the next trial is a search trial.
-        is_room: whether a first search trial and its finals fit, if that trial may use the finals' reserve.
+        is_room: whether a first search trial and its finals fit in all the time that is left, the finals' reserve included.
         num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)

@@ -27,7 +27,7 @@ class Tally:
         self.num_over, self.seconds, self.has_worked = 0, list[float](), False
         self.best_changed: float | None = None
         self._best: list[TrialRecord] = []  # the best trial for each objective
-        self._worst: dict[int, list[float]] = {}  # n -> the lowest of each score over the trials with n known scores
+        self._worst: dict[int, list[float]] = {}  # n -> for each of n scores, the lowest among the trials with n scores
         self._proven_per_s: dict[tuple[Tier, bool], float] = {}
         for record in records:
             self.add(record)

@@ -1,5 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
+The process also imports torchvision and torch's compiler if the program does. Constructing an optimizer imports the compiler.
+
 Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
 attribution, compared losses) are made with a fresh start, as in the user's own runs.
 """
@@ -15,7 +17,7 @@ AUTO, WARM = "auto", "warm"
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
 # A trial that failed after a warm start is repeated with a fresh one, unless this many such repeats have failed, too.
 MAX_IN_VAIN = 2
-MODULES = ("torch", "torchvision")  # imported before trials are forked; the second only if the program has it
+COMPILER = "torch._dynamo"
 
 
 class WarmStarts:
@@ -36,7 +38,9 @@ class WarmStarts:
         if not self._is_wanted:
             return
         found = first.facts.get("startup") or {}
-        self._modules = tuple(name for name in MODULES if first.facts.get(name))
+        has_compiler = found.get("changed_before_compiler") == []  # it was imported, and finds the same variables earlier
+        modules = {"torch": True, COMPILER: has_compiler, "torchvision": bool(first.facts.get("torchvision"))}
+        self._modules = tuple(name for name, is_there in modules.items() if is_there)
         if first.world_size > 1:
             self.why_never = "several processes train"
         elif not found.get("is_first"):

@@ -111,7 +111,7 @@ def test_knobs_of_a_family_are_the_same_as_lines_and_as_json(capsys, name):
 @pytest.mark.parametrize("words", [["loader"], ["--json"]])
 def test_the_page_of_all_knobs_is_of_all_and_markdown(capsys, words):
     assert main(["knobs", "--page", *words]) == 2
-    assert "--page: prints all knobs as Markdown, got NAME or --json" in capsys.readouterr().err
+    assert "--page: prints all knobs as Markdown, and cannot be combined with NAME or --json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("width", [40, 60])

@@ -96,7 +96,7 @@ def test_before_the_first_trial_the_baseline_tells_what_one_takes():
         (None, True, None, None, "never"),
         ({**FASTER, "ratio": 0.98}, False, None, None, "never"),
         ({**FASTER, "ci": None}, False, None, None, "not known"),
-        (UNDECIDED, True, None, None, "not known: whether anything is faster"),
+        (UNDECIDED, True, None, None, "not known: the measurements do not show"),
         ({**UNDECIDED, "verdict": "same"}, True, None, None, "never: nothing faster"),
         ({**UNDECIDED, "overrides": {}}, True, None, None, "never: nothing faster"),
     ],

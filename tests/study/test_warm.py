@@ -32,6 +32,12 @@ def test_server_imports_what_the_program_has():
     assert modules(warm_starts(torchvision=None)) == ("torch",)
 
 
+@pytest.mark.parametrize(("changed", "is_imported"), [([], True), (["TORCH_LOGS"], False), (None, False)])
+def test_server_imports_the_compiler_if_the_program_does_and_it_would_find_the_same_variables(changed, is_imported):
+    startup = ALLOWS if changed is None else {**ALLOWS, "changed_before_compiler": changed}
+    assert modules(warm_starts(startup=startup)) == (("torch", "torch._dynamo", "torchvision") if is_imported else BOTH)
+
+
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.search])
 def test_what_is_reported_starts_as_the_user_s_own_run(kind):
     assert modules(warm_starts(), kind) == ()

@@ -1,8 +1,8 @@
 """Keeps the first results of a stage of the loader, and hands them out again, also to workers that start later.
 
-A program with short epochs starts new workers every few steps. If each worker first made its own results, it would run the
-stage most of the time instead of skipping it. So a worker leaves its results in a file when it ends, and the next workers begin
-with them.
+To measure what a stage costs, a trial skips it and hands out its first results again (skipping.py). A program with short epochs
+starts new workers every few steps. A worker that had to make these results itself would run the stage most of the time. So a
+worker leaves its results in a file when it ends, and the next workers begin with them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ KEPT_BYTES = 256 << 20  # once the results of a stage take this much memory, no 
 LEFT_BYTES = 64 << 20  # a worker leaves at most this much for later workers
 SENT_BYTES = KEPT_BYTES  # at most this much is sent to a worker that is not forked
 
-# Identifies the same stage in all workers of a loader. ("collate", 32, 0) is the first stage of its worker that collates 32
-# samples: the name, what else the results depend on, and how many such stages began before it in that worker.
+# Identifies the same stage in all workers of a loader: its name, what else its results depend on, and how many such stages
+# began earlier in the same worker. ("collate", 32, 0) is the first stage in a worker that collates 32 samples.
 Place = Tuple[Any, ...]
 
 
@@ -56,7 +56,7 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the next kept result; after the last, the first. So a stage that alternates images and masks still does."""
+        """Returns the next kept result; after the last, the first. So images and masks in turn are handed out in turn."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -111,8 +111,8 @@ def _pixels(mode: str, size: Tuple[int, int], raw: bytes) -> Pixels:
 class Known(Dict[Place, Again]):
     """Results that workers begin with.
 
-    To a worker that is not forked, they are sent as plain bytes. If they were sent as tensors, torch would move each to shared
-    memory, which is small in a container, and send an open file for each, while a fork server passes on fewer than 256 files.
+    To a worker that is not forked, they are sent as plain bytes. As tensors, each would be moved to shared memory, which is
+    small in a container. Each would also need an open file, and a fork server passes on fewer than 256.
     """
 
     def __reduce__(self) -> Any:

@@ -55,7 +55,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
         return Figure(key=key, title=title, says="No finding costs 3 % or more.", notes=notes)
-    says = "The gain of a finding is how much the rate would rise if its cost alone were removed. Gains do not add up."
+    says = "The gain of a finding is how much the rate would rise if its cost alone were removed. The gains cannot be summed."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)
 
@@ -63,7 +63,7 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
 def _why_absent(study: Study, number: int, document: Mapping[str, Any]) -> str:
     skipped = str(document.get("skipped") or "").partition(";")[0]
     why = f" The study skipped this: {skipped}." if skipped else ""
-    return f"Where the time goes was not examined.{why} `{_command(study, number)}` does this."
+    return f"This study did not examine where the time goes.{why} `{_command(study, number)}` does this."
 
 
 def _command(study: Study, number: int) -> str:
