@@ -158,7 +158,8 @@ SUMMARY = {
     ),
 }  # fmt: skip
 
-DEFAULTS = {"title": "", "objective": THROUGHPUT, "unit": "samples", "fingerprint": ""}  # what every command may rely on
+# What every command may rely on.
+DEFAULTS = {"title": "", "reason": "", "objective": THROUGHPUT, "unit": "samples", "fingerprint": "", "placeholders": {}}
 
 
 def checked_summary(raw: Any) -> Summary:

@@ -82,7 +82,8 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
 
 def _go_on(folder: StudyFolder, summary: Summary) -> str:
     more = f"To continue, give it a larger budget: autotune resume {call(folder)} {_more(summary)}"
-    return f"complete  {summary['reason']}. {more}"
+    why = f"  {summary['reason']}" if summary["reason"] else ""
+    return f"complete{why}. {more}"
 
 
 def _more(summary: Summary) -> str:

@@ -75,7 +75,7 @@ def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words,
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-@pytest.mark.parametrize("name", ["title", "objective", "unit", "fingerprint"])
+@pytest.mark.parametrize("name", ["title", "reason", "objective", "unit", "fingerprint", "placeholders"])
 def test_a_summary_without_what_may_be_missing_is_used(name, is_there, runs, said):
     study = make_study(runs)
     document = {**json.loads(study.summary_file.read_text()), name: None}

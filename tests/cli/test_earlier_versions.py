@@ -48,6 +48,14 @@ def test_every_command_reads_a_study_of_0_1_0(study, capsys, words, said):
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_study_that_does_not_say_why_it_ended_says_how_to_go_on(study, capsys, is_there):
+    document = {**json.loads(study.summary_file.read_text()), "reason": None}
+    study.summary_file.write_text(json.dumps(document if is_there else {k: v for k, v in document.items() if k != "reason"}))
+    assert main(["resume", "mlp"]) == 0, capsys.readouterr().err
+    assert "complete. To continue, give it a larger budget: autotune resume mlp" in capsys.readouterr().out
+
+
 def test_records_and_configuration_of_0_1_0_are_whole(study):
     trials = study.read_trials()
     assert [trial.number for trial in trials] == list(range(10))
