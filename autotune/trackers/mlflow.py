@@ -364,6 +364,8 @@ def _milliseconds(seconds: float) -> int:
 
 def _problem(error: Exception) -> str:
     text = str(error)
+    if isinstance(error, _Unreachable):
+        return text  # what autotune advises is never cut
     if status := _STATUS.search(text):
         return f"the server answers with an error (HTTP {status[1] or status[2]})"
     if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about SQLAlchemy itself
