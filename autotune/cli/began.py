@@ -46,7 +46,9 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
-            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False))
+            setattr(
+                sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)
+            )
 
 
 def began_s() -> float:
