@@ -13,9 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from autotune.documents import read_text
+from autotune.documents import read_json
+from autotune.plain_text import escaped
+from autotune.shapes import moment, text, whole_number
 
 OWNER_FILE = "owner.json"
+MAX_HOST = 253  # characters; the longest name that a host can have
+SHAPE = {"host": text, "pid": whole_number, "started_at": moment}
 TRIES, PAUSE_S = 10, 0.1  # number of tries to lock, and pause between them: `owner_of` may hold the lock for a moment
 
 
@@ -140,17 +144,18 @@ def held(path: Path) -> Iterator[bool]:
 
 def describe(owner: dict[str, Any]) -> str:
     """Returns "process 4242 on host bench, since 2026-11-21 16:20:11" for a message."""
-    started_at = owner.get("started_at")
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started_at)) if isinstance(started_at, int | float) else "?"
-    return f"process {owner.get('pid', '?')} on host {owner.get('host', '?')}, since {when}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["started_at"])) if "started_at" in owner else "?"
+    return f"process {owner.get('pid', '?')} on host {escaped(owner.get('host', '?')[:MAX_HOST])}, since {when}"
 
 
 def _read(file: Path) -> dict[str, Any]:
+    """Returns what the file says of the owner. Values that cannot be right are left out: another user may have written them."""
     try:
-        raw = json.loads(read_text(file))
+        raw = read_json(file)
     except (OSError, ValueError):  # being written
         return {}
-    return raw if isinstance(raw, dict) else {}
+    raw = raw if isinstance(raw, dict) else {}
+    return {name: raw[name] for name, is_right in SHAPE.items() if name in raw and is_right(raw[name])}
 
 
 def _is_alive(owner: dict[str, Any]) -> bool:

@@ -361,7 +361,7 @@ class StudyRecord:
 # What a document's fields must be, by name.
 _NUMBER_OR_NULL, _WHOLE_OR_NULL = (None, number), (None, whole_number)
 _MAPPING: dict[str, Any] = {}
-_KNOBS = {ANY: knob_value}
+_KNOBS, _NUMBERS = {ANY: knob_value}, {ANY: _NUMBER_OR_NULL}
 _TRIAL_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(("number", "neighbours"), whole_number),
     **dict.fromkeys(("round", "repeats"), _WHOLE_OR_NULL),
@@ -369,7 +369,9 @@ _TRIAL_SHAPE: Mapping[str, Any] = {
     **dict.fromkeys(("value", "device_rate", "loader_rate", "data_wait_frac", "peak_memory_bytes"), _NUMBER_OR_NULL),
     **dict.fromkeys(("why", "origin", "why_no_ci", "reason", "unit", "regime", "start", "slot", "host"), text),
     **dict.fromkeys(("knobs", "changed"), _KNOBS),
-    **dict.fromkeys(("evidence", "knob_reports", "objectives", "scores", "violations", "ranks"), _MAPPING),
+    **dict.fromkeys(("objectives", "scores", "violations"), _NUMBERS), "ranks": _MAPPING,
+    "evidence": {"error?": {}, "hang?": {}, "earlier_attempt?": {"seconds?": number}},
+    "knob_reports": {ANY: (None, {"status?": text, "reason?": text})},
     "phases_s": {ANY: number}, "metrics": {ANY: _NUMBER_OR_NULL}, "ci": (None, interval), "losses": [_NUMBER_OR_NULL],
 }  # fmt: skip
 _STUDY_SHAPE: Mapping[str, Any] = {

@@ -1,9 +1,13 @@
-"""Begins a command: records the start time, from which the budget counts, and unsets impossible terminal sizes."""
+"""Begins a command: records the start time, from which the budget counts, and unsets impossible terminal sizes.
+
+Also opens the standard streams that the caller has closed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -17,16 +21,34 @@ _began_s: float | None = None
 
 
 def begin(*, is_process: bool) -> None:
-    """Records that a command begins, and unsets variables whose terminal size is impossible.
+    """Records that a command begins, unsets variables whose terminal size is impossible, and opens closed standard streams.
 
     Args:
         is_process: whether this process runs only this command; the command then began when the process started.
     """
     global _began_s
     _began_s = time.monotonic() - (_age_s() if is_process else 0.0)
+    if is_process:
+        _open_streams()
     for name in SIZES:
         if not SIZE.fullmatch(os.environ.get(name, "1")):
             del os.environ[name]
+
+
+def _open_streams() -> None:
+    """Opens /dev/null in place of each standard stream that is closed.
+
+    Otherwise, the next file that is opened would take its number, and what a library writes to it would end up in that file;
+    and Python would print messages for a closed standard error to standard output.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+            setattr(
+                sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)
+            )
 
 
 def began_s() -> float:

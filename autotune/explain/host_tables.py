@@ -61,6 +61,11 @@ TIMELINE_COLUMNS = {
     "rank": "rank of the process", "time_s": "seconds since the first of the two steps began",
     "allocated_bytes": "bytes in tensors", "reserved_bytes": "bytes reserved by the allocator",
 }  # fmt: skip
+COLUMNS = {
+    "phases": PHASE_COLUMNS, "lines": LINE_COLUMNS, "stages": STAGE_COLUMNS, "syncs": SYNC_COLUMNS, "compile": COMPILE_COLUMNS,
+    "memory": MEMORY_COLUMNS, "memory_modules": MODULE_COLUMNS, "memory_places": ALLOCATION_COLUMNS,
+    "memory_timeline": TIMELINE_COLUMNS,
+}  # fmt: skip
 
 
 def step_s(lines: Lines) -> float:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from autotune.shapes import ANY, check, flag, number, text, whole_number
 
 Cell = str | int | float | bool | None
 Row = dict[str, Any]  # column -> Cell
@@ -14,6 +16,18 @@ Row = dict[str, Any]  # column -> Cell
 # First characters that make a spreadsheet read a cell as a formula (OWASP, "CSV Injection"). The program chooses the names of
 # operators and files, so they cannot be trusted.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+_SHAPE: dict[str, Any] = {"name": text, "title": text, "columns": {ANY: text}, "rows": [{}], "notes": [text]}
+# Cells that are not (None, number), by column.
+_CELLS: dict[str, Any] = {
+    "rank": whole_number, "line": whole_number, "is_own": flag, "is_slowest": flag, "dtype": (None, text),
+    **dict.fromkeys(
+        ("file", "function", "text", "phase", "where", "callee", "stage", "kind", "reason", "category", "module", "class",
+         "kernel", "operator", "shapes", "precision", "grid", "block", "tensor_core_used", "tensor_core_eligible",
+         "device", "flops_from", "peak_source", "bound", "measured_by"),
+        text,
+    ),
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -33,6 +47,23 @@ class Table:
     columns: dict[str, str]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, raw: Any, columns: Mapping[str, str], never_null: Collection[str] = ()) -> Table:
+        """Returns the table that `dataclasses.asdict` made a document of.
+
+        Args:
+            raw: the document, which may be a stranger's.
+            columns: the columns that it must have.
+            never_null: those of them whose numbers are always known.
+
+        Raises:
+            ValueError: it is no such document, a column is missing, or a cell is of another kind.
+        """
+        check(raw, _SHAPE)
+        shape = {column: _CELLS.get(column, (None, number)) for column in (*raw["columns"], *columns)}
+        check(raw["rows"], [{**shape, **dict.fromkeys(never_null, number)}], "rows")
+        return cls(**{name: raw[name] for name in _SHAPE})
 
     def of_rank(self, rank: int) -> list[Row]:
         """Returns the rows of one rank."""

@@ -15,12 +15,14 @@ from autotune.documents import read_json, write_json, write_text
 from autotune.errors import Unreadable
 from autotune.explain.breakdown import MAX_OTHER_FRAC, ON_DEVICE, OTHER, Breakdown, breakdown
 from autotune.explain.host import host_of
+from autotune.explain.host_tables import COLUMNS as HOST_COLUMNS
 from autotune.explain.host_tables import lines_tables, memory_tables, step_s
 from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
 from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS as OPERATOR_COLUMNS
 from autotune.explain.operators import operator_rows, operators_of
 from autotune.explain.passes import Passes, read_passes
+from autotune.explain.ranks import COLUMNS as RANKS_COLUMNS
 from autotune.explain.ranks import ranks_table
 from autotune.explain.roofline import COLUMNS as ROOFLINE_COLUMNS
 from autotune.explain.roofline import Step, documented_peaks, measured_peaks, roofline_row
@@ -29,6 +31,7 @@ from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
+from autotune.shapes import check, number, text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
@@ -55,6 +58,10 @@ TRACE_TABLES = {  # name -> title, columns
     "kernels": ("Kernels", KERNEL_COLUMNS),
     "roofline": ("Relative to the device's peaks", ROOFLINE_COLUMNS),
 }
+NEVER_NULL = {  # table -> columns whose numbers are always known
+    "breakdown": ("seconds",), "memory": ("bytes",), "memory_timeline": ("time_s", "allocated_bytes", "reserved_bytes"),
+}  # fmt: skip
+COLUMNS = {**{name: columns for name, (_, columns) in TRACE_TABLES.items()}, **HOST_COLUMNS, "ranks": RANKS_COLUMNS}
 
 
 @dataclass(kw_only=True)
@@ -278,12 +285,14 @@ def read_tables(folder: Path) -> Tables:
     if not isinstance(index, Mapping) or index.get("schema") != SCHEMA:
         raise ValueError(f"{target / INDEX}: not the index of an explanation's tables, or of another version")
     try:
+        check(index, {"tables": [text], "timeline": [{"start_s": number, "seconds": number}]})
         found = from_json({**index, "tables": {}}, Tables)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{target / INDEX}: {error}") from None
     for name in index["tables"]:
         try:
-            found.tables[name] = Table(**read_json(target / f"{Path(name).name}.json"))
-        except (OSError, ValueError, TypeError) as error:
+            raw = read_json(target / f"{Path(name).name}.json")
+            found.tables[name] = Table.from_json(raw, COLUMNS.get(name, {}), NEVER_NULL.get(name, ()))
+        except (OSError, ValueError) as error:
             found.absent[name] = f"{name}.json cannot be read: {error}"
     return found

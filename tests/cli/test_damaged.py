@@ -74,6 +74,23 @@ def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words,
     assert json.loads(said(0, "list", "--json"))[0]["status"] == "unreadable"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("knob_reports", {"precision.amp": 1e300}),
+        ("knob_reports", {"precision.amp": {"status": {}}}),
+        ("evidence", {"error": "boom"}),
+        ("evidence", {"earlier_attempt": {"seconds": "long"}}),
+        ("scores", {"throughput": "fast"}),
+    ],
+)
+def test_a_trial_s_record_with_a_value_of_the_wrong_kind_is_named(name, value, runs, said):
+    file = make_study(runs).trial_path(1) / "trial.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
+    assert f"trial record's {name}." in said(2, "show", "resnet18", "--trial", "1")
+    said(0, "report", "resnet18")
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("name", ["title", "reason", "objective", "unit", "fingerprint", "placeholders"])
 def test_a_summary_without_what_may_be_missing_is_used(name, is_there, runs, said):

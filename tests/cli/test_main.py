@@ -8,6 +8,7 @@ from autotune import __version__
 from autotune.cli import app
 from autotune.cli import main as cli_main
 from autotune.cli.main import main, split
+from autotune.launchers.environment import own_environment
 from tests.support.rows import more
 
 COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "prune", "inspect", "knobs"]
@@ -144,6 +145,19 @@ def test_output_to_a_full_disk_is_one_line_and_no_fault(cli, words):
     assert ended.stderr.decode().splitlines() == [
         "autotune: output: cannot be written, the disk is full (No space left on device). Free some space and try again."
     ]
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "code"), [("2>&-", "show nosuch", 2), (">&-", "list", 0), ("<&- >&- 2>&-", "list", 0)]
+)
+def test_a_closed_standard_stream_gets_nothing_and_no_file_takes_its_place(tmp_path, closed, words, code):
+    numbers = "import os, sys; [os.fstat(n) for n in range(3)]; assert None not in (sys.stdin, sys.stdout, sys.stderr)"
+    program = f"import sys; from autotune.cli.main import main; code = main(); {numbers}; sys.exit(code)"
+    line = f'exec "$0" -P -c "$1" {words} {closed}'
+    ended = subprocess.run(
+        ["sh", "-c", line, sys.executable, program], cwd=tmp_path, env=own_environment(), capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
 
 
 def test_configuration_is_printed_as_yaml(cli):

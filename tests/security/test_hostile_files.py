@@ -1,6 +1,7 @@
 """Files from a stranger: a best.yaml, a study's folder, a replay table. Reading them runs nothing and writes nowhere else."""
 
 import contextlib
+import fcntl
 import gzip
 import json
 import os
@@ -181,6 +182,27 @@ def test_a_study_cannot_steer_the_terminal(tmp_path):
         ended = cli(*words)
         assert ended.returncode == 0, ended.stderr
         assert not {"\x1b", "\x07", "\x9b"} & set(ended.stdout + ended.stderr), words
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *('{"started_at": 1e300}', '{"started_at": 1e400}', '{"started_at": NaN}', '{"started_at": -1e17}', "[" * 100_000),
+        *(json.dumps({"host": f"a{ESCAPES}", "pid": ESCAPES}), '{"host": 7, "pid": 1e400}', '{"host": null, "pid": [1]}'),
+        json.dumps({"host": "a" * 100_000}),
+    ],
+    ids=lambda content: content[:20],
+)
+def test_what_a_study_says_of_the_process_that_works_on_it_breaks_no_command(place, capsys, content):
+    study = make_study(place / "runs")
+    (study.path / "owner.json").write_text(content)
+    with (study.path / "owner.json").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        for words in (["list"], ["show"], ["prune"], ["prune", "resnet18"], ["resume", "resnet18"]):
+            assert main(words) == (2 if words[-1] == "resnet18" else 0), capsys.readouterr().err
+            said = "".join(capsys.readouterr())
+            assert not UNSEEN & set(said), words
+            assert max(map(len, said.splitlines())) < 1000, words
 
 
 @pytest.fixture
