@@ -121,6 +121,8 @@ def read_best(path: Path) -> Best:
     problems += [f"{clash_words(*pair)} Both are in {path}." for pair in clashes(knobs)]
     problems += _lost(said.secret, knobs, path)
     if problems:
+        if said.is_newer:
+            problems.append(f"BEST: made by a newer version of autotune, got {shown(said.version)} in {path}. Update autotune.")
         raise BadInput(problems)
     doubt = ", ambiguous" if said.verdict == "ambiguous" else ""
     return Best(

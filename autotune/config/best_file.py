@@ -6,16 +6,18 @@ the user's own process (`autotune.apply`), so it must not import OmegaConf, psut
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune import shapes
+from autotune import __version__, shapes
 from autotune.config.literals import plain
 from autotune.plain_json import mapped
 
 PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
 MAX_NAME = 60
+NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}
 # Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
 TARGET_KINDS = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}
@@ -51,6 +53,7 @@ class Provenance:
         pinned: keys of the knobs that the user pinned.
         secret: keys of the knobs whose values are secret.
         target: loaders whose knobs were set in the study, as in `Spec.target`.
+        version: version of autotune that wrote the file.
     """
 
     study: str = ""
@@ -69,6 +72,7 @@ class Provenance:
     pinned: list[str] = field(default_factory=list)
     secret: list[str] = field(default_factory=list)
     target: list[dict[str, Any]] | None = None
+    version: str = ""
 
     @classmethod
     def of(cls, said: Any) -> Provenance:
@@ -93,7 +97,14 @@ class Provenance:
             pinned=words(said.get("pinned")),
             secret=words(said.get("secret")),
             target=_target(said.get("target")),
+            version=str(mapping(said.get("versions")).get("autotune") or "")[:MAX_NAME],
         )
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer version of autotune wrote the file."""
+        theirs, ours = (tuple(map(int, NUMBER.findall(text)[:3])) for text in (self.version, __version__))
+        return theirs > ours
 
     @property
     def is_recipe(self) -> bool:

@@ -16,6 +16,7 @@ from optuna.storages.journal import JournalFileBackend
 from autotune.cli.main import main
 from autotune.config.best import read_best
 from autotune.config.recorded import recorded
+from autotune.errors import BadInput
 from autotune.replay.table import read
 from autotune.run_dir import StudyFolder
 
@@ -107,6 +108,17 @@ def test_a_study_of_a_newer_version_is_refused_in_one_line(study, capsys, words)
     )
     assert main(["list", "--json"]) == 0
     assert "study record of schema 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("version", "is_newer"), [("0.10.0", True), ("1.0.0rc1", True), ("0.1.0", False), ("0.0.9", False)])
+def test_a_best_yaml_that_this_version_does_not_understand_is_called_newer_if_it_is(tmp_path, version, is_newer):
+    file = tmp_path / "best.yaml"
+    file.write_text(f"loader:\n  telepathy: true\nprovenance:\n  versions:\n    autotune: {version!r}\n")
+    with pytest.raises(BadInput) as refused:
+        read_best(file)
+    first, *more = refused.value.problems
+    assert first.startswith("loader.telepathy: not a knob")
+    assert more == [f"BEST: made by a newer version of autotune, got {version!r} in {file}. Update autotune."] * is_newer
 
 
 def test_a_table_of_a_newer_version_is_refused_in_one_line(tmp_path, capsys):
