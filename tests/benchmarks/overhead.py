@@ -44,6 +44,7 @@ GOAL_FRAC = 0.01  # maximum share of a step of one millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
 STUDY_MINUTES = 3  # more than the few trials need
+LEAST_TRIALS = 2  # the tracker's time of a trial is the difference between one and more trials
 MEASURED_PHASES = ("warmup", "steady")
 
 
@@ -145,7 +146,10 @@ def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
     ]
     program = [sys.executable, str(STEP_PROGRAM), "--blocks", "1000"]
     subprocess.run([sys.executable, "-m", "autotune", "run", *overrides, "--", *program], check=True, stdout=subprocess.DEVNULL)
-    return StudyFolder(runs / "overhead").read_trials()
+    trials = StudyFolder(runs / "overhead").read_trials()
+    if len(trials) < LEAST_TRIALS:
+        raise SystemExit(f"the study made {len(trials)} trials in {STUDY_MINUTES} minutes: is the machine busy?")
+    return trials
 
 
 def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
