@@ -124,7 +124,9 @@ def _words(knobs: Knobs) -> str:
 
 def _verdict(summary: Summary) -> str:
     speedup = summary["speedup"]
-    return f"{speedup['verdict']} {speedup['ratio']:.2f}x" if speedup else "none"
+    if not speedup:
+        return "none"
+    return f"{speedup['verdict']} {speedup['ratio']:.2f}x" if speedup["ratio"] else str(speedup["verdict"])
 
 
 def main() -> int:

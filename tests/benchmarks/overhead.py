@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -38,10 +39,12 @@ from tests.benchmarks.trials import Bench
 
 STEP_PROGRAM = Path(__file__).with_name("step_program.py")
 TOGGLE_PROGRAM = Path(__file__).with_name("step_toggle.py")
+BLOCK_STEPS = 200
 GOAL_FRAC = 0.01  # maximum share of a step of one millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
 STUDY_MINUTES = 3  # more than the few trials need
+LEAST_TRIALS = 2  # the tracker's time of a trial is the difference between one and more trials
 MEASURED_PHASES = ("warmup", "steady")
 
 
@@ -66,7 +69,8 @@ class StepCost:
     def words(self) -> str:
         """Returns the median difference and its 95 % interval, from order statistics, which assume no distribution."""
         low_us, high_us = scipy.stats.quantile_test(self.differences_us, p=0.5).confidence_interval()
-        return f"{self.median_us:.1f} us ({low_us:.1f} to {high_us:.1f}, n = {len(self.with_us)})"
+        interval = "too few for an interval" if math.isnan(low_us) else f"{low_us:.1f} to {high_us:.1f}"
+        return f"{self.median_us:.1f} us ({interval}, n = {len(self.with_us)})"
 
     def own_words(self) -> str:
         """Returns the harness's own share of a step: median, 10th and 90th percentile over the blocks."""
@@ -74,19 +78,19 @@ class StepCost:
         return f"{statistics.median(self.own_frac):.2%} of a step ({low:.2%} to {high:.2%}, n = {len(self.own_frac)})"
 
 
-def cost_in_one_process(num_processes: int, num_blocks: int) -> tuple[StepCost, StepCost, int]:
-    """Alternates blocks with and without the harness in one process.
+def cost_in_one_process(num_processes: int, num_blocks: int, num_steps: int = BLOCK_STEPS) -> tuple[StepCost, StepCost, int]:
+    """Alternates blocks of `num_steps` with and without the harness in one process; needs two blocks or more.
 
     Returns:
         What the harness costs a step, the same difference between blocks without the harness (the control), and how many of
         the harness's functions a step calls.
     """
     cost, control, num_calls = StepCost(), StepCost(), 0
-    command = [sys.executable, str(TOGGLE_PROGRAM), "--blocks", str(num_blocks)]
+    command = [sys.executable, str(TOGGLE_PROGRAM), "--blocks", str(num_blocks), "--steps", str(num_steps)]
     with tempfile.TemporaryDirectory(prefix="overhead-") as place:
         bench = Bench(compose([], command=command).command, LocalLauncher(), Path(place))
         for _ in range(num_processes):
-            seen = _printed(_to_the_end(bench))
+            seen = _to_the_end(bench)
             cost.with_us += [step_s * 1e6 for step_s in seen["with_s"]]
             cost.without_us += [step_s * 1e6 for step_s in seen["without_s"]]
             control.with_us += [step_s * 1e6 for step_s in seen["control_s"]]
@@ -106,25 +110,30 @@ def cost_between_processes(num_pairs: int, num_blocks: int) -> StepCost:
         for pair in range(num_pairs):
             both = [(cost.without_us, lambda: _plain(command)), (cost.with_us, lambda: _to_the_end(bench))]
             for values, run in both if pair % 2 == 0 else reversed(both):
-                values.append(statistics.median(_printed(run())["step_s"]) * 1e6)
+                values.append(statistics.median(run()["step_s"]) * 1e6)
             print(f"pair {pair + 1}: without {cost.without_us[-1]:.0f} us, with {cost.with_us[-1]:.0f} us", flush=True)
     return cost
 
 
-def _plain(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def _plain(command: list[str]) -> dict[str, Any]:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return _printed(done.stdout, done.stderr)
 
 
-def _to_the_end(bench: Bench) -> str:
+def _to_the_end(bench: Bench) -> dict[str, Any]:
     measured = bench.measure({}, MEASURE_TO_THE_END)
+    stdout, stderr = ((bench.last_folder / name).read_text() for name in (STDOUT_FILE, STDERR_FILE))
     if measured.result is None or measured.result.status != "ended":
-        tail = (bench.last_folder / STDERR_FILE).read_text()[-500:]
+        tail = stderr[-500:]
         raise SystemExit(f"the program was to be measured to its own end: {measured.outcome}: {measured.reason}\n{tail}")
-    return (bench.last_folder / STDOUT_FILE).read_text()
+    return _printed(stdout, stderr)
 
 
-def _printed(stdout: str) -> dict[str, Any]:
-    return dict(json.loads(next(line for line in stdout.splitlines() if line.startswith("{"))))
+def _printed(stdout: str, stderr: str) -> dict[str, Any]:
+    line = next((line for line in stdout.splitlines() if line.startswith("{")), None)
+    if line is None:
+        raise SystemExit(f"the program printed no times:\n{stderr[-2000:]}")
+    return dict(json.loads(line))
 
 
 def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
@@ -137,7 +146,10 @@ def small_study(num_trials: int, runs: Path) -> list[TrialRecord]:
     ]
     program = [sys.executable, str(STEP_PROGRAM), "--blocks", "1000"]
     subprocess.run([sys.executable, "-m", "autotune", "run", *overrides, "--", *program], check=True, stdout=subprocess.DEVNULL)
-    return StudyFolder(runs / "overhead").read_trials()
+    trials = StudyFolder(runs / "overhead").read_trials()
+    if len(trials) < LEAST_TRIALS:
+        raise SystemExit(f"the study made {len(trials)} trials in {STUDY_MINUTES} minutes: is the machine busy?")
+    return trials
 
 
 def trial_costs(trials: list[TrialRecord]) -> list[tuple[str, str]]:
@@ -183,7 +195,9 @@ def main() -> int:
     """Measures and prints the costs; returns 1 if a step costs more than the goal."""
     parser = argparse.ArgumentParser(description="what autotune itself costs")
     parser.add_argument("--processes", type=int, default=3, help="processes that remove the harness and install it again")
-    parser.add_argument("--blocks", type=int, default=60, help="blocks of 200 steps with the harness, without it, and timed")
+    parser.add_argument(
+        "--blocks", type=int, default=60, help=f"blocks of {BLOCK_STEPS} steps with the harness, without it, and timed"
+    )
     parser.add_argument(
         "--pairs", type=int, default=6, help="pairs of fresh processes with the harness and without; 0 for none"
     )

@@ -14,6 +14,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import optuna
@@ -75,12 +76,12 @@ def timed(study: optuna.Study, num_running: int) -> str:
     return f"{1e3 * statistics.median(times_s):7.1f} {calls:9,}"
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", default="500,4000,10000", help="numbers of trials, ascending")
     parser.add_argument("--running", type=int, default=64, help="number of running trials")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     rng, num = random.Random(0), 0
     print(f"{'trials':>7} {'ms':>7} {'calls':>9}")
     with tempfile.TemporaryDirectory() as folder:

@@ -305,7 +305,7 @@ def rows(repeats: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 HEADER = ("search", "verified/s", "ours / it", "of the best", "s to 95 %", "search s", "trials", "winner of the first repeat")
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Runs and prints the comparison; returns 0 unless a search could not be compared."""
     assert __doc__
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -319,12 +319,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="length of the measurement that verifies a winner")
     parser.add_argument("--quick", action="store_true", help="one repeat of one minute per search, to see whether it runs")
     parser.add_argument("--json", type=Path, help="file for all measurements")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     wanted = [name for name in options.only if name != PYTORCH_AUTOTUNE or options.workers is None]
     names = [name for name in wanted if not missing(name)]
     for name in wanted:
         if why := missing(name):
             print(f"left out  {name}: {why}", flush=True)
+    if not names:
+        raise SystemExit("no search is left")
     repeats = []
     with tempfile.TemporaryDirectory(prefix="rivals-") as place:
         for repeat in range(1 if options.quick else options.repeats):

@@ -8,7 +8,7 @@
     python -m tests.benchmarks.search --held-out --seeds 20 --file FILE  # may be interrupted and called again, to go on
 
 The machines are in `tests/search/machines.py`. The fraction of the optimum's true rate is given after a number of trials, and
-after the seconds that this number of average trials takes.
+after the seconds that this number of average trials takes. Machines on which the unchanged program does not fit are left out.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     if options.own_time:
         return _print_own_time()
-    seeds = [int(word) for word in options.machines.split(",") if word] or list(HELD_OUT if options.held_out else DEVELOPMENT)
+    asked = [int(word) for word in options.machines.split(",") if word] or list(HELD_OUT if options.held_out else DEVELOPMENT)
+    seeds = _with_baseline(asked)
     names = ["default"] if options.calibration else options.strategies.split(",")
     limit = {"trials": None if options.minutes else options.trials, "minutes": options.minutes}
     jobs = [
@@ -207,6 +208,20 @@ def main(words: Sequence[str] | None = None) -> int:
         by.setdefault((job.machine, job.name), []).append(made)
     _print_tables(by, seeds, list(dict.fromkeys(job.name for job in jobs)))
     return 0
+
+
+def _with_baseline(seeds: Sequence[int]) -> list[int]:
+    """Returns the machines that can run the unchanged program, and prints the others: a study on them ends at once."""
+    found = []
+    for seed in seeds:
+        one = machine(seed)
+        if one.truth(one.reference).rate:
+            found.append(seed)
+        else:
+            print(f"{one.name} left out: the unchanged program needs more memory than it has")
+    if not found:
+        raise SystemExit("no machine is left")
+    return found
 
 
 def _studies(jobs: Sequence[Job], num_jobs: int, file: Path | None) -> list[tuple[Replayed, Forecasts]]:

@@ -1,6 +1,6 @@
 """A training loop with steps of about a millisecond that times itself, to measure what autotune costs.
 
-    python step_program.py --blocks 20
+    python step_program.py --blocks 20 [--steps 200]
 
 It prints one JSON line with the mean seconds of a step in each block of steps. It does not use autotune.
 """
@@ -14,19 +14,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 BLOCK_STEPS = 200  # long enough, at a millisecond per step, to include a heartbeat, whose cost counts
-WARMUP_STEPS = 400
+WARMUP_BLOCKS = 2
 BATCH, WIDTH, DEPTH, NUM_BATCHES = 32, 256, 3, 64
 
 
 class Loop:
     """A small network, its optimizer and a cheap loader."""
 
-    def __init__(self, device: str, num_blocks: int) -> None:
+    def __init__(self, device: str, max_steps: int) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(1)  # with two threads on two shared cores, other programs would determine the result
         self.device = device
         data = TensorDataset(torch.randn(BATCH * NUM_BATCHES, WIDTH), torch.randn(BATCH * NUM_BATCHES, 1))
-        rounds = (WARMUP_STEPS + (num_blocks + 1) * (BLOCK_STEPS + 10)) // NUM_BATCHES + 1
+        rounds = max_steps // NUM_BATCHES + 1
         whole_batches = [range(start, start + BATCH) for start in range(0, len(data), BATCH)] * rounds
         self.batches = iter(DataLoader(data, sampler=whole_batches, batch_size=None))
         layers = [layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
@@ -55,6 +55,7 @@ def options() -> argparse.Namespace:
     """Returns the options of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=BLOCK_STEPS, help="steps of a block")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser.parse_args()
 
@@ -62,9 +63,9 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Trains for all blocks and prints the mean step of each."""
     chosen = options()
-    loop = Loop(chosen.device, chosen.blocks)
-    loop.run(WARMUP_STEPS)
-    print(json.dumps({"step_s": [loop.run(BLOCK_STEPS) for _ in range(chosen.blocks)]}))
+    loop = Loop(chosen.device, (WARMUP_BLOCKS + chosen.blocks) * chosen.steps)
+    loop.run(WARMUP_BLOCKS * chosen.steps)
+    print(json.dumps({"step_s": [loop.run(chosen.steps) for _ in range(chosen.blocks)]}))
 
 
 if __name__ == "__main__":

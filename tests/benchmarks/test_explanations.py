@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import planted_truth
+from tests.benchmarks import explanations, planted_truth
 from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
 from tests.benchmarks.planted_causes import CAUSES, FOLDER, HEALTHY, PAIRS, PROGRAMS, SINGLE, Program
 from tests.benchmarks.planted_truth import Gain, Round, Truths, gain, switches
@@ -202,6 +202,26 @@ def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch:
     assert again.gain(PHOTOS, "A") == Gain(ratio=pytest.approx(1.4), ci=pytest.approx((1.4, 1.4)))
     again.measure(PHOTOS, tmp_path, num_pairs=3)
     assert len(runs) == 6
+
+
+def test_a_program_that_cannot_run_here_has_no_cost_and_the_others_are_measured(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def own_rate(program: Program, data: Any, switched_off: str) -> float:
+        if program.name == "photos":
+            raise RuntimeError("photos printed no rate: could not create a primitive")
+        return 20.0 if switched_off else 10.0
+
+    monkeypatch.setattr(planted_truth, "own_rate", own_rate)
+    monkeypatch.setattr(explanations.planted_data, "prepare", lambda folder: None)
+    monkeypatch.setattr(explanations, "Truths", lambda **options: Truths(tmp_path / "truths.json", **options))
+    words = ["--only", "photos", "archive", "--pairs", "1", "--attempts", "1", "--truth-only", "--folder", str(tmp_path)]
+    assert explanations.main(words) == 0
+    printed = capsys.readouterr()
+    assert "photos printed no rate" in printed.err
+    kept = Truths(tmp_path / "truths.json")
+    assert [kept.gain(program, "A") for program in (PHOTOS, PROGRAMS["archive"])] == [None, Gain(ratio=2.0, ci=None)]
+    assert "2.00x" in printed.out
 
 
 def test_truths_of_another_machine_or_of_an_older_program_do_not_count(tmp_path: Any) -> None:

@@ -61,3 +61,15 @@ def test_a_winner_that_no_longer_trains_ends_the_comparison() -> None:
     bench = TableBench({("a", 1): None})
     with pytest.raises(SystemExit, match="winner did not train when measured again: host_oom: too large"):
         ladder.duel(bench, {"a": 1}, {}, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("speedup", "words"),
+    [
+        (None, "none"),
+        ({"verdict": "faster", "ratio": 1.234}, "faster 1.23x"),
+        ({"verdict": "ambiguous", "ratio": None}, "ambiguous"),
+    ],
+)
+def test_the_verdict_is_said_with_a_ratio_or_without_one(speedup: dict[str, object] | None, words: str) -> None:
+    assert ladder._verdict({"speedup": speedup}) == words  # type: ignore[typeddict-item]

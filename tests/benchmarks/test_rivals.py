@@ -51,6 +51,13 @@ def test_a_rival_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pyt
     assert rivals.missing(TPE) == ""
 
 
+@pytest.mark.parametrize("words", [["--only", PYTORCH_AUTOTUNE], ["--only", PYTORCH_AUTOTUNE, "--workers", "2"]])
+def test_a_comparison_without_any_search_is_refused(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="no search is left"):
+        rivals.main(words)
+
+
 def test_workers_are_the_program_s_own_and_chosen_from(tmp_path: Path) -> None:
     work = rivals.Work(folder=tmp_path, budget_s=60.0, workers=0, words=("--size", "32"))
     assert work.program[2:] == ["--size", "32", "--batch", "128", "--workers", "0"]

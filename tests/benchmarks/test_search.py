@@ -28,3 +28,16 @@ def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == first
     assert "90 % intervals, rate of proposals" in first
     assert "regret at most 1 % after the choosing rounds" in first
+
+
+def test_machines_on_which_the_program_does_not_fit_are_left_out_and_named(capsys):
+    no_baseline, nothing_fits = "426", "450"
+    search.main([*WORDS, "--machines", f"{no_baseline},3,{nothing_fits}", "--seeds", "1"])
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if "left out" in line] == [
+        "V100-transformer-426", "V100-transformer-450",
+    ]  # fmt: skip
+    assert "CPU-conv-3: " in printed
+    assert "transformer-450: " not in printed
+    with pytest.raises(SystemExit, match="no machine is left"):
+        search.main(["--machines", nothing_fits])

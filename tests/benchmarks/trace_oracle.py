@@ -52,6 +52,8 @@ def main() -> None:
     parser.add_argument("--hta", help="interpreter that has HolisticTraceAnalysis")
     parser.add_argument("--no-times", action="store_true", help="do not time traces of 100,000 and 1,000,000 events")
     arguments = parser.parse_args()
+    if not arguments.folder.is_dir():
+        parser.error(f"{arguments.folder} is not a folder")
     print("\n".join(machine_lines()))
     compare(arguments.folder, arguments.hta)
     if not arguments.no_times:
@@ -62,6 +64,9 @@ def compare(folder: Path, interpreter: str | None) -> None:
     """Prints our numbers next to HTA's, and the largest difference."""
     paths = [path for path in sorted(folder.rglob("*.json*")) if path.stat().st_size]
     ours = {str(path): found for path in paths if (found := figures(path))}
+    if not ours:
+        print(f"no GPU trace in {folder}")
+        return
     theirs = of_hta(list(ours), interpreter) if interpreter else {}
     rows, largest = [], (0.0, "", "")
     for path, found in ours.items():
@@ -80,6 +85,9 @@ def compare(folder: Path, interpreter: str | None) -> None:
         ])  # fmt: skip
     print(table(["trace", "sum/step", *(f"{name} (ours, HTA)" for name in FIGURES), "overlap", "largest difference"], rows))
     compared = sum(row[-1].endswith("%") for row in rows)
+    if not compared:
+        print("nothing was compared" if interpreter else "nothing was compared: HTA is needed, see --hta")
+        return
     print(f"largest difference of {compared} traces: {largest[0]:.2%} ({largest[2]}, {largest[1]}); goal: {GOAL_FRAC:.0%}")
 
 

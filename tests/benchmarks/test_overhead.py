@@ -1,0 +1,24 @@
+"""The harness can be taken out of a training loop and timed, as its cost in a step is measured."""
+
+import pytest
+
+from tests.benchmarks import overhead
+
+
+def test_the_harness_is_taken_out_of_a_loop_whole_and_its_own_time_is_a_part_of_the_step():
+    cost, control, num_calls = overhead.cost_in_one_process(1, 2, 25)  # ends by itself if a function of the harness is left
+    assert [len(values) for values in (cost.with_us, cost.without_us, control.with_us, cost.own_frac)] == [2, 2, 2, 2]
+    assert num_calls > 0
+    assert all(0.0 < share < 1.0 for share in cost.own_frac)
+
+
+def test_a_program_without_times_shows_what_it_says_about_it():
+    with pytest.raises(SystemExit, match="printed no times:\\nthe harness could not be taken out"):
+        overhead._printed("", "the harness could not be taken out")
+
+
+def test_few_pairs_give_no_interval_and_many_do():
+    few = overhead.StepCost(with_us=[3.0, 4.0], without_us=[1.0, 1.0])
+    assert few.words() == "2.5 us (too few for an interval, n = 2)"
+    many = overhead.StepCost(with_us=[float(n) for n in range(20)], without_us=[1.0] * 20)
+    assert many.words() == "8.5 us (4.0 to 13.0, n = 20)"
