@@ -10,9 +10,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune import __version__, shapes
+from autotune import shapes
 from autotune.config.literals import plain
 from autotune.plain_json import mapped
+from autotune.version import __version__
 
 PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
