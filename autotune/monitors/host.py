@@ -114,15 +114,17 @@ def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> Quota | None:
 
 
 def _cgroup_folders(controller: str, proc: Path, cgroups: Path) -> list[Path]:
-    """Returns the folders of this process's cgroup (v2 or v1) and of those above it, the innermost first."""
-    return [Path(folder) for folder in cores.folders(str(cgroups), str(proc / "self" / "cgroup"), controller)][::-1]
+    """Returns the folders of this process's cgroup (v2 or v1) and of those above it, each once, the innermost first."""
+    found = list(cores.folders(str(cgroups), str(proc / "self" / "cgroup"), controller))
+    return [Path(folder) for folder in dict.fromkeys(map(os.path.normpath, reversed(found)))]
 
 
 def _throttled_s(proc: Path, cgroups: Path) -> float | None:
     for folder in _cgroup_folders("cpu", proc, cgroups):
+        counts = _fields(folder / "cpu.stat")
         for name, per_s in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
-            if (count := _field(folder / "cpu.stat", name)) is not None:
-                return count / per_s
+            if name in counts:
+                return counts[name] / per_s
     return None
 
 
@@ -135,8 +137,10 @@ def _pressure_s(file: Path) -> float | None:
 
 
 def _field(file: Path, name: str) -> int | None:
-    for line in cores.read(file).splitlines():
-        words = line.split()
-        if len(words) == 2 and words[0] == name and words[1].isdigit():
-            return int(words[1])
-    return None
+    return _fields(file).get(name)
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """Returns the whole numbers of a file whose lines each hold a name and a value; {} if it cannot be read."""
+    lines = (line.split() for line in cores.read(file).splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.forecast import MIN_DEVICE_RATES, Expected, Forecast
+from autotune.search.rates.forecast import MIN_DEVICE_RATES, Expected, Forecast, Means
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import Scales
 from autotune.search.rates.regime import Machine
@@ -75,6 +75,17 @@ class AveragedForecast:
         self._weights = np.exp(evidence - evidence.max()) / np.exp(evidence - evidence.max()).sum()
         self.spread = self._forecasts[int(np.argmax(evidence))].spread
 
+    def means(self, codes: Codes) -> Means:
+        """Returns the forecasts for configurations without their uncertainty, which would take most of the time."""
+        if len(self._forecasts) == 1:
+            return self._forecasts[0].means(codes)
+        parts = [one.means(codes) for one in self._forecasts]
+        return Means(
+            mean=self._weights @ np.array([one.mean for one in parts]),
+            device=self._weights @ np.array([one.device for one in parts]),
+            loader=self._weights @ np.array([one.loader for one in parts]),
+        )
+
     def expected(self, codes: Codes, reference: Codes) -> Expected:
         """Returns the forecasts for configurations; `reference` is the single row to which `Expected.spread` refers."""
         if len(self._forecasts) == 1:
@@ -113,7 +124,7 @@ class AveragedForecast:
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
         """Returns configurations, given with their codes, as trials with the expected results. On shared cores D is unknown."""
-        expected = self.expected(codes, codes[:1])
+        expected = self.means(codes)
         is_shared = self._views.are_shared(codes).tolist()
         rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)
         return [

@@ -228,29 +228,23 @@ class Coding:
 
     def features(self, codes: Codes, weights: Mapping[str, float] | None = None) -> Features:
         """Returns the features of configurations, one row each. A knob's columns are multiplied by its weight (default 1)."""
-        given = tuple((weights or {}).get(knob.key, 1.0) for knob in self.knobs)
-        if given not in self._weighted:
-            powers = (given, given, tuple(weight**2 for weight in given))
-            tables = zip(*self._tables, strict=True) if self.knobs else [()] * 3
-            self._weighted[given] = [
-                [table * weight for table, weight in zip(of_knobs, power, strict=True)]
-                for of_knobs, power in zip(tables, powers, strict=True)
-            ]
-        return Features(*(_looked_up(tables, codes) for tables in self._weighted[given]))
+        plain = Features(*(_looked_up(tables, codes) for tables in self._tables))
+        return self.weighted(plain, weights) if weights else plain
+
+    def weighted(self, plain: Features, weights: Mapping[str, float]) -> Features:
+        """Returns features without weights, with each knob's columns multiplied by its weight (default 1)."""
+        given = np.array([weights.get(knob.key, 1.0) for knob in self.knobs])
+        each = [
+            np.repeat(power, [table.shape[1] for table in tables])
+            for power, tables in zip((given, given, given**2), self._tables, strict=True)
+        ]
+        return Features(plain.effects * each[0], plain.knobs * each[1], plain.squares * each[2])
 
     @cached_property
-    def _weighted(self) -> dict[tuple[float, ...], list[list[Array]]]:
-        """{weights of all knobs: [tables]}: for each of the three parts of `Features`, a list with one table per knob."""
-        return {}
-
-    @cached_property
-    def _tables(self) -> list[tuple[Array, Array, Array]]:
-        """Returns each knob's tables (effects, columns for products, products of these), with rows for levels and absence."""
-        found = []
-        for knob in self.knobs:
-            (effects, variances), own = knob.columns(), knob.pair_columns()
-            found.append((effects * np.sqrt(variances), own, _squares(own)))
-        return found
+    def _tables(self) -> tuple[list[Array], list[Array], list[Array]]:
+        """One table per knob for each of the three parts of `Features`, with rows for levels and absence."""
+        columns, pairs = [knob.columns() for knob in self.knobs], [knob.pair_columns() for knob in self.knobs]
+        return [effects * np.sqrt(variances) for effects, variances in columns], pairs, list(map(_squares, pairs))
 
 
 def _looked_up(tables: Sequence[Array], codes: Codes) -> Array:

@@ -27,21 +27,30 @@ MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class Means:
     """Forecasts for configurations, in logarithms of samples per second.
 
     Attributes:
         mean: expected rate.
-        spread: standard deviation of the difference between this rate and that of a reference configuration.
-        own_spread: standard deviation of the rate itself.
         device, loader: expected D and L; L is infinite if unknown.
     """
 
     mean: Array
-    spread: Array
-    own_spread: Array
     device: Array
     loader: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected(Means):
+    """Forecasts with their uncertainty.
+
+    Attributes:
+        spread: standard deviation of the difference between this rate and that of a reference configuration.
+        own_spread: standard deviation of the rate itself.
+    """
+
+    spread: Array
+    own_spread: Array
 
 
 class Forecast:
@@ -121,6 +130,14 @@ class Forecast:
         self.evidence = self._rest.evidence
         self.scales = {DEVICE: self._device.scales, LOADER: self._loader.scales, REST: self._rest.scales}
 
+    def means(self, codes: Codes) -> Means:
+        """Returns the forecasts for configurations without their uncertainty, which would take most of the time."""
+        device, loader = self._sides(codes)
+        if self._rest is None:
+            return Means(mean=device, device=device, loader=loader)
+        mean = self._together(codes, device, loader) + self._rest.mean(self._views.features(REST, codes))
+        return Means(mean=mean, device=device, loader=loader)
+
     def expected(self, codes: Codes, reference: Codes) -> Expected:
         """Returns the forecasts for configurations; `reference` is the single row to which `Expected.spread` refers.
 
@@ -132,9 +149,9 @@ class Forecast:
             parts = [(self._device, ALL, np.ones(len(codes)), 1.0)]
             mean = device
         else:
-            mean = self._together(codes, device, loader) + self._rest.mean(self._views.features(REST, codes))
-            of_device, of_loader = self._slopes(codes, device, loader)
-            slopes = self._slopes(reference, *of_reference)
+            rates, of_device, of_loader = self._slopes(codes, device, loader)
+            mean = rates + self._rest.mean(self._views.features(REST, codes))
+            _, *slopes = self._slopes(reference, *of_reference)
             parts = [
                 (self._device, DEVICE, of_device, float(slopes[0][0])),
                 (self._loader, LOADER, of_loader, float(slopes[1][0])),
@@ -170,10 +187,10 @@ class Forecast:
         if self._loader is None or self._rest is None:
             found._device = self._device.conditioned(self._views.features(ALL, codes), ordinary)
             return found
-        rates, loader = self.expected(codes, codes[:1]).mean, np.exp(self._sides(codes)[1])
-        _, noise = self._derived(codes, np.exp(rates), loader, self._views.are_shared(codes))
+        means, features = self.means(codes), self._views.features(DEVICE, codes)
+        _, noise = self._derived(codes, np.exp(means.mean), np.exp(means.loader), self._views.are_shared(codes))
         is_known = np.isfinite(noise)
-        found._device = self._device.conditioned(self._views.features(DEVICE, codes)[is_known], noise[is_known])
+        found._device = self._device.conditioned(features if is_known.all() else features[is_known], noise[is_known])
         loader_noise = LOADER_NOISE * ordinary
         found._loader = like._loader if like else self._loader.conditioned(self._views.features(LOADER, codes), loader_noise)
         found._rest = self._rest.conditioned(self._views.features(REST, codes), ordinary)
@@ -187,12 +204,11 @@ class Forecast:
             return device, np.full(len(codes), np.inf)
         return device, self._loader.mean(self._views.features(LOADER, codes)) + self._views.usual_loader(codes)
 
-    def _slopes(self, codes: Codes, device: Array, loader: Array) -> tuple[Array, Array]:
-        """Returns the derivatives of the log rates with respect to log D and log L."""
+    def _slopes(self, codes: Codes, device: Array, loader: Array) -> tuple[Array, Array, Array]:
+        """Returns the log rates, and their derivatives with respect to log D and log L."""
         now = self._together(codes, device, loader)
-        return (self._together(codes, device + SLOPE_STEP, loader) - now) / SLOPE_STEP, (
-            self._together(codes, device, loader + SLOPE_STEP) - now
-        ) / SLOPE_STEP
+        of_device = (self._together(codes, device + SLOPE_STEP, loader) - now) / SLOPE_STEP
+        return now, of_device, (self._together(codes, device, loader + SLOPE_STEP) - now) / SLOPE_STEP
 
     def _together(self, codes: Codes, device: Array, loader: Array) -> Array:
         """Returns the log rates that result from log D and log L, with a row per configuration."""

@@ -140,7 +140,10 @@ class LinearModel:
     def _covariance(self, one: Features, other: Features) -> Array:
         """Returns the prior covariances of configurations."""
         effects, interactions = one.products(other)
-        return np.asarray(self._level_spread**2 + self.scales[0] ** 2 * effects + self.scales[1] ** 2 * interactions)
+        found = self.scales[0] ** 2 * effects
+        found += self._level_spread**2  # in place, as in `Features.of_interactions`
+        found += self.scales[1] ** 2 * interactions
+        return found
 
     def _spread(self, features: Features) -> Array:
         """Returns a column for each configuration. Its sum of squares is the prior variance that the measurements explain.

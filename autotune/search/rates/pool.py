@@ -88,8 +88,9 @@ class Pool:
     def _without_inactive(self, row: Codes) -> bytes:
         key = row.tobytes()
         if key not in self._known:
-            own = self._coding.encode([self._active(self._coding.decode(row.tolist()))]).tobytes()
-            self._known[key] = key if own == key else own
+            params = self._coding.decode(row.tolist())
+            active = self._active(params)
+            self._known[key] = key if len(active) == len(params) else self._coding.encode([active]).tobytes()
         return self._known[key]
 
 

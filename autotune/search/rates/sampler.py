@@ -260,7 +260,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         winners = [place for place, one in enumerate(known) if one.may_win and self.rules.may_win(one.params)]
         if not winners:
             return None
-        means = self._fitting(coding, Known(known), machine).expected(codes, codes[:1]).mean
+        means = self._fitting(coding, Known(known), machine).means(codes).mean
         times = Counter(map(bytes, codes))
         suspects = [place for place in winners if times[bytes(codes[place])] == 1 and rates[place] < max(rates[winners])]
         found: tuple[float, Params] | None = None

@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Array, Codes, Coding
-from autotune.search.rates.forecast import Expected
+from autotune.search.rates.forecast import Means
 from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
 from autotune.search.rates.pool import Pool
@@ -118,14 +118,14 @@ class Step:
 
     def propose(self) -> Proposed | None:
         """Returns the proposal; None if no considered configuration is open."""
-        tried = self._forecast.expected(self._winners, self._winners[:1])
+        tried = self._forecast.means(self._winners)
         order = np.argsort(-tried.mean)
         best, first = self._winners[order], int(order[0])
-        codes = self._wanted(best)
+        codes, works = self._wanted(best)
         if not len(codes):
             return None
         reference = _Reference(codes=best[:1], mean=float(tried.mean[first]), sides=self._sides(tried, first))
-        works, fits = self._chances_to_work(codes), self._chances_to_fit(codes)
+        fits = self._chances_to_fit(codes)
         is_likely = fits >= LEAST_CHANCE
         self.is_held_back = not is_likely.all()
         found = self._best_of(codes[is_likely], works[is_likely], fits[is_likely], reference)
@@ -171,11 +171,15 @@ class Step:
             expected_improvement=self._improvement(reference.codes, codes[places], works[places] * fits[places]),
         )
 
-    def _wanted(self, best: Codes) -> Codes:
-        """Returns the new candidates that may work. Those that need a compilation are included only if they are worth it."""
+    def _wanted(self, best: Codes) -> tuple[Codes, Array]:
+        """Returns the new candidates that may work, and each one's probability to work, as `_chances_to_work`.
+
+        Candidates that need a compilation are included only if they are worth it.
+        """
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
-        may_work = self._is_worth_compiling(codes, best) & (self._chances_to_work(codes) > 0)
-        return np.asarray(codes[self._pool.are_new(codes) & may_work])
+        works = self._chances_to_work(codes)
+        is_wanted = self._pool.are_new(codes) & self._is_worth_compiling(codes, best) & (works > 0)
+        return codes[is_wanted], works[is_wanted]
 
     def _promising_failures(self, best: Codes) -> Codes:
         """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if these exceed the best's.
@@ -185,7 +189,7 @@ class Step:
         """
         if not len(self._failed):
             return self._failed
-        means = self._forecast.expected(np.vstack([best[:1], self._failed]), best[:1]).mean
+        means = self._forecast.means(np.vstack([best[:1], self._failed])).mean
         order = np.argsort(-means[1:], kind="stable")[:NUM_FAILED]
         return np.asarray(self._failed[order][means[1:][order] > means[0]])
 
@@ -243,7 +247,7 @@ class Step:
         """The columns of knobs that need no compilation."""
         return [place for place, knob in enumerate(self._coding.knobs) if knob.key not in self._rules.costly]
 
-    def _sides(self, expected: Expected, place: int) -> list[str]:
+    def _sides(self, expected: Means, place: int) -> list[str]:
         """Returns the sides whose cost slows a configuration down noticeably, the bottleneck first."""
         if not self._forecast.is_decomposed:
             return [ALL]

@@ -84,7 +84,8 @@ class Views:
         return value
 
     def _features(self, side: str, codes: Codes) -> Features:
-        features = self._coding.features(codes, self._weights[ALL if side == REST else side])
+        plain = self._once("plain", codes, lambda: self._coding.features(codes))
+        features = self._coding.weighted(plain, self._weights[ALL if side == REST else side])
         if side != REST or not self.machine.is_cpu or self.machine.num_cores is None:
             return features
         crowding = shared_frac(*self.processes(codes), self.machine) * CROWDING_SPREAD
