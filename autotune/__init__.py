@@ -6,11 +6,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from autotune.version import __version__ as __version__
-
 if TYPE_CHECKING:
     from autotune.api import Study, run
 
+__version__ = "0.1.0"
 __all__ = ["Study", "apply", "run", "trial_step"]
 
 

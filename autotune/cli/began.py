@@ -18,6 +18,7 @@ STARTING_S = 5.0
 SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")
 
 _began_s: float | None = None
+closed: list[str] = []  # names of the standard streams that the caller has closed
 
 
 def begin(*, is_process: bool) -> None:
@@ -46,6 +47,7 @@ def _open_streams() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+            closed.append(name)
             setattr(
                 sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)
             )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cli import began
 from autotune.cli.output import STDOUT, check_ours, output_file, write, write_bytes
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
@@ -96,7 +97,7 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
         problems.append(
             "--json: with -o - the report itself goes to standard output, got both. Give -o FILE, or leave out --json."
         )
-    if asked.output == STDOUT and not sys.stdout:
+    if asked.output == STDOUT and (not sys.stdout or "stdout" in began.closed):
         problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
     if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):
         problems.append(f"--picture: the same file as --output, got {str(asked.picture)!r}. Give another file.")

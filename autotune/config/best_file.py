@@ -7,13 +7,13 @@ the user's own process (`autotune.apply`), so it must not import OmegaConf, psut
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune import shapes
 from autotune.config.literals import plain
 from autotune.plain_json import mapped
-from autotune.version import __version__
 
 PROVENANCE = "provenance"
 EXPORTED = "Give a file that `autotune export` wrote"
@@ -104,7 +104,8 @@ class Provenance:
     @property
     def is_newer(self) -> bool:
         """Whether a newer version of autotune wrote the file."""
-        theirs, ours = (tuple(map(int, NUMBER.findall(text)[:3])) for text in (self.version, __version__))
+        own: str = sys.modules[__name__.partition(".")[0]].__version__  # not imported: a circle
+        theirs, ours = (tuple(map(int, NUMBER.findall(text)[:3])) for text in (self.version, own))
         return theirs > ours
 
     @property

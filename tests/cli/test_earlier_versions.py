@@ -20,6 +20,7 @@ from autotune.errors import BadInput
 from autotune.replay.table import read
 from autotune.run_dir import StudyFolder
 
+SAFELY = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.3 and older have no filters
 DATA = Path(__file__).parents[1] / "data/written-by-0.1.0"
 
 
@@ -27,7 +28,7 @@ DATA = Path(__file__).parents[1] / "data/written-by-0.1.0"
 def study(tmp_path, monkeypatch) -> StudyFolder:
     monkeypatch.chdir(tmp_path)
     with tarfile.open(DATA / "study.tar.gz") as archive:
-        archive.extractall("runs", filter="data")
+        archive.extractall("runs", **SAFELY)
     return StudyFolder(Path("runs/mlp"))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.main import main
+from autotune.explain import roofline
 from autotune.explain.explanation import empty
 from autotune.explain.table import Table
 from autotune.explain.tables import Tables, write_tables
@@ -113,6 +114,7 @@ def test_why_says_how_well_the_gpu_is_used(here):
     summary["explanation"]["explained"][0]["passes"]["trace"] = {"trial": 5, "outcome": "ok", "reason": ""}
     folder.write_summary(summary)
     row = {
+        **dict.fromkeys(roofline.COLUMNS), **dict.fromkeys(("device", "flops_from", "peak_source", "bound"), ""),
         "rank": 0, "busy_frac": 0.97, "tensor_core_frac": 0.287, "flops_per_s": 4.9e13, "mfu_frac": 0.099, "dtype": "tf32",
     }  # fmt: skip
     table = Table(name="roofline", title="", columns=dict.fromkeys(row, ""), rows=[row])

@@ -258,7 +258,7 @@ def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
     assert check["how"] == "pairs without it"
     assert check["measured"]["mid"] == pytest.approx(0.5, abs=0.05)
     assert finding["gain"]["mid"] == pytest.approx(1 / (1 - 0.8 / 3) - 1, abs=0.05)  # a fifth of the decoding usually remains
-    assert finding["gain"]["high"] == check["measured"]["high"]
+    assert finding["gain"]["high"] == pytest.approx(check["measured"]["high"])  # other vector instructions round otherwise
     assert size_text(finding).endswith(f"; without it, {gain_text(check['measured'])}")
     again = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)  # measures nothing again
     assert decode_of(again) == finding

@@ -132,7 +132,7 @@ class FuzzPlace:
         (self._clean / "table.jsonl.gz").write_bytes(TABLE_BYTES)
         studies.make_study(self._clean / "runs")
         with tarfile.open(OLD_STUDY) as archive:
-            archive.extractall(self._clean / "runs", filter="data")
+            archive.extractall(self._clean / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         record = self._clean / "runs/mlp/study.json"
         record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # the folder that it ran in is not here
 
