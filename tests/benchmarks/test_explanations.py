@@ -220,7 +220,10 @@ def test_a_program_that_cannot_run_here_has_no_cost_and_the_others_are_measured(
     printed = capsys.readouterr()
     assert "photos printed no rate" in printed.err
     kept = Truths(tmp_path / "truths.json")
-    assert [kept.gain(program, "A") for program in (PHOTOS, PROGRAMS["archive"])] == [None, Gain(ratio=2.0, ci=None)]
+    absent, gain = (kept.gain(program, "A") for program in (PHOTOS, PROGRAMS["archive"]))
+    assert absent is None
+    assert gain is not None
+    assert (gain.ratio, gain.ci) == (2.0, None)  # whether it was disturbed depends on what else runs here
     assert "2.00x" in printed.out
 
 

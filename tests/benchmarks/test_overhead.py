@@ -5,6 +5,7 @@ import pytest
 from tests.benchmarks import overhead
 
 
+@pytest.mark.thorough
 def test_the_harness_is_taken_out_of_a_loop_whole_and_its_own_time_is_a_part_of_the_step():
     cost, control, num_calls = overhead.cost_in_one_process(1, 2, 25)  # ends by itself if a function of the harness is left
     assert [len(values) for values in (cost.with_us, cost.without_us, control.with_us, cost.own_frac)] == [2, 2, 2, 2]

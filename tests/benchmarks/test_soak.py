@@ -45,6 +45,7 @@ def measured(folder, *words):
     return soak.read(folder / "soak.jsonl")
 
 
+@pytest.mark.thorough
 def test_a_short_soak_leaves_nothing_behind_and_nothing_grows_at_once(tmp_path):
     found = measured(tmp_path, "--trials", "1")
     assert [line["left"] for line in found if "left" in line] == [0]
