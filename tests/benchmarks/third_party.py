@@ -5,8 +5,8 @@
 DIR holds the repositories, cloned as docs/benchmarks.md says; nothing is downloaded. A program's data are made next to it
 (tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would. The
 rate is also read from its own output (third_party_clock.py): after the study, without autotune and under `autotune apply`, or
-with --rates, in the trials. Only then, because whoever reads along takes a tenth of a core, which disturbs the finals. The
-repository's files are compared with those before.
+with --rates, in the trials. Without --rates the trials' output is not read, because reading it takes a tenth of a core, which
+disturbs the finals. The repository's files are compared with those before.
 """
 
 from __future__ import annotations
