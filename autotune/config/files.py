@@ -11,6 +11,7 @@ from typing import Any
 
 import autotune
 from autotune.config import yaml_file
+from autotune.config.best_file import PROVENANCE, Provenance
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.config.literals import is_reference
 from autotune.errors import BadInput
@@ -128,9 +129,7 @@ def check_key(key: str, value: Any, host_context: HostContext) -> None:
 
 def _other_version(document: dict[Any, Any], path: Path) -> list[str]:
     """Returns a problem if an exported file comes from another version of autotune, else []."""
-    provenance = document.get("provenance")
-    versions = provenance.get("versions") if isinstance(provenance, dict) else None
-    version = versions.get("autotune") if isinstance(versions, dict) else None
-    if version in (None, autotune.__version__):
+    version = Provenance.of(document.get(PROVENANCE)).version
+    if version in ("", autotune.__version__):
         return []
     return [f"{path}: written by autotune {version}, this is {autotune.__version__}. Export it again from its study."]
