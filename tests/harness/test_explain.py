@@ -133,13 +133,14 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
     events = json.loads(gzip.decompress((run.folder / found["file"]).read_bytes()))["traceEvents"]
     steps = [event for event in events if event.get("name", "").startswith("ProfilerStep")]
     assert len(steps) == found["steps"] >= MIN_STEPS
-    ranges: dict[str, float] = {}
+    ranges: dict[str, list[float]] = {}
     for event in events:
         if event.get("cat") == "user_annotation" and event["name"].startswith(RANGE):
-            ranges[event["name"]] = ranges.get(event["name"], 0.0) + event["dur"]
+            ranges.setdefault(event["name"], []).append(event["dur"])
     assert set(ranges) == {f"autotune::{phase}" for phase in ("input", "forward", "backward", "optimizer")}
-    assert ranges["autotune::input"] == max(ranges.values())  # the loop waits for the workers
-    assert 0.2 * sum(step["dur"] for step in steps) < ranges["autotune::input"]
+    usual = {name: statistics.median(durations) for name, durations in ranges.items()}  # one step may be held up by others
+    assert usual["autotune::input"] == max(usual.values())  # the loop waits for the workers
+    assert 0.2 * statistics.median(step["dur"] for step in steps) < usual["autotune::input"]
     assert any(event.get("args", {}).get("Input Dims") for event in events)
     assert found["step_s"] > 0 < found["plain_step_s"]
     assert set(found["peaks"]) == {"float32", "bfloat16", "bytes"}
