@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from autotune.errors import BadInput
 from autotune.replay.bench import Asked, run
 from autotune.replay.figures import at_trials
 from autotune.replay.strategies import SLOTS
@@ -36,7 +37,11 @@ def main(words: Sequence[str] | None = None) -> int:
     nums = [int(word) for word in options.slots.split(",")]
     limits, names = Limits(trials=options.trials), [f"default:{SLOTS}={num}" for num in nums]
     asked = Asked(tables=options.tables, strategies=names, num_seeds=options.seeds, limits=limits, num_jobs=options.jobs)
-    found = {one.table.workload: dict(zip(nums, (one.studies[name] for name in names), strict=True)) for one in run(asked)}
+    try:
+        replays = run(asked)
+    except BadInput as error:
+        parser.error(str(error))
+    found = {one.table.workload: dict(zip(nums, (one.studies[name] for name in names), strict=True)) for one in replays}
     found["all"] = {num: [study for one in found.values() for study in one[num]] for num in nums}
     print("fraction of the optimum after so many search trials, and of the exported configuration: median and mean\n")
     print(table(HEAD, [[name, num, *_row(studies)] for name, one in found.items() for num, studies in one.items()]))

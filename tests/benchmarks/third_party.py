@@ -22,6 +22,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from autotune.explained import limit_lines
 from autotune.quantities import rate_text
 from tests.benchmarks.reporting import table
 from tests.benchmarks.third_party_checks import file_problems, listing, own_rate_per_s, with_batch
@@ -65,7 +66,8 @@ def main() -> int:
         summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
         left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
         problems = file_problems(before, after, folder=folder, named=left)
-        print("\n".join(problems or ["files: as before, or listed"]), flush=True)
+        print("\n".join(problems or ["files: as before, or listed"]))
+        print("\n".join(f"explained: {line}" for line in limit_lines(summary)), flush=True)
         real = (None, None) if arguments.rates else _real_runs(program, folder, summary)
         rows.append(_row(program, summary, watch, real))
         print(f"\n{table(COLUMNS, rows[-1:])}", flush=True)

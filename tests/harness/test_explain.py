@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
