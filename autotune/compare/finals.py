@@ -267,7 +267,7 @@ class Finals:
         turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
         for _ in range(len(pairs) + num_lost, LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
-            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen):
+            if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):
                 break
             self._round += 1
             try:
@@ -279,7 +279,7 @@ class Finals:
             if self._is_out(chosen):
                 return False
         # If there is no time for another pair, choosing another configuration is pointless.
-        if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen):
+        if pairs or not self._num_lost(chosen) or not self._has_time_for_pair(chosen, len(pairs)):
             return True
         # No round measured both the chosen configuration and the baseline, so that configuration must not be chosen again.
         self._lost[configuration_key(chosen.changed)] = MAX_LOST_ROUNDS
@@ -319,8 +319,10 @@ class Finals:
         """Whether enough pairs fit. A configuration that takes a minute to compile may take too long to confirm."""
         return stats.MIN_PAIRS * self._pair_s(candidate) <= self._session.budget.left_s
 
-    def _has_time_for_pair(self, chosen: TrialRecord) -> bool:
-        return self._pair_s(chosen) <= self._session.budget.left_s
+    def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
+        """Whether another pair fits. The first MIN_PAIRS may use the time kept for explaining, which can be done later."""
+        budget, pair_s = self._session.budget, self._pair_s(chosen)
+        return budget.take_from_passes(pair_s) if num_pairs < MIN_PAIRS else pair_s <= budget.left_s
 
     def _measure(self, first: TrialRecord, why: str) -> TrialRecord:
         record = self._session.measure_again(first, round_number=self._round, rules=self._rules, why=why)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
-
-from threadpoolctl import ThreadpoolController
 
 from autotune.compare import noise
 from autotune.compare.attribution import Attributor
@@ -56,6 +55,7 @@ from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
+ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
 NO_MODULE = "No module named"  # part of Python's own message
 # At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. Without a time
 # budget, it tells the user of the wait after SILENT_S.
@@ -133,6 +133,11 @@ def _one_blas_thread() -> contextlib.AbstractContextManager[object]:
 
     The matrices are small, so several threads gain nothing, and would wait for each other while trials use the cores.
     """
+    was_set = ALLOWS_DUPLICATES in os.environ
+    from threadpoolctl import ThreadpoolController
+
+    if not was_set:
+        os.environ.pop(ALLOWS_DUPLICATES, None)
     limit: contextlib.AbstractContextManager[object] = ThreadpoolController().limit(limits=1, user_api="blas")
     return limit
 

@@ -135,6 +135,14 @@ class Budget:
         if self.total_s is not None and each_s and each_s[0] <= self.explain_max_s:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
+    def take_from_passes(self, needed_s: float) -> bool:
+        """Frees as much of the passes' reserve as `needed_s` needs; returns False, and frees nothing, if all of it is too little."""
+        missing_s = needed_s - self.left_s
+        if missing_s > self.explain_s:
+            return False
+        self.explain_s -= max(0.0, missing_s)
+        return True
+
     def keep_for(self, finals_s: float, *, is_large: bool = False) -> None:
         """Raises the finals' reserve to `finals_s`, within bounds that are wider for a large effect; never lowers it."""
         if self.total_s is not None:

@@ -1,3 +1,7 @@
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,3 +39,15 @@ def test_a_real_run_s_identity_is_not_inherited(folder, monkeypatch):
     environment = trial_environment(a_launch(folder, []))
     assert "MLFLOW_RUN_ID" not in environment
     assert "WANDB_RUN_ID" not in environment
+
+
+def test_what_the_tuner_imports_sets_no_variable_that_trials_would_inherit():
+    """With KMP_DUPLICATE_LIB_OK, which threadpoolctl sets, a trial would train where the real run ends with an error."""
+    code = (
+        "import json, os; before = dict(os.environ); import autotune.cli.app, autotune.study.loop as loop; "
+        "loop._one_blas_thread(); import optuna, autotune.trackers.mlflow; "
+        "print(json.dumps(sorted(name for name in os.environ if os.environ[name] != before.get(name))))"
+    )
+    given = {name: value for name, value in os.environ.items() if name != "KMP_DUPLICATE_LIB_OK"}
+    made = subprocess.run([sys.executable, "-c", code], env=given, check=True, capture_output=True, text=True)
+    assert json.loads(made.stdout) == []

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 Value = tuple[str, type, Any]  # knob, type and value; the type distinguishes True from 1
+# If one value of a numeric knob fails, most others fail, too: a program that expects batches of one size fails with any other,
+# and one whose data cannot be sent to workers fails with any number of them. The odds that another value works are assumed to
+# be 1 to ALIKE after one such failure, 1 to 2 * ALIKE after two.
+ALIKE = 4
 
 
 class Proven:
@@ -57,6 +62,8 @@ class FailureModel:
     leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair
     is known to fail.
 
+    If values of a numeric knob are known to fail, and only the baseline's is proven, its other values will probably fail (ALIKE).
+
     Args:
         worked: a `Proven`, or the configurations from which to make one.
         failed: configurations that failed, each reduced to the knobs that may be the cause, if these are known.
@@ -71,11 +78,14 @@ class FailureModel:
     ) -> None:
         proven = worked if isinstance(worked, Proven) else Proven(worked)
         left = [[value for value in values_of(params) if value not in proven.values] for params in failed]
-        usual = proven.usual or frozenset()
+        self._usual = usual = proven.usual or frozenset()
         sets = [frozenset(values_of(params)) - usual for params in failed]
         only = {values[0] for values in left if len(values) == 1}
         self._failing = {value for value in only if len(frozenset.intersection(*(one for one in sets if value in one))) == 1}
         self._failing.update(failing)
+        changeable = {key for key, _, _ in proven.values - usual}
+        numbers = Counter(key for key, kind, _ in self._failing if kind in (int, float) and key not in changeable)
+        self._odds = {key: 1 / (ALIKE * num) for key, num in numbers.items()}  # that another value of this knob works
         self._blame: dict[Value, float] = {}
         for values in left:
             for value in values if self._failing.isdisjoint(values) else ():
@@ -99,6 +109,8 @@ class FailureModel:
         chance = 1.0
         for value in values_of(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
+            if value[0] in self._odds and value not in self._usual:
+                chance *= self._odds[value[0]] / (1 + self._odds[value[0]])
         return chance
 
     def failing(self, params: Mapping[str, Any]) -> list[str]:

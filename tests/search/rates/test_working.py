@@ -44,6 +44,27 @@ def test_what_failed_with_a_known_cause_blames_no_other():
     assert suspects.chance({**BASE, "threads.intra": 1}) == 1.0
 
 
+def batch(size, **others):
+    return {**BASE, "loader.batch_size": size, **others}
+
+
+def test_other_batch_sizes_probably_fail_where_one_fails_by_itself():
+    one = FailureModel([batch(2)], [batch(4)])
+    assert (one.chance(batch(2)), one.chance(batch(4))) == (1.0, 0.0)
+    assert one.chance(batch(16)) == one.chance({"loader.batch_size": 16}) == pytest.approx(1 / 5)
+    assert FailureModel([batch(2)], [batch(4), batch(8)]).chance(batch(16)) == pytest.approx(1 / 9)
+    assert one.failing(batch(16)) == []
+
+
+def test_other_batch_sizes_are_not_doubted_where_one_worked():
+    assert FailureModel([batch(2), batch(8)], [batch(4)]).chance(batch(16)) == 1.0
+
+
+def test_other_compile_modes_are_not_doubted_where_one_fails():
+    modes = [{"compile.mode": mode} for mode in ("off", "default", "reduce-overhead")]
+    assert FailureModel(modes[:1], modes[1:2]).chance(modes[2]) == 1.0
+
+
 def test_what_failed_more_often_is_suspected_first():
     one, other = {"a": 1, "b": 1}, {"b": 1, "c": 1}
     assert FailureModel([], [one, other]).suspected(one) == ["b", "a"]
