@@ -56,7 +56,7 @@ def check_output(file: Path, option: str) -> None:
     """
     if "\0" in str(file):
         raise BadInput(f"{option}: a path cannot contain a zero byte, got {str(file)!r}. Give another file.")
-    file = Path(os.path.realpath(file))  # unlike Path.resolve, it takes links that lead in a circle
+    file = Path(os.path.realpath(file))  # unlike Path.resolve, it accepts links that lead in a circle
     place = next((folder for folder in file.parents if is_study(folder)), None)
     own = place and file.relative_to(place).parts[0]
     if file.name in RESERVED_NAMES or own in RECORDS:

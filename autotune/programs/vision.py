@@ -31,11 +31,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # samples in an epoch of built-in data, which repeat: an epoch as long as with a large data set
+ENDLESS_SAMPLES = 100_000  # samples in an epoch of built-in data: it is repeated, so that epochs are as long as usual
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without their auxiliary heads, with which training returns a tuple
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without auxiliary heads: with them, the model returns a tuple
 
 
 class Repeated(Dataset[Any]):
