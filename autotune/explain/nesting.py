@@ -50,8 +50,8 @@ class Nesting:
 def nested(trace: Trace, chosen: Ints) -> Nesting:
     """Returns the nesting of some events, given by ascending indices, within each thread.
 
-    Because times are rounded, an event may begin inside another event and end after it. Its end is then set to that of the
-    other event.
+    Because times are rounded, an event may begin inside another event and end after it. Such an event is cut off where the
+    other one ends.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)

@@ -143,7 +143,7 @@ def vocab_size(options: argparse.Namespace) -> int:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[Batch]:
-    """Returns an iterable of batches {"input_ids", "labels"} of [batch, length], to be iterated anew in each epoch.
+    """Returns an iterable of batches {"input_ids", "labels"} of [batch, length], to be iterated once per epoch.
 
     Raises:
         FileNotFoundError: the folder holds no text.

@@ -89,7 +89,7 @@ def default_photo_folder() -> Path:
 
 
 def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
-    """Makes the photos unless they exist: all or none, even if several processes try at once.
+    """Makes the photos unless they exist: all or none, even if several processes try at the same time.
 
     Raises:
         FileExistsError: `folder` contains something else.
@@ -161,7 +161,7 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated anew in each epoch."""
+    """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated once per epoch."""
     if options.data == "synthetic":
         num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
         shape = (options.batch_size, 3, options.image_size, options.image_size)

@@ -182,7 +182,7 @@ class Step:
         return codes[is_wanted], works[is_wanted]
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if these exceed the best's.
+        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if above that of the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
         for both. It differs from the best so far in several knobs, so it is not among the neighbours of the best.
