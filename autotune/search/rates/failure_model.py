@@ -33,7 +33,7 @@ class Proven:
         self.pairs |= _pairs_of(values - self.usual)
 
     def model(self, num_failed: int, failed: Callable[[], Sequence[Mapping[str, Any]]]) -> FailureModel:
-        """Returns the model of all failures so far. It is fitted again only if there are more failures, or more has worked.
+        """Returns the model of all failures so far. Fits it again only after new failures, or if new values or pairs worked.
 
         Args:
             num_failed: number of failures.
