@@ -372,7 +372,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds that more workers save, since they make the input while the step computes, maybe on the same cores."""
+    """Returns the seconds that more workers save, which make the input while the step computes, maybe on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
