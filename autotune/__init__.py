@@ -1,4 +1,4 @@
-"""autotune finds the fastest correct way to run a PyTorch training job, proves it, and hands it over as a file."""
+"""autotune finds the fastest correct way to run a PyTorch training job, proves it, and saves it as a file."""
 
 from __future__ import annotations
 

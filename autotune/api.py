@@ -208,8 +208,8 @@ def run(
         study = autotune.run("study.budget.minutes=15", command=["python", "train.py"])
 
     Args:
-        overrides: the words before `--` on the command line: "model=resnet18", "study.budget.minutes=15".
-        command: the program to tune, as a list of words; None if a recipe is tuned (model=...).
+        overrides: the arguments before `--` on the command line: "model=resnet18", "study.budget.minutes=15".
+        command: the program to tune, as a list of arguments; None if a recipe is tuned (model=...).
         runs_dir: folder of the studies; None for "runs".
         config_dirs: folders with your own configuration, searched first.
         on_trial: called with the study and the trial's record after every trial. If it raises, the study ends as failed;

@@ -45,7 +45,7 @@ class PausableClock(Clock):
 
 
 class VirtualClock(Clock):
-    """A clock that begins at `start_s`. It advances only in `sleep`, which returns at once: an hour's study takes no time."""
+    """A clock that begins at `start_s`. It advances only in `sleep`, which does not wait: an hour's study takes no time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self.now_s = start_s

@@ -1,4 +1,4 @@
-"""Reads and writes documents: whole, or not at all. A document is a regular file, since a study may be a stranger's."""
+"""Reads and writes documents, whole or not at all. Reads only regular files, since a study may come from a stranger."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def write_json(path: Path, document: Any) -> None:
 def as_json(document: Any) -> str:
     """Returns a document as it is stored, with a line for each key of a mapping.
 
-    The text is not indented further, since the json module indents with far slower code and the summary is written often.
+    The text is not indented further: indenting makes the json module far slower, and the summary is written often.
     """
     if not isinstance(document, dict) or not document:
         return json.dumps(document)
@@ -81,10 +81,10 @@ def read_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is larger than `max_bytes`, or no file: reading a pipe could block, and reading a device may never end.
+        ValueError: it is larger than `max_bytes`, or a pipe or device, where reading could block or never end.
     """
     status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # opening a folder says what is wrong
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):  # opening a folder raises a clear error
         raise ValueError("it is not a file")
     if status.st_size > max_bytes:
         raise ValueError(f"it is larger than {max_bytes >> 20} MiB")
@@ -95,7 +95,7 @@ def read_text(path: Path) -> str:
     """Returns the text of a file.
 
     Raises:
-        OSError, ValueError: as `read_bytes`; it may also not be UTF-8.
+        OSError, ValueError: as `read_bytes`, or the text is not UTF-8.
     """
     return read_bytes(path).decode("utf-8")
 
@@ -105,7 +105,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not JSON, or no regular file.
+        ValueError: it is not JSON, or not a regular file.
     """
     return parsed(read_text(path))
 

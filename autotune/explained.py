@@ -10,7 +10,7 @@ from autotune.knobs.base import value_text
 LARGE_FRAC = 0.1  # if every finding gains less than this, `limit_lines` begins with "no single cause"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
-# Values of `Check.how` (see `explain/checks.py`) for checks that try something else than a setting.
+# Values of `Check.how` (see `explain/checks.py`) for checks that try something other than a setting.
 WITHOUT, FIXED = "pairs without it", "fixed program"
 ROLES = {"best": "the best", "baseline": "the baseline"}
 

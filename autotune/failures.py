@@ -117,7 +117,7 @@ def _of_results(facts: Facts) -> Verdict:
                 return _of_status(facts)
             num_steps = _steps_of(result)
             return Outcome.error, f"{_ended_after(num_steps) if num_steps else UNTRAINED}{_on(result, facts)}"
-        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is no rate, either
+        if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is not a rate, either
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
     for result in facts.results:
         if verdict := _of_window(result, facts):
@@ -284,7 +284,7 @@ def _raised(result: RankResult) -> str:
 
 
 def _said(result: RankResult) -> str:
-    """Returns `_raised` with the further lines of the exception's message, where libraries put their advice."""
+    """Returns `_raised` and the other lines of the exception's message, in which libraries give advice."""
     first, message = _raised(result), plain((result.error or {}).get("message", ""))
     lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
     is_quoted = raised_in(message) or not lines  # a worker's message is its whole traceback, which ends with `first`
@@ -328,7 +328,7 @@ def _of_ending(facts: Facts) -> Verdict:
 
 
 def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
-    """Returns the verdict for a process that a signal ended; `said` are its last words, "" for none."""
+    """Returns the verdict for a process that a signal ended; `said` is the error that it printed last, "" for none."""
     if known := verdict_of(said, _quoted(said), facts):
         return known
     if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):

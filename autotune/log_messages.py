@@ -16,7 +16,7 @@ DEVICE_OOM = re.compile(
 CAPTURE_FAILED = re.compile(
     r"CUDA error: (?:operation failed due to a previous error during capture|capturing stream has unjoined work)"
 )
-# A call that pins host memory. CUDA reports the lack of this memory in the same words as that of device memory.
+# A call that pins host memory. CUDA reports a lack of this memory in the same words as a lack of device memory.
 PINNING = re.compile(r"in pin memory thread|\.pin_memory\(|, in pin_memory$", re.MULTILINE)
 HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
 HOST_OOM = re.compile(

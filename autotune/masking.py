@@ -212,7 +212,7 @@ def _cut(text: str, spans: Iterable[_Span]) -> str:
 
 
 def _held(name: str, value: str) -> list[str]:
-    """Returns the secrets in a variable: its whole value, or the credentials in it. A path to a key file is no secret."""
+    """Returns the secrets in a variable: its whole value, or the credentials in it. A path to a key file is not a secret."""
     if sounds_secret(name):
         return [] if value.startswith("/") and os.path.exists(value) else [value]
     return _credentials(value)

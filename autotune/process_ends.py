@@ -13,7 +13,7 @@ FAILURES = re.compile(r"Failures:\s.*?Root Cause \(first observed failure\):", r
 REPORT = re.compile(FAILURES.pattern + r".*?^=+$", re.DOTALL | re.MULTILINE)
 FAILED_RANK = re.compile(r"^\s*rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
 # srun's lines: "srun: error: n2: tasks 1-3: Exited with exit code 1", "srun: error: n2: task 1: Killed". Once srun has
-# given up the step, it ends the remaining tasks itself, so its lines about these do not tell the cause.
+# given up the step, it ends the remaining tasks itself, so its lines about these do not show the cause.
 TASK_FAILED = re.compile(
     r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (?:Exited with exit code (\d+)|([A-Z][^\n(]*))", re.MULTILINE
 )
@@ -54,7 +54,7 @@ class FailedRank(NamedTuple):
 
 
 def reports_before(log: str, tail: str) -> str:
-    """Returns those of torchrun's reports in a log that begin before the log's tail.
+    """Returns torchrun's reports that begin before the tail of a log.
 
     On several nodes, the torchrun that saw a rank fail may report long before the last torchrun ends.
     """
@@ -66,8 +66,8 @@ def failed_ranks(log: str) -> list[FailedRank]:
     """Returns the ranks that torchrun or srun names as failed at a log's end, the root cause first; [] if none is named.
 
     On several nodes each torchrun reports on its own ranks. torchrun polls ten times a second and records whole seconds, so
-    several ranks may seem to fail at once. Then a rank that a signal ended is taken as the root cause, unless the signal is
-    SIGTERM, which torchrun itself sends to the other ranks.
+    several ranks may seem to fail at the same time. Then a rank that a signal ended counts as the root cause, unless the signal
+    is SIGTERM, which torchrun itself sends to the other ranks.
     """
     listed = list(FAILURES.finditer(log))
     if not listed:

@@ -15,7 +15,7 @@ from autotune.harness.protocol import RankResult
 # There are stragglers if one rank's own work takes longer than another's by at least this share of a step. Established
 # profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
-MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is no straggler
+MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is not a straggler
 # A window contains nothing but steps if its length differs by less than this share from the sum of its steps' durations.
 # Rounding makes a smaller difference, an evaluation between the steps a larger one.
 SAME_FRAC = 0.01
@@ -44,7 +44,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     if window is not None:
         if not window.steps or result.throughput_per_s is None:
             return None
-        if not result.throughput_per_s > 0:  # NaN is no rate, either
+        if not result.throughput_per_s > 0:  # NaN is not a rate, either
             return Pace(window.seconds / window.steps, 0.0)
         # Share of the rate that can last. The rest came from a queue of batches that was filled earlier.
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0

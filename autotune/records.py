@@ -96,7 +96,7 @@ class Kind(enum.StrEnum):
     final = "final"
     parity = "parity"
     explain = "explain"  # a pass of `autotune explain`, which only observes; it never has a value
-    check = "check"  # one of a pair of trials that try a finding's remedy; it counts for nothing else
+    check = "check"  # one of a pair of trials that try a finding's remedy; it is used for nothing else
 
 
 # Evidence keys that mark a check as a run of a changed program, which says nothing about how the study's own program would run.
@@ -253,7 +253,7 @@ class TrialRecord:
         return self.attempt_s + self.spared_s
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the record as plain JSON values. They are the record's own, so that callers must not change them."""
+        """Returns the record as plain JSON values. They are not copied, so callers must not change them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     @classmethod
@@ -306,7 +306,7 @@ class StudyRecord:
             and how often each, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
-        warm_start: what was taken over from earlier studies, see `study/inheritance.py`; {} for nothing.
+        warm_start: what the study reuses from earlier studies, see `study/inheritance.py`; {} for nothing.
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
             divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
@@ -415,7 +415,7 @@ def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
 
     Raises:
         NewerVersion: a newer version of autotune wrote it.
-        ValueError: it is no mapping, or has another schema.
+        ValueError: it is not a mapping, or has another schema.
     """
     if not isinstance(raw, dict):
         raise ValueError(f"{what} expected, got {raw!r:.80}")

@@ -86,7 +86,7 @@ class StudyFolder:
         return self.path / "trials" / f"{number:04d}"
 
     def trial_files(self, name: str) -> list[Path]:
-        """Returns the file `name` of every trial that has one. Other folders, such as a copy "0007.bak", are no trials."""
+        """Returns the file `name` of every trial that has one. Other folders, such as a copy "0007.bak", are not trials."""
         return [file for file in sorted(self.path.glob(f"trials/[0-9]*/{name}")) if file.parent.name.isdecimal()]
 
     # Ownership -------------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class StudyFolder:
         return owner_of(self.path) is not None
 
     def check_free(self) -> None:
-        """Checks, before a long wait for a node, what `claimed` checks after it.
+        """Checks that no other tuner is working on the study, before a long wait for a node. `claimed` checks it afterwards.
 
         Raises:
             BadInput: another tuner is working on it.
@@ -179,7 +179,7 @@ class StudyFolder:
         """Returns a finished trial.
 
         Raises:
-            OSError, ValueError: as `read_trials`; there may also be no such trial.
+            OSError, ValueError: as `read_trials`, or there is no such trial.
         """
         return TrialRecord.from_json(read_json(self.trial_path(number) / "trial.json"))
 
@@ -406,7 +406,7 @@ def _read_once(file: Path, known: Known) -> TrialRecord:
 
 
 def path_text(path: Path) -> str:
-    """Returns a path as it is typed for a study: with a slash, since a word without one is a name."""
+    """Returns a path as a user types it for a study: with a slash, since text without a slash is read as a name."""
     return str(path) if os.sep in str(path) else os.path.join(os.curdir, path)
 
 

@@ -84,7 +84,7 @@ def _check_keys(value: dict[str, Any], shape: dict[str, Any]) -> None:
 
 def _check_at(key: object, value: Any, shape: Any) -> None:
     if type(shape) is FunctionType and shape(value):
-        return  # most values: asked here, they take one call less
+        return  # most values; checking them here takes one call less
     try:
         _check(value, shape)
     except _Misfit as misfit:

@@ -37,7 +37,7 @@ class Choice:
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns `value` if the domain has it, else the closest number; None if `value`, or every choice, is no number."""
+        """Returns `value` if the domain has it, else the closest number; None if `value` is not a number, or no choice is."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]
@@ -50,7 +50,7 @@ class Choice:
         return {"choice": list(self.values)}
 
     def distribution(self) -> BaseDistribution:
-        """Returns the domain in Optuna's words."""
+        """Returns the domain as a distribution of Optuna."""
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(list(self.values))
@@ -87,7 +87,7 @@ class IntInterval:
         return IntInterval(low, high, log=self.log and low >= 1)
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns the whole number of the interval closest to `value`; None if `value` is no number."""
+        """Returns the whole number of the interval closest to `value`; None if `value` is not a number."""
         return min(max(round(float(value)), self.low), self.high) if _is_number(value) else None
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class IntInterval:
         return {"interval": [self.low, self.high], "log": self.log}
 
     def distribution(self) -> BaseDistribution:
-        """Returns the domain in Optuna's words."""
+        """Returns the domain as a distribution of Optuna."""
         from optuna.distributions import IntDistribution
 
         return IntDistribution(self.low, self.high, log=self.log)
@@ -135,7 +135,7 @@ class SearchSpace:
         is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
         left_out: knob key of a named space -> why it is not searched, although the space has it: the user named a knob that
             excludes it.
-        typed: knobs that the user named singly, not through a named space; known when a study starts, not when it is resumed.
+        typed: knobs that the user named one by one, not through a named space; known when a study starts, not when resumed.
     """
 
     domains: dict[str, Domain | None] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class ResolvedSpace:
         differing = {
             key: value
             for key, value in knobs.items()
-            if (own := reference.get(key)) is not value and not _same(value, own)  # `is` is fast: asked 100s of times a trial
+            if (own := reference.get(key)) is not value and not _same(value, own)  # `is` is fast; runs 100s of times a trial
         }
         return {key: value for key, value in differing.items() if not (self.held and key == ACCUMULATION.key)}
 

@@ -94,7 +94,7 @@ def sum_known(values: Iterable[float | None]) -> float | None:
 
 
 def log_mean_interval(values: Sequence[float], noise: Noise | None = None) -> tuple[float, Interval | None]:
-    """Returns the geometric mean of positive values and its 95 % interval, found from their logs (None for fewer than two)."""
+    """Returns the geometric mean of positive values and its 95 % interval, from their logs; no interval for a single value."""
     centre, half, _ = _log_mean(values, 0.95, noise)
     interval = None if half is None else (math.exp(centre - half), math.exp(centre + half))
     return math.exp(centre), interval

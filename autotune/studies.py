@@ -56,7 +56,7 @@ def check_output(file: Path, option: str) -> None:
     """
     if "\0" in str(file):
         raise BadInput(f"{option}: a path cannot contain a zero byte, got {str(file)!r}. Give another file.")
-    file = Path(os.path.realpath(file))  # unlike Path.resolve, it takes links that lead in a circle
+    file = Path(os.path.realpath(file))  # unlike Path.resolve, it accepts links that lead in a circle
     place = next((folder for folder in file.parents if is_study(folder)), None)
     own = place and file.relative_to(place).parts[0]
     if file.name in RESERVED_NAMES or own in RECORDS:
@@ -83,7 +83,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that a name or a path refers to.
 
     A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
-    name. A path refers to the study in whose folder it lies, or whose folder it names, even outside `runs`. So
+    name. A path refers to the study whose folder is, or contains, this path, even outside `runs`. So
     "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one in "runs/resnet18-2".
 
     Args:
@@ -108,7 +108,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
 
 def _at(path: str) -> StudyFolder:
-    """Returns the study in whose folder a path lies.
+    """Returns the study whose folder is, or contains, a path.
 
     Raises:
         BadInput: it lies in no study's folder, or it does not exist.
@@ -126,7 +126,7 @@ def _at(path: str) -> StudyFolder:
 
 
 def around(path: Path) -> StudyFolder | None:
-    """Returns the study in whose folder a path lies, or whose folder it names; None if there is none."""
+    """Returns the study whose folder is, or contains, a path; None if there is none."""
     whole = Path(os.path.abspath(path))
     place = next((each for each in (whole, *whole.parents) if is_study(each)), None)
     if place is None:

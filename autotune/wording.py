@@ -111,7 +111,7 @@ def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
 
     Args:
         ranks: what `ranks.joined` returned for the trial.
-        watched: host name of the machine that is watched.
+        watched: host name of the machine that is monitored.
     """
     hosts = sorted({str(entry.get("host") or watched) for entry in ranks.get("by_rank") or ()} - {watched})
     if not hosts:
@@ -179,7 +179,7 @@ def gain_text(summary: Summary, ratio: float | None, interval: Sequence[float] |
 
 
 def gain_words(summary: Summary, ratio: str) -> str:
-    """Returns a worded ratio with what it refers to: "1.31x less energy per sample"; throughput is not mentioned."""
+    """Returns a ratio, given as text, and what it refers to: "1.31x less energy per sample"; for throughput, only the ratio."""
     samples = (summary.get("terms") or {}).get("samples")
     unit = str(summary.get("unit") or "samples").removesuffix("s")
     what = GAINS[objective_of(summary)].format(samples=f"{samples:,.0f}" if samples else "N", unit=unit)

@@ -55,7 +55,7 @@ class Check:
 def by_trials(findings: Sequence[Finding], evidence: Evidence) -> tuple[list[Finding], list[Check]]:
     """Returns the findings, with gains from the study's trials where possible, and the checks made.
 
-    A gain measured by trials replaces a rule's prediction. So does an estimate from similar trials whose interval is narrower.
+    A gain measured by trials replaces a rule's prediction. An estimate from similar trials does so if its interval is narrower.
     A finding is left out if the trials show that its gain is below LEAST_GAIN, unless a change of the code may help instead.
     """
     kept, checks = [], []
@@ -90,7 +90,7 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
 def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
     """Returns an earlier check that tried the finding's remedy in pairs, or None.
 
-    The check gets the finding's place and prediction, which may have changed since.
+    The returned check has the finding's current place and prediction, which may have changed since.
     """
     key = (trial, finding.cause, _remedy(finding))
     able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
@@ -112,10 +112,10 @@ def _setting(finding: Finding) -> str:
 def with_check(finding: Finding, check: Check) -> Finding:
     """Returns a finding whose gain is replaced by the gain that a check measured.
 
-    If the setting gains nothing, and a change of the code may help, the finding stays without the setting, and its gain becomes
-    an upper bound for that change. If the program was measured without the cause (WITHOUT), the measured gain is reduced,
-    because a change of the code leaves part of the cost. If such a measurement is less certain than the prediction, the
-    prediction stays.
+    If the setting gains nothing, but a change of the code may help, the setting is removed from the finding, and the gain
+    becomes an upper bound for that change. If the program was measured without the cause (WITHOUT), the measured gain is
+    reduced, because a change of the code leaves part of the cost. If this measurement is less certain than the prediction,
+    the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
         basis = f"{check.num_pairs} pairs, with and without this cost in turn, less the part that a code change usually leaves"

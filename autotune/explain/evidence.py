@@ -1,4 +1,4 @@
-"""Defines everything known about one configuration, as the input of the rules in `findings`."""
+"""Collects everything known about one configuration: the input of the rules in `findings`."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ class Evidence:
 
     @property
     def trial_step_s(self) -> float:
-        """Seconds of a step in the trial, which has no pass to slow it, or under the pass "lines" if the trial has no rate."""
+        """Seconds of a step in the trial, which no pass slows down; if the trial has no rate, those under the pass "lines"."""
         return self._step_at_s(self.record.value) or self.step_s
 
     @property
     def busy_s(self) -> float:
-        """Seconds of a step without its wait for input, but not more than a step takes at the device rate D, if D is known."""
+        """Seconds of a step without its wait for input; if the device rate D is known, at most the seconds of a step at D."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
 
@@ -235,7 +235,7 @@ class Evidence:
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
-        """Returns the gain of setting one more knob, according to the study's trials; None if these do not show it."""
+        """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""
         return self.tried.gain(knob, value) if self.tried else None
 
     def is_refuted(self, knob: str, value: KnobValue | None) -> bool:
@@ -246,7 +246,7 @@ class Evidence:
         """Returns a larger value of a knob to try; None if there is none.
 
         It is the value that gains most according to the study's trials. If they show no gain, it is the smallest untried value
-        that is at least `wanted`, or the largest if all are smaller.
+        that is at least `wanted`, or the largest untried value if all are below `wanted`.
         """
         values = [int(value) for value in self.domains.get(knob, ()) if int(value) > now and self.may_set(knob, value)]
         known = {value: gain.mid for value in values if (gain := self.effect(knob, value))}

@@ -1,6 +1,6 @@
 """Determines what kernels, runtime calls and operators do from the names that Kineto, CUPTI, cuBLAS, cuDNN and ATen use.
 
-What neither a kernel's name nor the operator that launched it shows counts as unknown, and reports show it as such.
+What cannot be seen from a kernel's name or from the operator that launched it is unknown, and reports show it as unknown.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class Nesting:
 def nested(trace: Trace, chosen: Ints) -> Nesting:
     """Returns the nesting of some events, given by ascending indices, within each thread.
 
-    Because times are rounded, an event may begin inside another and end after it. It is then cut where the other ends.
+    Because times are rounded, an event may begin inside another event and end after it. Such an event is cut off where the
+    other one ends.
     """
     starts, ends = trace.starts_s[chosen].tolist(), trace.ends_s[chosen].tolist()
     parents = [-1] * len(starts)

@@ -19,7 +19,7 @@ from autotune.plain_text import one_line
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
-LAUNCH_BOUND = "launch"  # the host takes longer to launch it than the device to run it
+LAUNCH_BOUND = "launch"  # the host takes longer to launch an operator than the device takes to run it
 
 COLUMNS = {
     "rank": "rank of the process",
@@ -218,7 +218,7 @@ def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floa
 
 
 def _is_in_itself(trace: Trace, host: Host, found: Operators) -> Mask:
-    """Returns which calls are made directly by a call of the same operator with the same shapes, whose total includes them."""
+    """Returns which calls are made directly by a call of the same operator and shapes, whose total already includes them."""
     events, parents = host.nesting.chosen, host.nesting.parents[found.places]
     own, above = events[found.places], events[parents]
     nested: Mask = (parents >= 0) & (trace.names[own] == trace.names[above]) & (trace.details[own] == trace.details[above])

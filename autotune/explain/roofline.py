@@ -160,7 +160,7 @@ def _is_mostly_tf32(kernels: Sequence[Row]) -> bool:
 
 
 def _share_of(kernels: Sequence[Row], accept: Callable[[Row], bool]) -> float | None:
-    """Returns the share of the kernels' seconds in those that `accept` accepts; None without kernels."""
+    """Returns the share of all kernels' seconds that the kernels accepted by `accept` take; None without kernels."""
     return quotient(math.fsum(row["total_s"] for row in kernels if accept(row)), math.fsum(row["total_s"] for row in kernels))
 
 

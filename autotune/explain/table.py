@@ -50,15 +50,15 @@ class Table:
 
     @classmethod
     def from_json(cls, raw: Any, columns: Mapping[str, str], never_null: Collection[str] = ()) -> Table:
-        """Returns the table that `dataclasses.asdict` made a document of.
+        """Returns a table, given the document that `dataclasses.asdict` made of it.
 
         Args:
-            raw: the document, which may be a stranger's.
-            columns: the columns that it must have.
-            never_null: those of them whose numbers are always known.
+            raw: the document; it may come from a stranger.
+            columns: columns that the table must have.
+            never_null: columns whose numbers are always known.
 
         Raises:
-            ValueError: it is no such document, a column is missing, or a cell is of another kind.
+            ValueError: the document is not a table, a column is missing, or a cell has the wrong type.
         """
         check(raw, _SHAPE)
         shape = {column: _CELLS.get(column, (None, number)) for column in (*raw["columns"], *columns)}
@@ -70,7 +70,7 @@ class Table:
         return [row for row in self.rows if row["rank"] == rank]
 
     def as_csv(self) -> str:
-        """Returns the table as CSV with a header. Unknown values are empty, and no text is read as a formula."""
+        """Returns the table as CSV with a header. Unknown values are empty, and spreadsheets read no text as a formula."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(self.columns)

@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def main_thread(self) -> int:
-        """Lane of the training thread: the one with the steps' ranges, else with the most operators; -1 in an empty trace."""
+        """Lane of the training thread, which has the steps' ranges, or else the most operators; -1 in an empty trace."""
         steps = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP))
         candidates = self.threads[steps] if steps.any() else self.threads[self.is_of(OPERATOR)]
         return int(np.bincount(candidates).argmax()) if len(candidates) else -1
@@ -192,7 +192,7 @@ class _Columns:
         self.num_events = self.num_skipped = 0
 
     def parse(self, text: str) -> None:
-        """Takes all events of {"traceEvents": [...], ...} or of a bare list.
+        """Collects all events of {"traceEvents": [...], ...} or of a bare list.
 
         Raises:
             ValueError: it is not JSON, is not a trace, or has too many events.

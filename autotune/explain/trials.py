@@ -17,7 +17,7 @@ from autotune.trials.session import configuration_key
 # Assumed spread of a measurement in a fresh process, as long as no rounds have shown it. Measured: 3.9 % in six finals on an
 # H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
-MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates say how fast a configuration is
+MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates show how fast a configuration is
 # If a trial with a value has less than this share of the most similar trial's rate, the value is refuted even though the two
 # trials differ in other knobs.
 HALVED = 0.5

@@ -59,7 +59,7 @@ class Claimed:
 
     @property
     def tier_of_changes(self) -> str:
-        """Tier of what the entry changes; "" if it changes nothing, or if an older summary does not say it."""
+        """Tier of what the entry changes; "" if it changes nothing, or if an older summary lacks the tier."""
         trial: dict[str, Any] = next(
             (one for one in self.summary.get("trials") or [] if one["number"] == self.entry["trial"]), {}
         )

@@ -95,7 +95,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     """Returns the best configuration of a study, or of a tier if one is given.
 
     Raises:
-        BadInput: the study has no winner, or one with a value that its knob cannot have.
+        BadInput: the study has no winner, or the winner has a value that its knob cannot have.
     """
     entry = summary["best"] if tier is None else summary["best_by_tier"].get(str(tier))
     if not entry:

@@ -114,7 +114,7 @@ class Knob:
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
         environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
         variables: the variables that any of the values may set; env.NAME cannot set one of them in the same study.
-        is_before_torch: whether the knob must be set before torch is imported although it is no environment variable.
+        is_before_torch: whether the knob must be set before torch is imported although it is not an environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
         start_costs: value -> its compilation time as a multiple of the cheapest value's; 1 for values that are not listed.

@@ -136,7 +136,7 @@ def p2p_levels(host_context: HostContext) -> list[KnobValue]:
 def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) -> Knob:
     """Returns the knob of one variable.
 
-    Unless `variable` gives its name, the name is NCCL_ plus the last part of the key. AUTO and UNSET leave the variable unset.
+    The variable's name is `variable` or, by default, NCCL_ plus the last part of the key. AUTO and UNSET leave it unset.
     """
     name = key.rpartition(".")[2]
     variable = variable or f"NCCL_{name.upper()}"

@@ -14,7 +14,7 @@ def alone(host_context: HostContext) -> str | None:
 
 
 def has_wrapper(knobs: Knobs) -> bool:
-    """Returns whether DistributedDataParallel may be in use, which is so unless FSDP is selected."""
+    """Returns whether DistributedDataParallel may be in use: True unless FSDP is selected."""
     return knobs.get(STRATEGY.key) != FSDP
 
 

@@ -77,7 +77,7 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the prod
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns what a knob changes besides speed. Under a fixed global batch, batch size and accumulation are `numerics`.
+    """Returns a knob's tier. Under a fixed global batch, batch size and accumulation are `numerics`.
 
     Each step still uses the same samples, but sums are taken in another order, and batch normalisation and losses that do not
     average over samples see smaller batches. So losses are compared.

@@ -20,7 +20,7 @@ def thread_bounds(host_context: HostContext) -> tuple[int | None, int | None]:
 INTRA = Knob(
     key="threads.intra",
     tier=Tier.exact,
-    default=0,  # the library decides; the baseline reports the number it took
+    default=0,  # the library decides; the baseline reports the number
     domain=thread_counts,
     bounds=thread_bounds,
     brief="CPU threads of one operator",
@@ -58,7 +58,7 @@ OMP = Knob(
 INTEROP = Knob(
     key="threads.interop",
     tier=Tier.exact,
-    default=0,  # the library decides; the baseline reports the number it took
+    default=0,  # the library decides; the baseline reports the number
     domain=thread_counts,
     bounds=thread_bounds,
     brief="operators side by side on the CPU",

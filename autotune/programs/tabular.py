@@ -55,7 +55,7 @@ class SyntheticBatches:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns an iterable of batches (features of [batch, columns], classes), to be iterated anew in each epoch."""
+    """Returns an iterable of batches (features of [batch, columns], classes), to be iterated once per epoch."""
     num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
     if options.data == "synthetic":
         shape = (options.batch_size, options.num_features)

@@ -42,7 +42,7 @@ MAX_WORD = 12  # characters of a token; a longer word becomes several tokens
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
 SCATTER = 2_654_435_761  # a large prime: neighbouring samples lie far apart in the text
 PAD, MASK = 0, 1
-NUM_SPECIAL = 2  # ids that are no words
+NUM_SPECIAL = 2  # ids that are not words
 # As in BERT's training, MASKED_FRAC of the tokens are to be predicted. Of these, REPLACED_FRAC are replaced by random tokens,
 # KEPT_FRAC stay as they are, and all others are masked.
 MASKED_FRAC, REPLACED_FRAC, KEPT_FRAC = 0.15, 0.1, 0.1
@@ -143,7 +143,7 @@ def vocab_size(options: argparse.Namespace) -> int:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[Batch]:
-    """Returns an iterable of batches {"input_ids", "labels"} of [batch, length], to be iterated anew in each epoch.
+    """Returns an iterable of batches {"input_ids", "labels"} of [batch, length], to be iterated once per epoch.
 
     Raises:
         FileNotFoundError: the folder holds no text.

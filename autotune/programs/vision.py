@@ -31,11 +31,11 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchvision import transforms
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # samples in an epoch of built-in data, which repeat: an epoch as long as with a large data set
+ENDLESS_SAMPLES = 100_000  # samples in an epoch of built-in data: it is repeated, so that epochs are as long as usual
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
 SYNTHETIC_BATCHES = 4
-AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without their auxiliary heads, with which training returns a tuple
+AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without auxiliary heads: with them, the model returns a tuple
 
 
 class Repeated(Dataset[Any]):
@@ -89,7 +89,7 @@ def default_photo_folder() -> Path:
 
 
 def ensure_photos(folder: Path, per_photo: int = PHOTOS_EACH) -> None:
-    """Makes the photos unless they exist: all or none, even if several processes try at once.
+    """Makes the photos unless they exist: all or none, even if several processes try at the same time.
 
     Raises:
         FileExistsError: `folder` contains something else.
@@ -161,7 +161,7 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
 
 
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
-    """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated anew in each epoch."""
+    """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated once per epoch."""
     if options.data == "synthetic":
         num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
         shape = (options.batch_size, 3, options.image_size, options.image_size)

@@ -100,7 +100,7 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
         try:
             found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)
             return [_counted(study, on_study) for study in found]
-        except BaseException:  # such as Ctrl-C; leaving the pool would wait for all studies that were handed to it
+        except BaseException:  # such as Ctrl-C; leaving the pool would wait for all submitted studies
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in multiprocessing.active_children():
                 worker.terminate()
@@ -108,7 +108,7 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
 
 
 def _end_with_parent() -> None:
-    """Makes this process exit when its parent is killed. Otherwise it would run on for minutes for nothing."""
+    """Makes this process exit when its parent is killed. Otherwise it would run on for minutes."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,4 +1,4 @@
-"""Checks before a replay that a table holds what is needed, so that a damaged file is named instead of causing a crash."""
+"""Checks a table before a replay, so that a damaged file leads to an error message instead of a crash."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def usable(path: Path) -> tuple[Table, Grid]:
     """Returns a table and the part of it that can be searched.
 
     Raises:
-        BadInput: the file cannot be read, is no table, or lacks what a replay needs.
+        BadInput: the file cannot be read, is not a table, or lacks what a replay needs.
     """
     table = read(path)
     try:

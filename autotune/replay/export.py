@@ -129,7 +129,7 @@ def _measurement(record: TrialRecord, results: list[RankResult]) -> Measurement:
 
 
 def _is_classified_alike(made: Measurement) -> bool:
-    """Whether `classify` still returns the outcome after the export; True for outcomes that `classify` never returns."""
+    """Whether `classify` still finds the recorded outcome in what is exported; True for outcomes that it never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
     facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))

@@ -40,7 +40,7 @@ class Rival(abc.ABC):
         """Yields full configurations, each with Optuna's trial if a sampler of Optuna proposed it."""
 
     def run(self) -> str:
-        """Searches and returns why it ended."""
+        """Searches, and returns why the search ended."""
         for knobs, trial in self.proposals():
             if self.known(knobs):
                 continue
@@ -168,7 +168,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. If a configuration is measured already, the sampler gets the result at once."""
+        """Yields the sampler's new proposals. If it proposes a configuration that was measured before, it gets that result."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

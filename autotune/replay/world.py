@@ -84,7 +84,7 @@ class World:
     def truth(self, key: Key, *uses: Use) -> float:
         """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate.
 
-        If all were served, or the others have no rate, the mean is over all.
+        If all repeats were served, or the others have no rate, returns the mean over all.
         """
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]

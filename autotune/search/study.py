@@ -84,7 +84,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns what the journal keeps of a trial in addition to what Optuna learns: further facts that a sampler needs."""
+    """Returns facts about a trial that Optuna itself does not use, but a sampler needs. They are stored in the journal."""
     return {
         "outcome": str(record.outcome),
         "score": scores_of(record)[0],
@@ -180,10 +180,10 @@ class _Journal(JournalFileBackend):
 
 
 class _Storage(JournalStorage):
-    """Optuna's storage. Lists trials without a look at each of them: only trials that have changed are looked up.
+    """Optuna's storage. To list trials, it looks up only those that have changed since they were last listed.
 
-    Optuna lists the trials several times for a proposal. If another process has written to the journal, Optuna's own method is
-    used. Otherwise the journal holds one study, so that a trial's number is its id.
+    Optuna lists the trials several times for each proposal. If another process has written to the journal, Optuna's own method
+    is used. Otherwise the journal holds a single study, in which a trial's number is its id.
 
     Args:
         journal: the journal.
@@ -195,7 +195,7 @@ class _Storage(JournalStorage):
         journal.on_change = self._note_change
         # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
-        self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # those of all finished trials, each once
+        self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # the different ones of all finished trials
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """See `BaseStorage.create_new_trial`."""
@@ -230,7 +230,7 @@ class _Storage(JournalStorage):
         return list(trials.values())
 
     def _shared(self, trial_id: int) -> int:
-        """Lets a finished trial share equal distributions and names with earlier trials: Optuna makes new ones for each."""
+        """Lets a finished trial share equal distributions and names with earlier trials. Optuna itself makes copies of them."""
         trial = self.get_trial(trial_id)
         if not trial.state.is_finished():
             return trial_id
@@ -278,9 +278,9 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna. `record` is this trial's, or an earlier trial's of the same configuration.
+    """Reports a proposed trial to Optuna. `record` is of this trial, or of an earlier trial of the same configuration.
 
-    `limits` are those of `told`.
+    `limits` are passed to `told`.
     """
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
@@ -321,7 +321,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
         constraints=_even(answer),
     )
     if record.started_at:
-        trial.datetime_start = datetime.fromtimestamp(record.started_at)  # local, as Optuna's own
+        trial.datetime_start = datetime.fromtimestamp(record.started_at)  # local time, as in Optuna's own trials
         trial.datetime_complete = datetime.fromtimestamp(record.started_at + record.seconds)
     study.add_trial(trial)
 

@@ -21,7 +21,7 @@ MATRIX_KINDS = (*PRODUCT_KINDS, "attention")
 COMPUTING = (FORWARD, BACKWARD)
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
-LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs a second is taken to compute no large matrix products
+LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs per second is assumed to compute no large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in the time of forward and backward, if no trace shows it
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
 # A step is launch-bound if the GPU has nothing to do for this share of the step (on a CPU: if calling operators takes this
@@ -41,7 +41,7 @@ LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memor
 MEMORY_BOUND_FRAC = 0.1  # there is a finding only if memory-bound operators take at least this share of the step
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
-NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # kinds that do not count here
+NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
 # and normalisation, too, have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)

@@ -58,7 +58,7 @@ class Finding:
         knob, value: setting that removes the cause; "" and None if only a change of the code can remove it.
         code: what to change in the program, in words.
         without: how to measure the program without the cause; None if that is impossible.
-        unskippable: why `without` is None, in words; "" if it is not None, or if the reason is plain.
+        unskippable: why `without` is None, in words; "" if it is not None, or if the reason is obvious.
         check: result of trying the remedy, see `checks.Check.as_json`; None if it was not tried.
     """
 

@@ -18,7 +18,7 @@ ITEM, LOGGING, METRICS, COLLECTION, PYTHON = (
     "item in the step", "logging in the step", "metrics in the step", "garbage collection", "Python in the step",
 )  # fmt: skip
 NUMBERS = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bint\(|\bbool\(|\.nonzero\(|synchronize\(")
-# How names of mathematical functions go on after "log": log1p, logits, log_softmax.
+# How names of mathematical functions continue after "log": log1p, logits, log_softmax.
 LOGARITHMS = (
     r"(1p|2|10|its?|in|istic|sumexp|addexp|space|normal"
     r"|_?(softmax|sigmoid|probs?|sum_?exp|likelihood|lik|det|var|std|cosh|density|odds|normal))"
@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`): of LOGGING and
-# PYTHON, for example, LOGGING if its lines take at least this share of their time.
+# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). If the causes are
+# LOGGING and PYTHON, it is LOGGING if its lines take at least this share of the time of all these lines.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions
@@ -69,7 +69,7 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
             lines.setdefault(cause_of(line, evidence), []).append(line)
         found = {each: lines[each] for each in (ITEM, LOGGING, METRICS, PYTHON) if each in lines}
         together = [line for each in found.values() for line in each]
-        if len(found) > 1 and _is_whole(evidence, inside, together):  # what a function does for one purpose is one cost
+        if len(found) > 1 and _is_whole(evidence, inside, together):  # the function has one purpose, so its lines get one cause
             found = {_purpose(found): together}
         if cause in found:
             yield _finding(evidence, cause, found[cause], inside)

@@ -40,7 +40,7 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
 
 
 def fragmentation(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if the memory that the CUDA allocator reserves but cannot use keeps a larger batch from fitting."""
+    """Yields a finding if a larger batch does not fit because the CUDA allocator reserves memory that it cannot use."""
     worst = max((one for one in evidence.memory if one.fragmentation_frac), key=_unused_frac, default=None)
     idle = idle_frac(evidence)
     if worst is None or idle is None or worst.alloc_retries:

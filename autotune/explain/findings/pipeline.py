@@ -316,7 +316,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if workers that keep up with it use the cores less.
+    """Returns the seconds of a step that the training thread saves if the workers, which keep up with it, use the cores less.
 
     Args:
         evidence: what is known of the configuration.
@@ -372,7 +372,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds that more workers save by making the input during the step's other work, maybe on the same cores."""
+    """Returns the seconds that more workers save, which make the input while the step computes, maybe on the same cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:

@@ -19,9 +19,9 @@ WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally p
 
 
 class AveragedForecast:
-    """Forecasts with each value of WAITING, weighted by how well each explains the rates.
+    """Averages the forecasts for all values of WAITING, weighted by how well each value explains the rates.
 
-    On shared cores the device rate D cannot be observed, so each value implies another D. If a single value were assumed, the
+    On shared cores the device rate D cannot be observed, so each value implies a different D. If one value were assumed, the
     trials would seem to confirm it, because the implied D explains their rates. If the step computes on a GPU, there is only
     one forecast.
 
@@ -114,7 +114,7 @@ class AveragedForecast:
     def conditioned(self, codes: Codes) -> AveragedForecast:
         """Returns the forecast as it would be after trials of these configurations, if they ended as expected.
 
-        Then the expected rates stay, and their spreads fall.
+        The expected rates stay the same, and their spreads fall.
         """
         found = copy.copy(self)
         first, *others = self._forecasts
@@ -123,7 +123,7 @@ class AveragedForecast:
         return found
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
-        """Returns configurations, given with their codes, as trials with the expected results. On shared cores D is unknown."""
+        """Returns trials of configurations, given with their codes, that ended as expected. On shared cores D is unknown."""
         expected = self.means(codes)
         is_shared = self._views.are_shared(codes).tolist()
         rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)

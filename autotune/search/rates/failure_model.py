@@ -19,7 +19,7 @@ class Proven:
     """Values, and pairs of values, with which configurations have worked.
 
     Args:
-        worked: measured configurations, the baseline first; the first is {} if the others are given as changes to the baseline.
+        worked: measured configurations, the baseline first; it is {} if the others are given as changes to the baseline.
     """
 
     def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -38,11 +38,11 @@ class Proven:
         self.pairs |= _pairs_of(values - self.usual)
 
     def model(self, num_failed: int, failed: Callable[[], Sequence[Mapping[str, Any]]]) -> FailureModel:
-        """Returns the model of all failures so far. It is fitted anew only if there are more failures, or more is proven.
+        """Returns the model of all failures so far. Fits it again only after new failures, or if new values or pairs worked.
 
         Args:
             num_failed: number of failures.
-            failed: returns them as in `FailureModel`.
+            failed: returns the argument `failed` of `FailureModel`.
         """
         now = num_failed, len(self.values), len(self.pairs)
         if self._latest is None or self._latest[0] != now:
@@ -54,9 +54,9 @@ class FailureModel:
     """Attributes a failure to a value with which no trial has worked, or else to two values that never worked together.
 
     A value is proven once a trial with it has worked. A failed trial counts equally against all its unproven values. A value is
-    known to fail if it is the only unproven value of a failed trial, and the failed trials with it have no other value in
-    common that the baseline lacks. (If they had, it might be that only the two together fail.) Failures with a value that is
-    known to fail do not count against other values.
+    known to fail if it is the only unproven value of a failed trial, and the failed trials with this value share no other value
+    except the baseline's. (If they shared another one, perhaps only the two together fail.) Failures with a value that is known
+    to fail do not count against other values.
 
     If all values of a failed trial are proven, it counts equally against all pairs of its values that have not worked together,
     leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair
@@ -101,7 +101,7 @@ class FailureModel:
 
     @property
     def pairs(self) -> Mapping[frozenset[Value], float]:
-        """A dict from each pair of values that might fail together to the probability that they work."""
+        """For each pair of values that might fail together, the probability that they work together."""
         return {pair: 1 / (1 + blame) for pair, blame in self._pairs.items()}
 
     def chance(self, params: Mapping[str, Any]) -> float:

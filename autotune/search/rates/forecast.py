@@ -22,7 +22,7 @@ READ_OFF_NOISE = 8.0  # noise of a D derived from a rate on shared cores, relati
 UNSURE = 8.0  # a derived D is discarded if its relative uncertainty is at least this many times the rate's
 SLOPE_STEP = 0.02  # step of the numerical derivative, in logarithms
 # D and L are learned separately if at least two trials have a D. While trials are running, one is enough: then the forecast may
-# have to be made from the baseline alone, and only D and L tell what loader workers or a larger batch can gain.
+# have to be made from the baseline alone, and only D and L show what loader workers or a larger batch can gain.
 MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING = 2, 1
 
 
@@ -177,7 +177,7 @@ class Forecast:
     def conditioned(self, codes: Codes, like: Forecast | None = None) -> Forecast:
         """Returns the forecast as it would be after trials of some configurations, if they ended as expected.
 
-        Then the expected rates stay, and their spreads fall.
+        The expected rates stay the same, and their spreads fall.
 
         Args:
             codes: the configurations.
@@ -232,7 +232,7 @@ class Forecast:
     def _derived(self, codes: Codes, rates: Array, loader: Array, is_hidden: NDArray[np.bool_]) -> tuple[Array, Array]:
         """Returns the D derived from rate and L where `is_hidden`, NaN elsewhere, and its relative noise.
 
-        The noise is infinite where a derived D is too unsure to be used, and 1 where D is not hidden.
+        The noise is infinite where a derived D is too uncertain to be used, and 1 where D is not hidden.
         """
         device, noise = np.full(len(codes), np.nan), np.ones(len(codes))
         if is_hidden.any():

@@ -68,15 +68,15 @@ class Seen:
 
 
 class Facts:
-    """What the models need of all finished trials. Adding a trial takes no longer as their number grows.
+    """What the models need to know about all finished trials. Adding a trial takes the same time however many there are.
 
     Attributes:
         trials: the trials.
         rated: the trials with a rate.
         by_rate: (negative rate, place in `rated`) of each trial in `rated`, the fastest first.
         failed: the trials that failed for a reason other than memory.
-        peaks: for each combination of memory knobs, the latest trial's peak. Trials that ran out of memory are kept apart, and
-            so are trials whose peak is unknown.
+        peaks: for each combination of memory knobs, the latest trial's peak. Trials that ran out of memory have separate
+            entries, and so have trials whose peak is unknown.
         num_out: number of trials that ran out of memory.
         names: the sets of knobs that trials have.
         values: (knob, value) for each value that a knob has in some trial.
@@ -105,11 +105,11 @@ class Facts:
 
 
 class Known:
-    """The trials of a study, ordered by number, and what the models need of them all; valid until the study is read again.
+    """The trials of a study, by number, and what the models need to know about all of them; valid until the next reading.
 
     Attributes:
         first: finished trials, with lower numbers than all in `rest`.
-        rest: the other trials, few if `first` holds the finished ones of a long study.
+        rest: the other trials; only a few if `first` holds the finished trials of a long study.
     """
 
     def __init__(self, rest: Iterable[Seen], first: Facts | None = None) -> None:
@@ -172,7 +172,7 @@ class Known:
         yield from (one.params for one in self.rest)
 
     def plus(self, more: Sequence[Seen]) -> Known:
-        """Returns the trials and some more."""
+        """Returns these trials together with `more`."""
         return Known([*self.rest, *more], self.first) if more else self
 
     def within(self, keys: Collection[str]) -> Known:
@@ -304,7 +304,7 @@ def _finished(trial: FrozenTrial) -> Seen:
 
 
 def _score(trial: FrozenTrial, stored: Mapping[str, Any]) -> float | None:
-    """Returns the measured score. The value that Optuna has is the worst score of the study if the trial cannot win."""
+    """Returns the stored score, if there is one: Optuna's value is the study's worst score if the trial cannot win."""
     score = stored.get("score")
     return score if score is not None or not trial.values else trial.values[0]
 

@@ -42,7 +42,7 @@ class LinearModel:
         usual: expected spreads of effects, of pairs and of measurements.
         level_spread: prior spread of the level around `prior_level`.
         prior_level: prior mean of the level; None for the mean of y.
-        scales: spreads to use; None for likely ones.
+        scales: spreads to use; None to find likely ones.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LinearModel:
     def conditioned(self, features: Features, noise: Array) -> LinearModel:
         """Returns the model after more measurements that are all as expected: means stay, variances fall.
 
-        It costs less than a fit, because the Cholesky factor only gets more rows.
+        This takes less time than a new fit, because the Cholesky factor only gets more rows.
 
         Args:
             features: features of the configurations.

@@ -23,7 +23,7 @@ class Pool:
 
     def __init__(self, coding: Coding, active: Callable[[Params], Params]) -> None:
         self._coding, self._active = coding, active
-        self._known: dict[bytes, bytes] = {}  # {a configuration: it without its inactive knobs}, both as codes
+        self._known: dict[bytes, bytes] = {}  # {a configuration: the same without its inactive knobs}, both as codes
         self._codes_running = set[bytes]()
         self._begin(None)
         self._listed = self.distinct(coding.all_codes()) if coding.size <= MAX_LISTED else None
@@ -36,7 +36,7 @@ class Pool:
         self._running: dict[int, tuple[Seen, bytes]] = {}
 
     def read(self, known: Known) -> None:
-        """Reads the trials so far. Encodes only trials that earlier calls have not read: each proposal reads all trials.
+        """Reads the trials so far. Encodes only those that earlier calls have not read, since every proposal reads all trials.
 
         A trial that the last call has read must be passed as the same object again.
         """

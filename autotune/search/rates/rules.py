@@ -29,8 +29,8 @@ class Rules:
         may_win: whether a measured configuration may still win; False if it was ruled out later.
         expected_s: expected seconds of a trial.
         costly: for each knob with values that cost a compilation, its value that costs none.
-        gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not named.
-        spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not named.
+        gains: {knob: {value: its usual gain}}, as logarithm of a ratio of rates; 0 for values that are not listed.
+        spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not listed.
         ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
             where each strengthens the effect of the one before.
         running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class _Recent(Generic[T]):
-    """A model that is fitted again after each trial or, once there are 200, whenever their number has grown by REFIT_TIMES."""
+    """A model that is fitted again after each trial; from 200 trials on, whenever their number has grown by REFIT_TIMES."""
 
     def __init__(self) -> None:
         self._model: T | None = None
@@ -108,7 +108,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._memory_model: _Recent[MemoryModel] = _Recent()
         self._latest_forecast: _Recent[AveragedForecast] = _Recent()
         self._why_alone = self._told_alone = ""
-        self._asked: tuple[int, str, Known] = -1, "", Known([])  # number of the last trial, why not to propose, all trials
+        self._asked: tuple[int, str, Known] = -1, "", Known([])  # what `_read` returned for the last trial
         self.is_exhausted = self.is_held_back = self.is_provisional = False
 
     @property
@@ -182,7 +182,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
     # How it proposes ------------------------------------------------------------------------------------------------------
 
     def _keep(self, number: int, found: Proposed) -> Proposed:
-        """Keeps a proposal until KEPT further proposals were made."""
+        """Keeps a proposal until KEPT further proposals have been made."""
         self._proposed[number] = found
         if len(self._proposed) > KEPT:
             del self._proposed[next(iter(self._proposed))]
@@ -365,7 +365,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
 
 
 def _spaced(some: Sequence[T], most: int) -> list[T]:
-    """Returns at most `most` of some things, evenly spaced over the sequence."""
+    """Returns at most `most` items of a sequence, evenly spaced."""
     return [some[place * len(some) // most] for place in range(most)] if len(some) > most else list(some)
 
 

@@ -24,11 +24,11 @@ from autotune.search.rates.views import ALL, DEVICE, LOADER, scale
 
 NUM_DRAWS = 128  # joint posterior samples of the candidates with the largest expected gains
 NUM_OPEN = 60  # candidates that are examined closely: the open ones with the largest expected gains
-NUM_BEST_TO_COMPILE = 3  # only candidates similar to one of this many best may need a compilation: `_is_worth_compiling`
+NUM_BEST_TO_COMPILE = 3  # a candidate that needs a compilation must resemble one of this many best, see `_is_worth_compiling`
 # Of the candidates with at least this share of the largest gain per cost, the one with the fewest changes is chosen.
 NEAR_FRAC = 0.5
-# Of the MOST_FAILED latest failed configurations, the NUM_FAILED with the highest forecasts are taken. Their neighbours are
-# candidates, too.
+# The neighbours of some failed configurations are candidates, too: of the MOST_FAILED latest, the NUM_FAILED with the highest
+# forecasts.
 NUM_FAILED, MOST_FAILED = 2, 30
 MOST_WINNERS = 30  # the best so far is the trial with the highest forecast among this many of the fastest
 SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected gain of at least RISK_GAIN
@@ -157,7 +157,7 @@ class Step:
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
         if self._options.cost:
             # Of several compilations of one configuration, the one that gains most per second comes first, so that a cheap one
-            # shows how much a dear one can still add.
+            # shows how much an expensive one can still add.
             others, columns = [place for place in near if num_changes[place] == num_changes[chosen]], self._plain_columns
             alike = [place for place in others if (codes[place][columns] == codes[chosen][columns]).all()]
             chosen = max(alike, key=lambda place: gains[place] / cost[place] ** (1 / COST_POWER))
@@ -182,10 +182,10 @@ class Step:
         return codes[is_wanted], works[is_wanted]
 
     def _promising_failures(self, best: Codes) -> Codes:
-        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if these exceed the best's.
+        """Returns up to NUM_FAILED failed configurations: those with the highest forecasts, if above that of the best.
 
         Often two values fail only together. Then a configuration with only one of them may work, and be as fast as was forecast
-        for both. It differs from the best so far by several changes, so it would not be a candidate as the best's neighbour.
+        for both. It differs from the best so far in several knobs, so it is not among the neighbours of the best.
         """
         if not len(self._failed):
             return self._failed
@@ -270,7 +270,7 @@ def _expected_gains(means: Array, spreads: Array) -> Array:
 
 
 def _lead(params: Params, best: Params, sides: Sequence[str]) -> str:
-    """Returns the beginning of the line on a proposal: what it addresses."""
+    """Returns the beginning of the line on a proposal: what the proposal addresses."""
     side = _side_of(params, best, sides)
     return lead_of(side, sides) if side else "most promising"
 

@@ -52,7 +52,7 @@ def supposition(
     """Returns how running trials are assumed to end.
 
     Args:
-        running: their configurations.
+        running: configurations of the running trials.
         coding: the levels of the knobs.
         memory: predicts whether they fit the memory; None to ignore memory.
         proven: values that worked.

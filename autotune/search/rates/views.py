@@ -37,7 +37,7 @@ class Views:
         coding: the levels of the knobs.
         machine: cores, and whether the step computes on them.
         gains: {knob: {value: its usual gain}}, as the logarithm of a ratio of rates.
-        spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not named.
+        spreads: {knob: usual spread of its gains}, relative to model.USUAL; 1 for knobs that are not listed.
     """
 
     def __init__(
