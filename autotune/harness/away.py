@@ -20,7 +20,7 @@ LOOK_S = 1.0
 
 
 def answer_by_file(spec: protocol.Spec) -> None:
-    """Starts the thread that answers, if the tuner cannot request the stacks of this process by a signal.
+    """Starts a thread that writes the stacks on request, if the tuner cannot request them by a signal.
 
     Also creates the file for the answer. While this file is empty, a tuner that has requested the stacks waits for them.
     """

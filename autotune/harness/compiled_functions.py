@@ -1,7 +1,7 @@
 """Counts the samples of functions that a program has compiled and that call its training roots.
 
-The compiler does not see that a root is called in such a function, so the root's calls are not intercepted there. The calls of
-the function itself are counted instead.
+Compiled code bypasses the harness's interception of a root's calls. So the calls of the compiled function itself are counted
+instead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CompiledFunctions:
 
         Args:
             context: the trial's context.
-            is_training: returns whether a call may train a root: one is known, and none is being called.
-            sizes: returns what counts the samples of a call; None if the samples come from elsewhere.
+            is_training: returns whether a call may train a root: a root is known, and no root is being called.
+            sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
         """
         self._context, self._is_training, self._sizes = context, is_training, sizes
         self._samples: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step

@@ -66,7 +66,7 @@ class Loader:
 
     @property
     def dataset(self) -> Any:
-        """The data set; None when it is gone."""
+        """The data set; None if it no longer exists."""
         return self._dataset()
 
     @property

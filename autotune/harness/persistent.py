@@ -61,7 +61,7 @@ def remember(loader: Any, watched: List[Any]) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library seems to have made this loader from a watched one: same data set, and persistent workers as well."""
+    """Whether a library seems to have made this loader from a watched one: it has persistent workers and the same data set."""
     return bool(loader.__dict__.get("persistent_workers")) and is_made_from(loader, _watched)
 
 

@@ -383,7 +383,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_spec(source: str) -> Spec:
-    """Returns the spec that SPEC_VARIABLE names by its path, or contains as JSON.
+    """Returns the spec from the value of SPEC_VARIABLE: a path or JSON.
 
     Raises:
         OSError: it cannot be read.
