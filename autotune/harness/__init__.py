@@ -19,7 +19,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     announcement.py           how rank 0 tells the other ranks the number of a step before any rank reaches it
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
-    persistent.py             starts persistent workers anew where a program expects it; notices changes of a data set
+    persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
     batches.py                counts the samples of a batch or of a module's input
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step

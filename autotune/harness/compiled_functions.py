@@ -69,7 +69,7 @@ class CompiledFunctions:
             context.broke("counting the samples of a compiled function")
 
     def root_called(self) -> None:
-        """Notes that the calls of a root are intercepted."""
+        """Notes that a root's call was intercepted."""
         self._root_step = self._context.num_steps
 
     @property
@@ -78,7 +78,7 @@ class CompiledFunctions:
         return self._function_step > self._root_step + 1
 
     def take(self, samples: float) -> float:
-        """Returns the samples since the last step: those of the roots' own calls, or if there are none, those of a function.
+        """Returns the samples since the last step: from the roots' own calls or, if there are none, from a compiled function.
 
         Args:
             samples: the samples in calls of roots since the last step.

@@ -241,7 +241,7 @@ def _fork_server() -> List[int]:
 
 def _remove_semaphores() -> None:
     # Queues of workers that are not forked have named semaphores. multiprocessing removes them at a normal exit. Otherwise a
-    # helper process does, with a warning in the program's log; if that process is killed, they are left.
+    # helper process does, with a warning in the program's log; if that process is killed, they remain.
     synchronize, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("synchronize", "util"))
     cleanup = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None)
     for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):

@@ -29,7 +29,7 @@ from .knobs import module as module_knobs
 from .knobs import step as step_knobs
 
 # A cycle is the k calls of `step()` that make one real step.
-CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because that waits for the device
+CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because reading them waits for the device
 MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is assumed to discard gradients at each step
 
 
@@ -40,7 +40,7 @@ class Gradients:
         global_batch: number of samples that a step of all ranks together should hold; None if not given.
         every: calls of `step()` per real step; None until derived from `global_batch` and the size of a batch.
         scaler: the harness's own GradScaler; None where nothing is scaled.
-        problem: why gradients are left unchanged, as a text; "" while they are handled.
+        problem: why gradients are left unchanged; "" while they are handled.
     """
 
     def __init__(self, context: TrialContext) -> None:

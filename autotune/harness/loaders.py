@@ -455,7 +455,7 @@ class LoaderWatch:
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
-        # it is the loader that fed the most steps. Another loader, for example one made anew, takes over if it feeds
+        # it is the loader that fed the most steps. Another loader, for example a rebuilt one, takes over if it feeds
         # consecutive steps while the old one is idle.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):

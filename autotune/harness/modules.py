@@ -308,7 +308,7 @@ class ModuleWatch:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
         Torch restores the autocast in which the program called the checkpoint. If it is enabled, by the program or by a root
-        that contains this one, the root's own autocast is not needed.
+        that contains this one, the root is called without its wrapper.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)

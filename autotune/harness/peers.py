@@ -24,7 +24,7 @@ from .context import TrialContext
 from .cores import read
 from .interval import mean_half_width_frac
 
-CLAIM = "peer{}.json"  # the number is that of the claim; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
+CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
 LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
 MET = 2  # another process counts as training once it has renewed its claim this many times

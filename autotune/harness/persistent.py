@@ -158,7 +158,7 @@ ALONE = _num_references({"_iterator": object()})  # number of references to an i
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     """Returns facts about objects and what these hold: (5,) for 5, (id, length, hash of the content) for a long list.
 
-    If the program changes any of it, a later call returns other facts; what is beyond the limits above is not compared. Objects
+    If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
     that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
     found: List[Tuple[Any, ...]] = []

@@ -175,7 +175,7 @@ class Writes:
         except Exception:
             self._context.broke("looking for steps without an optimizer")
 
-    # --- which tensors are written, and how that is seen ---
+    # --- which tensors are written, and how writes are detected ---
 
     def _find(self, loss: Any) -> None:
         self._num_passes += 1

@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 KEPT = 16  # results of a stage that are kept in each process
 KEPT_BYTES = 256 << 20  # once the results of a stage take this much memory, no more of them are kept
-LEFT_BYTES = 64 << 20  # a worker leaves at most this much for later workers
+LEFT_BYTES = 64 << 20  # a worker saves at most this much for later workers
 SENT_BYTES = KEPT_BYTES  # at most this much is sent to a worker that is not forked
 
 # Identifies the same stage in all workers of a loader: its name, what else its results depend on, and how many such stages
@@ -128,10 +128,10 @@ def _unpacked(known: Dict[Place, bytes]) -> Known:
 
 
 class Left:
-    """Collects, in the training process, what the workers of one loader have left so far.
+    """Collects, in the training process, the results that the workers of one loader have saved so far.
 
     Args:
-        prefix: the beginning of the paths of the files in which workers leave results; the folder must exist.
+        prefix: the beginning of the paths of the files in which workers save results; the folder must exist.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -160,7 +160,7 @@ class Left:
 
 
 def leave(prefix: str, known: Dict[Place, Again]) -> None:
-    """Leaves this worker's new results for later workers. What cannot be pickled is left out."""
+    """Saves this worker's new results for later workers, except those that cannot be pickled."""
     written = dict(_packed({place: again for place, again in known.items() if again.new()}, LEFT_BYTES))
     with contextlib.suppress(OSError):  # the trial is over, or the disk is full
         if written:

@@ -38,7 +38,7 @@ class LineSampler(threading.Thread):
     Attributes:
         num_samples: number of samples taken of the thread that started the sampler.
         cpu_s: CPU seconds that the sampler itself used.
-        collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
+        collected_s: seconds of garbage collections that happened to run in the sampler's thread, added by `lines.Collections`.
         phases_s: phase -> sampled seconds.
 
     Args:

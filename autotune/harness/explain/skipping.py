@@ -79,7 +79,7 @@ class SkippedStages(Stages):
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
         self._begun_of: Dict[Place, int] = {}  # place without its last item -> how many such stages have begun here
-        self._before: Dict[Place, Again] = {}  # results that earlier workers have left
+        self._before: Dict[Place, Again] = {}  # results that earlier workers have saved
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
         """Calls a function as a stage, as in `Stages`; once enough of its results are kept, returns one of these instead."""
@@ -119,7 +119,7 @@ class SkippedStages(Stages):
             del self.by_place[place]
 
     def _begun(self, stage: Any, place: Place, most: int) -> Again:
-        """Returns a stage's first results: those that earlier workers left for the same stage, or an empty `Again`."""
+        """Returns a stage's first results: those that earlier workers saved for the same stage, or an empty `Again`."""
         number = self._begun_of.get(place, 0)
         self._begun_of[place] = number + 1
         place = (*place, number)
@@ -142,7 +142,7 @@ class SkippedStages(Stages):
         super()._begin_with(fetcher)
         if ITEM not in self._names or not self.is_training():
             return
-        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders take turns
+        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders alternate
             return
         if hasattr(fetcher, "dataset_iter"):
             raise RuntimeError("autotune: samples of a stream cannot be skipped")
@@ -171,7 +171,7 @@ class SkippedStages(Stages):
 
         Args:
             is_training: see the class.
-            before: results that earlier workers have left.
+            before: results that earlier workers have saved.
         """
         self._thread = threading.get_ident()
         self._patch_libraries()  # those that the program has imported since
@@ -333,7 +333,7 @@ def _leaves(result: Any) -> Iterator[Any]:
 
 _skipped: Optional[SkippedStages] = None
 _never: Set[str] = set()  # functions to skip that were not skipped yet
-_left: Dict[int, Left] = {}  # number of a loader -> results that its workers have left
+_left: Dict[int, Left] = {}  # number of a loader -> results that its workers have saved
 
 
 def begin(
@@ -366,6 +366,6 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
 
 
 def begin_worker(names: Tuple[str, ...], is_training: bool, prefix: str, before: Dict[Place, Again]) -> None:
-    """Skips stages in this worker, and leaves their first results for later workers when it ends."""
+    """Skips stages in this worker, and saves their first results for later workers when it ends."""
     skipped = begin(names, lambda: is_training, before)
     Finalize(None, kept.leave, args=(prefix, skipped.by_place), exitpriority=0)
