@@ -10,7 +10,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     context.py                the shared facts about the trial; lets the harness's objects find each other
     patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
-    warm_server.py            a separate program: imports torch once and forks the trials that may be started by a fork
+    warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     applied.py, sites.py      apply a file's knobs to a real run, report what took effect, then leave the program alone
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines

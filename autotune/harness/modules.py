@@ -29,7 +29,7 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
-# Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
+# Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
