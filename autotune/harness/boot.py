@@ -34,7 +34,7 @@ def _note_changes() -> None:
 
 
 def _note_compiler(_: Any) -> None:
-    # Most programs import the compiler without using it: constructing an optimizer imports it, which takes seconds.
+    # Most programs import the compiler without using it: constructing an optimizer imports it, and that takes seconds.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 

@@ -1,4 +1,4 @@
-"""Ends a trial's process: when the measurement is complete or impossible, the program ends or raises, or the harness fails."""
+"""Ends a trial's process when the measurement is complete or impossible, the program ends or raises, or the harness fails."""
 
 from __future__ import annotations
 

@@ -439,7 +439,7 @@ class LoaderWatch:
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
     def _compare_with_call(self, training: Loader) -> None:
-        """Counts the items of a loader that does not batch as samples, if the program batches them for the model."""
+        """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
         root = next(iter(self._context.modules.roots), None)
         if root is not None and root.sizes.unit == "samples" and training.sizes.are_single(root.sizes.shape):
             training.samples, training.usual_batch = training.num_yields * self._worth, None

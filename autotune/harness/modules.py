@@ -264,7 +264,7 @@ class ModuleWatch:
             self.functions.watch(eval_frame)
 
     def _compiled(self, wrapper: Any, module: Any) -> None:
-        """Makes the module that `torch.compile` returned a root, in place of the root that it wraps."""
+        """Replaces a root by the module that `torch.compile` has made of it."""
         inner = self._root_of(module)
         if inner is None:
             return
