@@ -60,7 +60,7 @@ CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
 
 
 def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
-    """Returns (turn on, turn off) of the outermost submodules that have a switch for activation checkpointing.
+    """Returns functions (turn on, turn off) for the outermost submodules that have a switch for activation checkpointing.
 
     The function that turns it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """

@@ -28,7 +28,7 @@ def answer_by_file(spec: protocol.Spec) -> None:
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
-    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full: the place of a hang stays unknown
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full: where the process hangs stays unknown
         open(path, "w", encoding="utf-8").close()
         asked = os.path.join(scratch, protocol.STACKS_FILE)
         threading.Thread(target=_answer, args=(asked, path, host), daemon=True).start()

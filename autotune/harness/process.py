@@ -22,7 +22,7 @@ LOOK_S = 0.05  # between two readings of the allocator's counters; a block of st
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # A process counts as training on a GPU if it has reserved at least this share of the memory that it has reserved on its fullest
-# GPU. Many programs also take a little memory of the first GPU, by mistake.
+# GPU. Many programs also reserve a little memory on the first GPU, by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
