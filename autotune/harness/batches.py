@@ -64,7 +64,7 @@ class Sizes:
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
         self._is_single: Optional[bool] = (
-            None  # whether such a batch is a single sample; None until a model has been called
+            None  # whether such a batch is a single sample; None until a model has been called with one
         )
 
     @property
