@@ -10,8 +10,8 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     context.py                the shared facts about the trial; lets the harness's objects find each other
     patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
-    warm_server.py            a separate program: imports torch once and forks the trials that may be started by a fork
-    applied.py, sites.py      a real run with a file's knobs: reports what took effect, then leaves the program alone
+    warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
+    applied.py, sites.py      apply a file's knobs to a real run, report what took effect, then leave the program alone
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
@@ -19,7 +19,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     announcement.py           how rank 0 tells the other ranks the number of a step before any rank reaches it
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
-    persistent.py             starts persistent workers anew where a program expects it; notices changes of a data set
+    persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
     batches.py                counts the samples of a batch or of a module's input
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
@@ -35,7 +35,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     away.py                   writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace
     ranks.py                  how long ranks wait for communication, and its bandwidth
-    explain/                  mode "explain": passes that tell where time and memory go, one file for each pass. base.py defines
+    explain/                  mode "explain": passes that show where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
     adapters.py               everything about particular libraries; no other module names one
     knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
@@ -51,7 +51,7 @@ def wake(spec_path: str) -> None:
     """Arms this process: once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
 
     Args:
-        spec_path: what protocol.SPEC_VARIABLE holds.
+        spec_path: the value of the environment variable protocol.SPEC_VARIABLE.
     """
     from . import boot, keeping, protocol
 

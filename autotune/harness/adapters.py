@@ -40,7 +40,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # the tuner's kind of address; one of another kind is the user's choice for trials
+    if own.startswith("file:"):  # set by the tuner; any other address was chosen for trials by the user
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
@@ -60,7 +60,7 @@ CHECKPOINTING_SWITCHES: Tuple[Tuple[str, str], ...] = (
 
 
 def checkpointing_switches(module: Any) -> "list[tuple[Any, Any]]":
-    """Returns (turn on, turn off) of the outermost submodules that have a switch for activation checkpointing.
+    """Returns functions (turn on, turn off) for the outermost submodules that have a switch for activation checkpointing.
 
     The function that turns it on takes the keyword arguments of `torch.utils.checkpoint`, as a dictionary.
     """
@@ -80,7 +80,7 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Tensors of these classes carry only their values. torchvision's transforms check the class and restore it with `wrap`.
+# Tensors of these classes hold nothing but their values. torchvision's transforms check the class and restore it with `wrap`.
 IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
 
 

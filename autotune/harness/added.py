@@ -1,8 +1,8 @@
-"""Keeps workers that a knob has added (loader.num_workers) from yielding what the program's data set no longer is.
+"""Keeps workers that a knob has added (loader.num_workers) from yielding samples of an outdated copy of the data set.
 
-Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, also in
-the middle of an iteration without end. So the data set is examined now and then. If it has changed, the workers' last batches
-are passed on, and the rest of the iteration is fetched in the training process, as in the program without workers.
+Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
+the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers
+have already been asked for are still yielded; the rest of the iteration is fetched in the training process, as without workers.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List
 from . import persistent, state
 from .patches import patches
 
-LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # seconds between two looks at the data set; share of the time that looks may take
-ADDED = "_autotune_added"  # attribute of a loader: its workers were added; of an iterator: its `Copies`
+LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # seconds between two checks of the data set; share of the time that checks may take
+ADDED = "_autotune_added"  # attribute: on a loader, marks that its workers were added; on an iterator, its `Copies`
 STALE = "the program has changed its data set during an iteration, and workers still had copies of it as it was before"
 _watched: List[Any] = []  # weak references to loaders
 
@@ -28,7 +28,7 @@ def watch(loader: Any) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library seems to have made this loader from a watched one: same data set, and workers as well."""
+    """Whether a library seems to have made this loader from a watched one: it has workers and the same data set."""
     return bool(loader.__dict__.get("num_workers")) and persistent.is_made_from(loader, _watched)
 
 
@@ -65,10 +65,10 @@ def _install() -> None:
 
 
 class Copies:
-    """The workers' copies of a data set, in one iteration over a loader with these attributes.
+    """The workers' copies of a data set, in one iteration over a loader; made from the loader's attributes.
 
     Attributes:
-        are_stale: whether the program has changed the data set since, so that workers get no more indices.
+        are_stale: whether the program has changed its map-style data set since the start; workers then get no more indices.
     """
 
     def __init__(self, loader: Dict[str, Any]) -> None:
@@ -105,12 +105,12 @@ class Copies:
         self.are_stale = iterator._dataset_kind == _DatasetKind.Map
         rest = "from here on, batches are fetched without workers" if self.are_stale else "set loader.num_workers=0"
         state.say([f"{STALE}: {rest}"])
-        if not self.are_stale:  # a stream cannot go on in another process
+        if not self.are_stale:  # another process cannot continue an iterable data set
             self._next_look_s = float("inf")
 
 
 def _fetcher(iterator: Any) -> Callable[[Any], Any]:
-    """Returns what fetches a batch for an iterator as torch does for a loader without workers."""
+    """Returns a function that fetches an iterator's next batch in this process, as torch does without workers."""
     from torch.utils.data import _utils
     from torch.utils.data.dataloader import _DatasetKind
 

@@ -22,7 +22,7 @@ AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seco
 
 
 class Announcement:
-    """The number of a step, which rank 0 announces once: in the file `name` in the trial's folder."""
+    """The number of a step, which rank 0 announces once, in the file `name` in the trial's folder."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
         self._name = name

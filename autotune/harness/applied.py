@@ -36,7 +36,7 @@ class Applied:
         self._watch_first_backward()
 
     def _watch_first_backward(self) -> None:
-        # A process that calls `backward()` is a training process. If no step is seen, the report comes at its end.
+        # A process that calls `backward()` is a training process. If no step is seen, it reports when it ends.
         from torch import Tensor
 
         def around(backward: Any) -> Any:

@@ -20,7 +20,7 @@ LOOK_S = 1.0
 
 
 def answer_by_file(spec: protocol.Spec) -> None:
-    """Starts the thread that answers, if the tuner cannot request the stacks of this process by a signal.
+    """Starts a thread that writes the stacks on request, if the tuner cannot request them by a signal.
 
     Also creates the file for the answer. While this file is empty, a tuner that has requested the stacks waits for them.
     """
@@ -28,7 +28,7 @@ def answer_by_file(spec: protocol.Spec) -> None:
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))
-    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full: the place of a hang stays unknown
+    with contextlib.suppress(OSError):  # the folder is gone, or the disk is full: where the process hangs stays unknown
         open(path, "w", encoding="utf-8").close()
         asked = os.path.join(scratch, protocol.STACKS_FILE)
         threading.Thread(target=_answer, args=(asked, path, host), daemon=True).start()

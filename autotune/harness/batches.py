@@ -64,7 +64,7 @@ class Sizes:
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
         self._is_single: Optional[bool] = (
-            None  # whether such a batch is a single sample; None until a model was called with one
+            None  # whether such a batch is a single sample; None until a model has been called with one
         )
 
     @property
@@ -117,7 +117,7 @@ class Sizes:
         return leading
 
     def are_single(self, called: Tuple[int, ...]) -> bool:
-        """Returns, once, whether batches turn out to be single samples: a model's input has one dimension more than a batch.
+        """Returns True once, if batches turn out to be single samples: a model's input has one dimension more than a batch.
 
         Args:
             called: the shape of the model's input.
@@ -129,11 +129,11 @@ class Sizes:
 
 
 def num_samples(batch: Any, leading: float, batch_size: int) -> float:
-    """Returns how many samples a batch holds, for a loader whose sampler does not tell.
+    """Returns how many samples a batch holds, if the loader's sampler does not show it.
 
-    That is the first tensor's leading dimension if that is from 1 to the batch size, else the batch size. For batch size 32, it
-    is 20 if that tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened tokens). It is also 32 for a list
-    of 32 images, although the leading dimension of the first image is its channels.
+    This is the first tensor's leading dimension if it is from 1 to the batch size, else the batch size. For batch size 32, the
+    result is 20 if the first tensor's shape is [20, 3, 224, 224], and 32 if it is [4096, 64] (flattened tokens). It is also 32
+    for a list of 32 images, although the leading dimension of the first image is its channels.
     """
     if leading == batch_size:
         return leading
@@ -188,7 +188,7 @@ class CallSizes:
     def __init__(self, asked: Optional[int], first: Tuple[int, ...] = ()) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self._first = first
-        self.shape: Tuple[int, ...] = ()  # of the last input; a single sample's is preceded by 1
+        self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None

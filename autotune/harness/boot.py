@@ -15,12 +15,12 @@ from . import adapters, keeping, protocol, state
 from .imports import Awaited
 from .patches import patches
 
-READ_BY_COMPILER = ("TORCH", "PYTORCH", "TRITON")  # how the variables begin that torch's compiler reads when it is imported
+READ_BY_COMPILER = ("TORCH", "PYTORCH", "TRITON")  # prefixes of the variables that torch's compiler reads when it is imported
 _environment: Dict[str, str] = {}  # the environment variables when the harness started in this process
 
 
 def note_start() -> None:
-    """Saves the environment, to find what the program changes in it before it imports torch.
+    """Saves the environment, to find out what the program changes in it before importing torch.
 
     In a warm start, torch is imported before the program runs, so torch does not see these changes.
     """
@@ -34,7 +34,7 @@ def _note_changes() -> None:
 
 
 def _note_compiler(_: Any) -> None:
-    # Most programs import the compiler without using it: constructing an optimizer does, and takes seconds.
+    # Most programs import the compiler without using it: constructing an optimizer imports it, and that takes seconds.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 
@@ -70,7 +70,7 @@ def answer_stack_requests() -> None:
 
 
 def wait_for_torch(spec_path: str) -> None:
-    """Begins the session when torch is imported: by an import hook, or at once if torch is already there."""
+    """Begins the session when torch is imported: by an import hook, or immediately if torch is already imported."""
     if "torch" in sys.modules:
         state.startup.clear()
         _guarded(keeping.torch_is_there)

@@ -1,4 +1,4 @@
-"""Counts the steps of a program that records whole steps as a CUDA graph (torch.cuda.graph), by the replays of that graph.
+"""Counts replays of a CUDA graph as steps, if the program has recorded whole steps in the graph (torch.cuda.graph).
 
 While a stream is captured, any request to the device (for an event or a number) is an error that ends the capture, and the
 recorded work runs only later. So a step that is being captured is not counted, and nothing is read in it.

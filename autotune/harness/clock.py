@@ -8,7 +8,7 @@ from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 
 class Finished(NamedTuple):
-    """A step whose end is known."""
+    """A finished step."""
 
     end_s: float  # since the end of the first step
     step_s: float  # since the end of the previous step

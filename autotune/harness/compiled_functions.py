@@ -1,7 +1,7 @@
 """Counts the samples of functions that a program has compiled and that call its training roots.
 
-The compiler does not see that a root is called in such a function, so the root's calls are not intercepted there. The calls of
-the function itself are counted instead.
+Compiled code bypasses the harness's interception of a root's calls. So the calls of the compiled function itself are counted
+instead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class CompiledFunctions:
 
         Args:
             context: the trial's context.
-            is_training: returns whether a call may train a root: one is known, and none is being called.
-            sizes: returns what counts the samples of a call; None if the samples come from elsewhere.
+            is_training: returns whether a call may train a root: a root is known, and no root is being called.
+            sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
         """
         self._context, self._is_training, self._sizes = context, is_training, sizes
         self._samples: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step
@@ -69,7 +69,7 @@ class CompiledFunctions:
             context.broke("counting the samples of a compiled function")
 
     def root_called(self) -> None:
-        """Notes that the calls of a root are intercepted."""
+        """Notes that a root's call was intercepted."""
         self._root_step = self._context.num_steps
 
     @property
@@ -78,7 +78,7 @@ class CompiledFunctions:
         return self._function_step > self._root_step + 1
 
     def take(self, samples: float) -> float:
-        """Returns the samples since the last step: those of the roots' own calls, or if there are none, those of a function.
+        """Returns the samples since the last step: from the roots' own calls or, if there are none, from a compiled function.
 
         Args:
             samples: the samples in calls of roots since the last step.

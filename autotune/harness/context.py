@@ -120,7 +120,7 @@ class TrialContext(abc.ABC):
 
     @abc.abstractmethod
     def torch_is_there(self) -> None:
-        """Called once torch has been executed."""
+        """Called once torch has been imported."""
 
     @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:

@@ -1,6 +1,6 @@
 """Counts the effective CPU cores of a process, from affinity and cgroup quota, and reads what the kernel says about them.
 
-Tuner and harness count for their own process each, because the program may have bound itself to fewer cores than the tuner has.
+Tuner and harness each count for their own process, because the program may have bound itself to fewer cores than the tuner has.
 """
 
 from __future__ import annotations

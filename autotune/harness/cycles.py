@@ -15,7 +15,7 @@ LEAST_STEPS = 3  # that mean must be taken over at least this many steps
 # The next gap is awaited for at most 1 / NOTICEABLE_FRAC times the longest gap's length: rarer gaps hardly affect the rate.
 NOTICEABLE_FRAC = 0.02
 SAME_KIND = 3.0  # a gap is of another kind (logging, not validation) if the longest gap is more than this many times as long
-FREQUENT = 10.0  # gaps average out, so make no cycles, if the shortest window holds this many (a loader's bursts, short epochs)
+FREQUENT = 10.0  # if the shortest window holds this many gaps, they average out: no cycles (loader bursts, short epochs)
 # How long to wait for the next gap: PATIENCE_S seconds, or PATIENCE_TIMES times the longest time between gaps so far, whichever
 # is longer.
 PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
@@ -23,9 +23,9 @@ PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
 # distance. A loader's stalls come at random, so the distances between them differ more.
 LIKE, LIKE_FRAC = 1.5, 0.6
 # A gap like the baseline's is awaited until TOLD_TIMES times the seconds and TOLD_STEPS_TIMES times the steps of the baseline's
-# cycle have passed. After that, this trial is taken to have no cycles, or shorter cycles.
+# cycle have passed. After that, this trial is assumed to have no cycles, or shorter cycles.
 TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
-MAX_GAPS = 64  # number of gaps that are kept, the most recent ones
+MAX_GAPS = 64  # number of most recent gaps that are kept
 
 
 class Gap(NamedTuple):

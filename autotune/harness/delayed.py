@@ -46,7 +46,7 @@ class State:
 
     Attributes:
         is_on: whether a fetch of the training loader is under way.
-        is_worker: whether this is a worker of the training loader, which hands its batches to another process.
+        is_worker: whether this is a worker of the training loader, which sends its batches to another process.
         num_batches: batches of bytes that were made in this process or received from a worker.
         num_on_device: conversions done on a device.
     """
@@ -62,7 +62,7 @@ state = State()
 class Content:
     """The bytes of an image or batch, which are never written to, and the operations to apply to them, in order.
 
-    Once the floats are computed, it holds them too. Delayed tensors that are aliases share one content.
+    Once the floats have been computed, they are kept here too. Delayed tensors that are aliases share one content.
     """
 
     __slots__ = ("data", "floats", "steps")

@@ -1,4 +1,4 @@
-"""Ends a trial's process when the trial is measured or cannot be measured, the program ends or raises, or the harness fails."""
+"""Ends a trial's process when the measurement is complete or impossible, the program ends or raises, or the harness fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ending:
             self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
-        """Writes the result and ends the process at once: `except:` in the program cannot catch this."""
+        """Writes the result and ends the process immediately: `except:` in the program cannot catch this."""
         context = self._context
         context.clock.close_window()
         context.phases.enter("exit")
@@ -65,7 +65,7 @@ class Ending:
             os._exit(0)
 
     def give_up(self, why: str) -> None:
-        """Writes the observations on a program that cannot be measured, and ends the program at once."""
+        """Writes what was observed of a program that cannot be measured, and ends the program immediately."""
         context = self._context
         if context.is_over or context.is_applying:
             return
@@ -149,7 +149,7 @@ class Ending:
         except Exception:
             if self.error is None:
                 raise
-            traceback.print_exc()  # the result names the program's error, not its consequences
+            traceback.print_exc()  # the result reports the program's error, not this one, which may follow from it
         self._write_result("failed" if self.error else "ended")
         context.is_over = True
 
@@ -241,7 +241,7 @@ def _fork_server() -> List[int]:
 
 def _remove_semaphores() -> None:
     # Queues of workers that are not forked have named semaphores. multiprocessing removes them at a normal exit. Otherwise a
-    # helper process does, with a warning in the program's log; if that process is killed, they are left.
+    # helper process does, with a warning in the program's log; if that process is killed, they remain.
     synchronize, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("synchronize", "util"))
     cleanup = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None)
     for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):

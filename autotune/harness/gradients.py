@@ -29,8 +29,8 @@ from .knobs import module as module_knobs
 from .knobs import step as step_knobs
 
 # A cycle is the k calls of `step()` that make one real step.
-CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because that waits for the device
-MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is taken to discard gradients at each step
+CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because reading them waits for the device
+MAX_DISCARDED = 4  # after this many consecutive discarded cycles, the program is assumed to discard gradients at each step
 
 
 class Gradients:
@@ -40,7 +40,7 @@ class Gradients:
         global_batch: number of samples that a step of all ranks together should hold; None if not given.
         every: calls of `step()` per real step; None until derived from `global_batch` and the size of a batch.
         scaler: the harness's own GradScaler; None where nothing is scaled.
-        problem: why gradients are left unchanged, as a text; "" while they are handled.
+        problem: why gradients are left unchanged; "" while they are handled.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -108,7 +108,7 @@ class Gradients:
             held, self._when_held = self._when_held, None
             if state.norms(self._parameters()) != held:
                 self.stand_down(step_knobs.CLEARS)
-        if self.every is None:  # the first backward pass: the batch tells how many calls of `step()` make the global batch
+        if self.every is None:  # the first backward pass: the batch shows how many calls of `step()` make the global batch
             samples, self._first_samples = self._batch()
             self._set_every(samples, 1)
         is_one = isinstance(tensors, torch.Tensor)
@@ -255,7 +255,7 @@ class Gradients:
 
     def cleared(self) -> None:
         """Called after a `zero_grad()` whose `set_to_none` came from the knob."""
-        # Inspected in the first cycles only: the knob's effect shows at once.
+        # Inspected in the first cycles only: the knob's effect shows immediately.
         self.num_cleared += 1
         if self.num_cleared <= 2 * CHECKED_CYCLES and self._context.num_steps:
             self.is_left_empty = all(parameter.grad is None for parameter in self._parameters())

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Sequence
 
 
 class Awaited(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders would, and lets `around` run the module's first execution.
+    """Finds one module as the other finders would, and has `around` execute it the first time.
 
     `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
     inside `exec_module`.

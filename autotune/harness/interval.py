@@ -1,6 +1,6 @@
-"""Estimates how far a window's rate may be from the truth. Standard library only.
+"""Estimates how far a window's rate may be from the true rate. Standard library only.
 
-Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it contained the truth in
+Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it held the true rate in
 55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
 for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
 Analysis). If too few effective blocks remain, no interval is given: a few correlated blocks may look independent by chance, and

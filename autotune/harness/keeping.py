@@ -1,4 +1,4 @@
-"""Prevents a trial from saving over, renaming over or removing the user's checkpoints.
+"""Prevents a trial from overwriting, renaming or removing the user's checkpoints.
 
 If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
 protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
@@ -53,7 +53,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not become a method when a class stores it, as pathlib's do in Python 3.9."""
+    """A callable that, like a built-in, does not become a method as a class attribute; pathlib of Python 3.9 needs that."""
 
     __module__ = "os"  # where pickle looks it up
 
@@ -77,7 +77,7 @@ class Kept:
         self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
-        self._removed: Set[str] = set()  # folders that the program believes to be removed
+        self._removed: Set[str] = set()  # folders that the program believes it has removed
         self._folders: Set[str] = set()  # folders that this process has made
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:

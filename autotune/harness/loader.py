@@ -42,7 +42,7 @@ class Loader:
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
         self.is_target = self.is_made_persistent = self.has_added_workers = False
-        self.why_restarted = ""  # why its persistent workers were started anew; "" if they were not
+        self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
         self.told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
         self._num_told = self._num_changed = 0
@@ -66,7 +66,7 @@ class Loader:
 
     @property
     def dataset(self) -> Any:
-        """The data set; None when it is gone."""
+        """The data set; None if it no longer exists."""
         return self._dataset()
 
     @property

@@ -150,7 +150,7 @@ class LoaderWatch:
     def _begins_epoch(self, info: Loader) -> None:
         """Leaves out the time of an evaluation since the last step, if epochs are short.
 
-        In long epochs, a first step after an evaluation does not count at all, so that the evaluation is left out with it.
+        In long epochs, the first step after an evaluation does not count at all, so the evaluation is left out with it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps
@@ -392,9 +392,9 @@ class LoaderWatch:
             info.evaluated()
 
     def begin_first_step(self) -> None:
-        """Forgets the batches of steps that were not counted, except the last: it belongs to the step that now begins.
+        """Forgets the batches of steps that were not counted, except the last, which belongs to the step that now begins.
 
-        Its samples and its wait are not known singly, so they are set to the means of these batches.
+        How much of the samples and the wait belongs to it is not known, so it gets the mean over these batches.
         """
         for info in self.touched:
             info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1
@@ -439,7 +439,7 @@ class LoaderWatch:
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
 
     def _compare_with_call(self, training: Loader) -> None:
-        """Counts batches of a loader that does not batch as samples, if the program makes the model's batches of them."""
+        """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
         root = next(iter(self._context.modules.roots), None)
         if root is not None and root.sizes.unit == "samples" and training.sizes.are_single(root.sizes.shape):
             training.samples, training.usual_batch = training.num_yields * self._worth, None
@@ -455,7 +455,7 @@ class LoaderWatch:
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later
-        # it is the loader that fed the most steps. Another loader, for example one made anew, takes over if it feeds
+        # it is the loader that fed the most steps. Another loader, for example a rebuilt one, takes over if it feeds
         # consecutive steps while the old one is idle.
         training, num_steps = self.training, self._context.num_steps
         for info in reversed(self.touched):

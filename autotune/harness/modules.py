@@ -29,7 +29,7 @@ from .knobs import module as module_knobs
 from .patches import Patch, patches
 from .subclassing import subclass
 
-# Programs ask `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
+# Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
 KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
@@ -43,7 +43,7 @@ TIMED = ("", "cpu", "cuda", "meta")
 class Root:
     """A training root: the module, its state at the first call, and the wrapper around its calls.
 
-    The module is not kept alive: a program that builds another one needs the memory of the first.
+    Holds the module by a weak reference: a program that builds another module needs the memory of the first.
     """
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
@@ -108,7 +108,7 @@ class ModuleWatch:
         self.settle()
         if self._calls is None:
             self._calls = patches.install(Module, "__call__", self._around_call)
-            self._calls.uninstall_during_import("torch._dynamo.utils")  # it treats modules with a patched `__call__` specially
+            self._calls.uninstall_during_import("torch._dynamo.utils")  # dynamo treats a patched `__call__` specially
         else:
             self._calls.install()
 
@@ -247,8 +247,8 @@ class ModuleWatch:
         patches.on_import("torch._dynamo.eval_frame", self._watch_compiled)
 
     def _watch_compiled(self, eval_frame: Any) -> None:
-        # Inside the module that `torch.compile` returns, the compiler does not see that a root is called. A program that
-        # compiles its model after the search for roots would no longer be counted, nor train in the trial's precision.
+        # Compiled code bypasses the interception of a root's calls. If a program compiled its model after the search for roots,
+        # its samples would no longer be counted, and it would not train in the trial's precision.
         def around(construct: Any) -> Any:
             def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
                 construct(wrapper, module, *args, **kwargs)
@@ -264,7 +264,7 @@ class ModuleWatch:
             self.functions.watch(eval_frame)
 
     def _compiled(self, wrapper: Any, module: Any) -> None:
-        """Makes the module that `torch.compile` returned the root in place of the one that it was made of."""
+        """Replaces a root by the module that `torch.compile` has made of it."""
         inner = self._root_of(module)
         if inner is None:
             return
@@ -307,8 +307,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast in which the program called the checkpoint. If that is enabled, by the program or by a root
-        that contains this one, the root is called as it is.
+        Torch restores the autocast in which the program called the checkpoint. If it is enabled, by the program or by a root
+        that contains this one, the root is called without its wrapper.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -319,10 +319,10 @@ class ModuleWatch:
             self.nesting.depth -= 1
 
     def run_evaluation(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a root in evaluation mode; uncompiled if it is one of several with CUDA graphs, which would end in an error.
+        """Calls a root in evaluation mode; uncompiled if it is one of several with CUDA graphs, which would raise an error.
 
-        Without a pending backward pass, torch takes the call of the second root for the next iteration and frees the output of
-        the first one while it records.
+        Without a pending backward pass, torch mistakes the second root's call for the next iteration, and frees the first
+        root's output while it records the second root.
         """
         if len(self.roots) < 2 or not self._knobs.has_graphs:
             return call(module, *args, **kwargs)
@@ -393,7 +393,7 @@ class ModuleWatch:
         return self.is_evaluated and (self._num_evaluated_steps + 1) * 2 <= self._context.num_steps
 
     def take_evaluated(self) -> bool:
-        """Notes that the step that just ended contained an evaluation; returns whether fewer than half do."""
+        """Notes that the step that just ended contained an evaluation; returns whether fewer than half of all steps do."""
         self.is_evaluated = False
         self._num_evaluated_steps += 1
         return bool(self._num_evaluated_steps * 2 < self._context.num_steps)

@@ -72,7 +72,7 @@ class OptimizerWatch:
         self._short: Any = None  # the clock's short hook while that is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
-        self._num_left_out = 0  # steps that a scaler did not let an optimizer make
+        self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
         self._num_skipped_before = 0  # skipped steps when the window opened
         self.scaler: Optional[Any] = None

@@ -163,7 +163,7 @@ class Patches:
             return left
 
     def on_import(self, name: str, act: Callable[[Any], None]) -> None:
-        """Calls `act`, which must not raise, with a module once it has been imported, or at once if it is already imported."""
+        """Calls `act`, which must not raise, with a module once it is imported, or immediately if it already is."""
         if name in sys.modules:
             act(sys.modules[name])
             return

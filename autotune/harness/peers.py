@@ -24,11 +24,11 @@ from .context import TrialContext
 from .cores import read
 from .interval import mean_half_width_frac
 
-CLAIM = "peer{}.json"  # the number is that of the claim; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
+CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
 LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
-MET = 2  # another process is taken to train once it has renewed its claim this many times
-# A peer is taken to have stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
+MET = 2  # another process counts as training once it has renewed its claim this many times
+# A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
 # time between our last two looks.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
 # How long to wait, from the first step, for processes started together with this one: STARTS_MORE times as long as this process

@@ -61,7 +61,7 @@ def remember(loader: Any, watched: List[Any]) -> None:
 
 
 def is_remade(loader: Any) -> bool:
-    """Whether a library seems to have made this loader from a watched one: same data set, and persistent workers as well."""
+    """Whether a library seems to have made this loader from a watched one: it has persistent workers and the same data set."""
     return bool(loader.__dict__.get("persistent_workers")) and is_made_from(loader, _watched)
 
 
@@ -158,7 +158,7 @@ ALONE = _num_references({"_iterator": object()})  # number of references to an i
 def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     """Returns facts about objects and what these hold: (5,) for 5, (id, length, hash of the content) for a long list.
 
-    If the program changes any of it, a later call returns other facts; what is beyond the limits above is not compared. Objects
+    If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
     that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
     found: List[Tuple[Any, ...]] = []

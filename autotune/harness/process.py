@@ -22,7 +22,7 @@ LOOK_S = 0.05  # between two readings of the allocator's counters; a block of st
 SAMPLE_S = 1.0  # between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # A process counts as training on a GPU if it has reserved at least this share of the memory that it has reserved on its fullest
-# GPU. Many programs also take a little memory of the first GPU, by mistake.
+# GPU. Many programs also reserve a little memory on the first GPU, by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
@@ -79,7 +79,7 @@ class MemoryWatch:
     def movement(self) -> Tuple[int, int]:
         """Returns (a number that rises while the allocator grows, number of the allocator's retries so far).
 
-        The second rises while memory is short. They are read at most twenty times a second, because asking the allocator costs
+        The second rises while memory is short. Both are read at most twenty times a second, because reading them costs
         tens of microseconds.
         """
         if self._cuda is None:
@@ -104,7 +104,7 @@ class MemoryWatch:
         """
         if self._cuda is not None:
             stats, cuda = self._cuda.memory_stats(self._index), self._cuda
-            # A program may train on several GPUs, and ends as soon as one of them is full. So the fullest one is reported.
+            # A program may train on several GPUs, and fails as soon as one of them is full. So the fullest one is reported.
             fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
             return {
                 "kind": "cuda",
@@ -174,7 +174,7 @@ def _trained_on(index: Optional[int]) -> List[int]:
 def _uuid(index: int) -> Optional[str]:
     """Returns the UUID by which NVML identifies a device; None if unknown.
 
-    A slice of a GPU (MIG) is named by its own UUID, which is in the environment; torch may give that of the whole GPU.
+    A slice of a GPU (MIG) has its own UUID, which is in the environment; torch may return that of the whole GPU.
     """
     import torch
 
@@ -195,7 +195,7 @@ def num_nodes(environment: Mapping[str, str]) -> int:
 
 
 def group() -> Any:
-    """Returns torch.distributed, to ask for this process's place among the ranks; None if it has no process group."""
+    """Returns torch.distributed, which knows this process's rank and the number of ranks; None without a process group."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 

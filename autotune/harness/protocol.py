@@ -36,7 +36,7 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-# Written to the spec instead of the value of a secret variable: "***" for a pinned value or that of autotune's environment,
+# Written to the spec instead of the value of a secret variable: "***" for a pinned value or the one in autotune's environment,
 # "***1", "***2", ... for other values that the study tries.
 STAND_IN = "***"
 HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
@@ -45,7 +45,7 @@ KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # In the folder "scratch": the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
-SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less are one clock
+SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It
 # is a real-time signal, because programs do not use real-time signals.
 STACK_SIGNAL = int(signal.SIGRTMAX) - 3
@@ -109,7 +109,7 @@ class MeasureRules:
     warmup_min_device_s: float = 1.0  # minimum seconds of steps without compilation before the window may open
     warmup_max_s: float = 60.0  # after this time the window opens anyway, and the trial is `unsteady`
     warmup_mean_frac: float = 0.03  # the rates of the last two blocks may differ by at most this share
-    warmup_quartile_frac: float = 0.05  # each quartile of the step times may differ between them by at most this share
+    warmup_quartile_frac: float = 0.05  # each quartile of their step times may differ by at most this share
     warmup_quiet_steps: int = 3  # minimum number of consecutive steps without compilation
     drain_max_s: float = 5.0  # longest wait for a full queue to drain; a queue that drains more slowly changes the rate little
     # A trial is not steady if step times change by more than this share from the start of a window to the end of the next one.
@@ -265,12 +265,12 @@ class RankResult:
         phases_s: seconds spent in each phase of PHASES.
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if the number of samples is unknown and batches are
             packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
-            unit was read.
+            unit comes from.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
             monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
             With `is_at_own_pace`, "origin_s" is when that first step ended.
         window: the measured window; None if the trial did not reach it.
-        throughput_per_s: the rank's throughput: the rate after the batches that the loader had queued are used up (supply.py).
+        throughput_per_s: the rank's throughput: its rate once the loader's queued batches are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
         regime: "separate" or "shared": whether the loader's workers have cores to themselves; "" without workers.
         device_rate_per_s: D, the device's rate if the loader took no time; None if unknown. It is unknown in the "shared"
@@ -383,7 +383,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_spec(source: str) -> Spec:
-    """Returns the spec that SPEC_VARIABLE names by its path, or contains as JSON.
+    """Returns the spec from the value of SPEC_VARIABLE: a path or JSON.
 
     Raises:
         OSError: it cannot be read.

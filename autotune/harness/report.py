@@ -43,7 +43,7 @@ def unmeasured(context: TrialContext) -> protocol.RankResult:
 
 
 def result(context: TrialContext, status: str) -> protocol.RankResult:
-    """Returns the result of this rank. Parts that fail are left out and named under detected["harness_problems"]."""
+    """Returns the result of this rank. Parts that fail are left out and listed under detected["harness_problems"]."""
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []
@@ -113,7 +113,7 @@ def _add_facts(found: protocol.RankResult, context: TrialContext) -> None:
 
 def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
-    if context.loaders.unit == "steps":  # the first steps may have been counted as the samples of a loader
+    if context.loaders.unit == "steps":  # for the first steps, a loader's samples may have been counted
         steps = {**steps, "samples": [1.0] * len(steps["samples"])}
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
     if measured.meter is None:

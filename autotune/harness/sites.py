@@ -18,7 +18,7 @@ from weakref import ref
 from . import members
 from .knobs.loader import LoaderKnobs, Making
 
-NUM_FRAMES = 2  # the line that constructs the loader and the line that called its function: one helper may make all loaders
+NUM_FRAMES = 2  # the constructing line, and the line that called the function around it: one helper may make all loaders
 HASH_DIGITS = 12
 SHUFFLED = ":shuffled"
 MAX_WRAPPERS = 4  # levels of batch samplers inside one another that are searched

@@ -96,7 +96,7 @@ class Supply:
         if self._between is not None and now.now_s - self._between.now_s >= LOOK_BACK_S:
             self._before, self._between = self._between, now
         fall, seconds = before.stock - now.stock, now.now_s - before.now_s
-        left = now.stock - len(now.workers)  # workers deliver in turn, so with one batch per worker the queue counts as empty
+        left = now.stock - len(now.workers)  # workers deliver round-robin, so one batch per worker counts as an empty queue
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s
@@ -147,7 +147,7 @@ class Supply:
         """Returns L, the samples per second that the loader can sustain alone; None without a loader or counts.
 
         With workers, it is the sum of what each worker makes per busy second, not counting seconds in which it had no core.
-        The sum is limited to what all cores together can make. Without workers, it is the samples per second spent in __next__.
+        The sum is limited to what all cores together can make. Without workers, it is the samples per second in __next__.
         """
         training = self._loaders.training
         if training is None or not training.total_batches:

@@ -1,4 +1,4 @@
-"""Runs a warm server: it imports torch in the program's interpreter and forks the trials that may be started by a fork.
+"""Runs a warm server: it imports torch in the program's interpreter and starts trials by forking, where that is possible.
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
 MODULE is one that the server imports, such as torch. FD is the server's end of a socket pair. PARENT is the

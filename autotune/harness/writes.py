@@ -21,7 +21,7 @@ from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
 # The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer by then:
-# even a program that accumulates gradients before its first step would have made it. If the program has made one, nothing is
+# even a program that accumulates gradients before its first step would have made one. If the program has made one, nothing is
 # examined in its first MOST_PASSES passes, and the search ends quietly after as many more.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
@@ -175,7 +175,7 @@ class Writes:
         except Exception:
             self._context.broke("looking for steps without an optimizer")
 
-    # --- which tensors are written, and how that is seen ---
+    # --- which tensors are written, and how writes are detected ---
 
     def _find(self, loss: Any) -> None:
         self._num_passes += 1

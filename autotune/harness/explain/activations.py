@@ -9,14 +9,14 @@ ROOT = ""  # the name of an outermost module, as in `named_modules()`
 
 
 class Storages:
-    """Bytes of distinct storages."""
+    """Adds up the bytes of distinct storages."""
 
     def __init__(self) -> None:
         self.seen: Set[int] = set()
         self.num_bytes = 0
 
     def add(self, tensor: Any) -> None:
-        """Counts a tensor's storage unless it has been counted."""
+        """Counts a tensor's storage, unless it has been counted already."""
         place, size = storage_of(tensor)
         if size and place not in self.seen:
             self.seen.add(place)

@@ -20,7 +20,7 @@ class Allocations:
     """Records of an allocator.
 
     Attributes:
-        peak_bytes: the highest sum of live allocations. On the CPU it is from the second step and counts only what was
+        peak_bytes: the highest sum of live allocations. On the CPU it is the peak of the second step and counts only what was
             allocated since the first step began, so parameters and optimizer state are not included.
         timeline, at_peak, fragmentation_frac, notes: as in `documents.Memory`.
         num_retries: the value of `documents.Memory.alloc_retries`.
@@ -210,7 +210,7 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
 
     Args:
         frames: a recorded stack, innermost frame first.
-        sources: tells whose code a file holds.
+        sources: determines whose code a file contains.
     """
     known = [each for each in frames if os.path.isabs(each["filename"])]
     own = [each for each in known if sources.kind_of_file(each["filename"]) == OWN]

@@ -40,7 +40,7 @@ class Pass:
     def leave_out(self, samples: float, wait_s: float) -> None:
         """Called if the program evaluated its model since the last step: the time since that step does not count.
 
-        It is called at the end of the step that contains the evaluation, before `step_done`, or already when an epoch begins.
+        It is called at the end of the step that contains the evaluation, before `step_done`, or earlier, when an epoch begins.
 
         Args:
             samples: training samples since the last step.

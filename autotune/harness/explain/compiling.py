@@ -22,7 +22,7 @@ def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     Returns None if nothing was compiled.
 
     Args:
-        sources: tells whose code a file holds.
+        sources: determines whose code a file contains.
         seconds_before: `compile_seconds()` when the observed steps began.
     """
     metrics = _metrics()
@@ -63,7 +63,7 @@ def _recompilations(metrics: List[Any], sources: Sources) -> List[Dict[str, Any]
 
 
 def _failed_guard(metric: Any) -> str:
-    """Returns why a function was compiled again; "" if unknown. For torch 2.6 and older, whose metrics do not say it."""
+    """Returns why a function was compiled again; "" if unknown. For torch 2.6 and older, whose metrics lack the reason."""
     code = (metric.co_filename, metric.co_firstlineno, metric.co_name)
     for each, reasons in getattr(sys.modules.get("torch._dynamo.utils"), "guard_failures", {}).items():
         if (each.co_filename, each.co_firstlineno, each.co_name) == code and reasons:

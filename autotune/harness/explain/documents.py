@@ -105,7 +105,7 @@ class Stage:
 class Site:
     """A place in the program's own code where the host waits for the GPU or, in a run on the CPU, would wait for a GPU.
 
-    Such a place copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
+    The code there copies a tensor and waits for the copy, or reads a tensor's values (`.item()`, `.tolist()`, `print(tensor)`).
 
     Attributes:
         kind: "item", "cpu", "synchronize", "nonzero", "copy" (to the device, from pageable memory or without non_blocking), ...
@@ -232,10 +232,10 @@ class Memory:
             first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention),
-            each run again alone, those with the most FLOPs first, for about 2 s: "float32" and "bfloat16" -> seconds of those
-            that were run again, in this type; "casts" -> seconds to convert their inputs; "timed_frac" -> their share of the
-            products' FLOPs. {} without such products, or if they could not be run (see `notes`).
+        products: that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention) are run
+            again one by one, those with the most FLOPs first, for about 2 s: "float32" and "bfloat16" -> seconds of the
+            products that were run again, in this type; "casts" -> seconds to convert their inputs; "timed_frac" -> their share
+            of the FLOPs of all these products. {} without such products, or if they could not be run (see `notes`).
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -14,7 +14,7 @@ class StepFlops:
 
     Attributes:
         total: FLOPs of the step.
-        products: those of its operations that `products.py` times again.
+        products: the operations of the step that `products.py` runs again and times.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def _counting_mode() -> Any:
     }
 
     class Counting(FlopCounterMode):
-        """Also notes products."""
+        """Records the products as well."""
 
         def __init__(self, products: Products) -> None:
             super().__init__(display=False)

@@ -1,8 +1,8 @@
-"""Keeps the first results of a stage of the loader, and hands them out again, also to workers that start later.
+"""Keeps the first results of a loader's stage and uses them again, also in workers that start later.
 
-To measure what a stage costs, a trial skips it and hands out its first results again (skipping.py). A program with short epochs
+To measure what a stage costs, a trial skips it and uses its first results again (skipping.py). A program with short epochs
 starts new workers every few steps. A worker that had to make these results itself would run the stage most of the time. So a
-worker leaves its results in a file when it ends, and the next workers begin with them.
+worker writes its results to a file when it ends, and the next workers begin with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 KEPT = 16  # results of a stage that are kept in each process
 KEPT_BYTES = 256 << 20  # once the results of a stage take this much memory, no more of them are kept
-LEFT_BYTES = 64 << 20  # a worker leaves at most this much for later workers
+LEFT_BYTES = 64 << 20  # a worker saves at most this much for later workers
 SENT_BYTES = KEPT_BYTES  # at most this much is sent to a worker that is not forked
 
 # Identifies the same stage in all workers of a loader: its name, what else its results depend on, and how many such stages
@@ -27,7 +27,7 @@ Place = Tuple[Any, ...]
 
 
 class Again:
-    """The first results of a stage, handed out in turn once there are enough of them.
+    """The first results of a stage, returned again one after the other once there are enough of them.
 
     Attributes:
         stage: what makes the results; kept alive, because results are found by its identity.
@@ -56,7 +56,7 @@ class Again:
         return result
 
     def next(self) -> Any:
-        """Returns the next kept result; after the last, the first. So images and masks in turn are handed out in turn."""
+        """Returns the next kept result; after the last, the first. So if images and masks alternate, they still do."""
         result = self._results[self._turn % len(self._results)]
         self._turn += 1
         return result
@@ -128,10 +128,10 @@ def _unpacked(known: Dict[Place, bytes]) -> Known:
 
 
 class Left:
-    """Collects, in the training process, what the workers of one loader have left so far.
+    """Collects, in the training process, the results that the workers of one loader have saved so far.
 
     Args:
-        prefix: the beginning of the paths of the files in which workers leave results; the folder must exist.
+        prefix: the beginning of the paths of the files in which workers save results; the folder must exist.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -160,7 +160,7 @@ class Left:
 
 
 def leave(prefix: str, known: Dict[Place, Again]) -> None:
-    """Leaves this worker's new results for later workers. What cannot be pickled is left out."""
+    """Saves this worker's new results for later workers, except those that cannot be pickled."""
     written = dict(_packed({place: again for place, again in known.items() if again.new()}, LEFT_BYTES))
     with contextlib.suppress(OSError):  # the trial is over, or the disk is full
         if written:
@@ -169,7 +169,7 @@ def leave(prefix: str, known: Dict[Place, Again]) -> None:
 
 
 def _packed(known: Dict[Place, Again], most: int) -> Iterator[Tuple[Place, bytes]]:
-    """Yields the results that can be pickled, in at most `most` bytes together."""
+    """Yields the results that can be pickled, in at most `most` bytes in total."""
     left = most
     for place, again in known.items():
         with contextlib.suppress(Exception):  # too large, or raised by the program's classes
@@ -234,7 +234,7 @@ def apart(result: Any) -> Any:
 
 
 def num_bytes_of(result: Any) -> int:
-    """Returns about how much memory a result takes: 0 if it is not known."""
+    """Returns roughly how many bytes of memory a result takes; 0 if unknown."""
     if isinstance(result, Pixels):
         return int(result.size[0] * result.size[1] * 4)
     if isinstance(result, dict):

@@ -21,7 +21,7 @@ from .syncs import SyncSites
 # seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
-# A sample delays a short step by a larger share. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
+# A sample takes a larger share of a short step. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
 # pass still has a thousand samples.
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the operating system does not record how long threads wait"
@@ -29,7 +29,7 @@ NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for inp
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process, and tells the sampler about those in the sampler's thread."""
+    """Times the garbage collector's runs in the training process; those in the sampler's thread go to its `collected_s`."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0

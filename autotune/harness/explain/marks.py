@@ -192,7 +192,7 @@ class DevicePhases:
     """Times phases on a GPU: records an event at each change of phase, and reads it later. Not measured on a GPU yet.
 
     All events are recorded on the same stream: the one that is current at the first event. If a program later
-    switches to another stream to copy batches, events there would be over before the work on the stream that trains.
+    switches to another stream to copy batches, events there would complete before the work on the stream that trains.
     """
 
     def __init__(self, index: Optional[int] = None) -> None:

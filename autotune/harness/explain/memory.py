@@ -56,7 +56,7 @@ class MemoryPass(Pass):
         self._marks = Marks(context)
         self._marks.on_result = self._noted
         self._marks.on_change = self._changed
-        self._syncs = SyncSites(context, self._marks, Sources())  # makes the copies to the device a phase of their own
+        self._syncs = SyncSites(context, self._marks, Sources())  # also marks copies to the device as a phase
         self._syncs.install()
         self._marks.install()
         self._allocations = allocations.recorder(context.device, context.device_index)

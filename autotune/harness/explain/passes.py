@@ -44,7 +44,7 @@ class Explained:
         return self._pass.which != LINES
 
     def look(self) -> None:
-        """Begins the pass once it is due, and then tells it about steps.
+        """Begins the pass once it is due; after that, reports the steps to it.
 
         Called after every step if `looks_at_every_step`, otherwise after steps at least a tenth of a second apart.
         """

@@ -1,7 +1,7 @@
 """Samples which line of Python a thread executes, from a separate thread.
 
 A sample counts for the time since the previous sample. So if the sampled thread holds the interpreter's lock and a sample comes
-late, it counts for all of that time. The intervals vary, so that they do not synchronise with the program. Signals and
+late, the sample counts for all of that time. The intervals vary, so that they do not synchronise with the program. Signals and
 `faulthandler` were tried: they slow programs down, or crash them.
 """
 
@@ -38,11 +38,11 @@ class LineSampler(threading.Thread):
     Attributes:
         num_samples: number of samples taken of the thread that started the sampler.
         cpu_s: CPU seconds that the sampler itself used.
-        collected_s: seconds of garbage collections that happened to run in the sampler, set by the code that times collections.
+        collected_s: seconds of garbage collections that happened to run in the sampler's thread, added by `lines.Collections`.
         phases_s: phase -> sampled seconds.
 
     Args:
-        sources: tells whose code a frame runs.
+        sources: determines whose code a frame runs.
         interval_s: mean seconds between two samples.
         phase: returns the phase that the thread is in; "" while its time does not count.
         where: MAIN or WORKER.

@@ -1,8 +1,8 @@
 """Trains without some stages of the loader or functions of the program, to measure what they cost.
 
-Each process keeps the first few results of the skipped code and then hands these out in turn, so shapes and sizes stay
-realistic. The rate is what training would reach if that code took no time. What the program computes means nothing in such a
-trial.
+Each process keeps the first few results of the skipped code and then returns them again one after the other, so shapes and
+sizes stay realistic. The measured rate is what training would reach if that code took no time. What the program computes in
+such a trial is meaningless.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .sources import OWN, Sources, name_of
 from .stages import Stages
 
 KEPT_BATCHES = 2  # batches that are kept in each process; they are large
-KEPT_CALLS = 4  # results that are kept of a function of the program, for each place that calls it
+KEPT_CALLS = 4  # results of a program's function that are kept for each place that calls it
 # A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
 MOST_DECORATORS = 8  # layers of decorators around a function that are searched
@@ -32,7 +32,7 @@ ONCE = ("send", "__next__", "__enter__")  # an object with one of these attribut
 
 
 class Items:
-    """Takes the place of a map-style data set and hands out its first samples again and again."""
+    """Replaces a map-style data set and returns its first samples again and again."""
 
     def __init__(self, dataset: Any, again: Again) -> None:
         self.dataset_of_program, self._again = dataset, again
@@ -65,7 +65,7 @@ class SkippedStages(Stages):
     """Replaces stages in this process by their earlier results.
 
     Attributes:
-        is_training: returns whether the loader that now makes a batch trains; if not, its samples are not replaced.
+        is_training: returns whether the loader that is making a batch feeds the training; if not, its samples are not replaced.
         by_place: the results of each stage that began in this process, unless they were dropped.
 
     Args:
@@ -79,7 +79,7 @@ class SkippedStages(Stages):
         self.is_training: Callable[[], bool] = lambda: True
         self.by_place: Dict[Place, Again] = {}
         self._begun_of: Dict[Place, int] = {}  # place without its last item -> how many such stages have begun here
-        self._before: Dict[Place, Again] = {}  # what earlier workers have left
+        self._before: Dict[Place, Again] = {}  # results that earlier workers have saved
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
         """Calls a function as a stage, as in `Stages`; once enough of its results are kept, returns one of these instead."""
@@ -119,7 +119,7 @@ class SkippedStages(Stages):
             del self.by_place[place]
 
     def _begun(self, stage: Any, place: Place, most: int) -> Again:
-        """Returns what a stage begins with: the results that earlier workers left of the same stage, or an empty `Again`."""
+        """Returns a stage's first results: those that earlier workers saved for the same stage, or an empty `Again`."""
         number = self._begun_of.get(place, 0)
         self._begun_of[place] = number + 1
         place = (*place, number)
@@ -142,7 +142,7 @@ class SkippedStages(Stages):
         super()._begin_with(fetcher)
         if ITEM not in self._names or not self.is_training():
             return
-        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders take turns
+        if isinstance(fetcher.dataset, Items):  # already replaced: two loaders alternate
             return
         if hasattr(fetcher, "dataset_iter"):
             raise RuntimeError("autotune: samples of a stream cannot be skipped")
@@ -171,7 +171,7 @@ class SkippedStages(Stages):
 
         Args:
             is_training: see the class.
-            before: what earlier workers have left.
+            before: results that earlier workers have saved.
         """
         self._thread = threading.get_ident()
         self._patch_libraries()  # those that the program has imported since
@@ -277,7 +277,7 @@ class Method:
 
 
 def _around(name: str, held: Any, function: Any) -> Any:
-    """Returns what takes the place of a function.
+    """Returns the replacement for a function.
 
     Args:
         name: of the function.
@@ -310,7 +310,7 @@ def _skipping(name: str, function: Any) -> Any:
 
 
 def _independent(result: Any) -> Any:
-    """Returns the result of a function, after checking that it can be handed out again and again.
+    """Returns the result of a function, after checking that it can be used again and again.
 
     Raises:
         RuntimeError: it can be used only once, or belongs to the model's graph.
@@ -333,7 +333,7 @@ def _leaves(result: Any) -> Iterator[Any]:
 
 _skipped: Optional[SkippedStages] = None
 _never: Set[str] = set()  # functions to skip that were not skipped yet
-_left: Dict[int, Left] = {}  # number of a loader -> what its workers have left
+_left: Dict[int, Left] = {}  # number of a loader -> results that its workers have saved
 
 
 def begin(
@@ -349,7 +349,7 @@ def begin(
 
 
 def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
-    """Returns the function that the workers which are about to start must call to skip stages.
+    """Returns the function that new workers must call to skip stages.
 
     Args:
         names: as in `SkippedStages`.
@@ -359,13 +359,13 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
     """
     if number not in _left:
         place = os.path.join(folder, "scratch")  # removed after the trial
-        with contextlib.suppress(OSError):  # the disk is full: then each worker has to begin anew
+        with contextlib.suppress(OSError):  # the disk is full: then each worker starts without earlier results
             os.makedirs(place, mode=0o700, exist_ok=True)
         _left[number] = Left(os.path.join(place, f"kept.{os.getpid()}.{number}"))
     return functools.partial(begin_worker, names, is_training, _left[number].prefix, _left[number].read())
 
 
 def begin_worker(names: Tuple[str, ...], is_training: bool, prefix: str, before: Dict[Place, Again]) -> None:
-    """Skips stages in this worker, and leaves their first results for later workers when it ends."""
+    """Skips stages in this worker, and saves their first results for later workers when it ends."""
     skipped = begin(names, lambda: is_training, before)
     Finalize(None, kept.leave, args=(prefix, skipped.by_place), exitpriority=0)

@@ -66,7 +66,7 @@ class Stages:
         self.places: Dict[str, Place] = {}
         self._open: List[List[float]] = []  # for each open stage, the times of the stages inside it
         self._patches: List[Patch] = []
-        self._collating: List[Tuple[Any, Any]] = []  # a fetcher and its own collate_fn
+        self._collating: List[Tuple[Any, Any]] = []  # the current fetcher and its original collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
 
     # --- timing ---

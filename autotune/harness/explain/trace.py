@@ -52,7 +52,7 @@ class TracePass(Pass):
 
     def step_done(self) -> None:
         """See the base class."""
-        if self._marks.between_steps is not None:  # no phase has begun since the last step, so nothing has called it
+        if self._marks.between_steps is not None:  # not called yet, because no phase has begun since the last step
             act, self._marks.between_steps = self._marks.between_steps, None
             act()
         if not self.is_over:

@@ -55,7 +55,7 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
     if value == NUMA and len(nodes) > 1:
         is_known = gpu_node in nodes
         chosen = gpu_node if is_known else nodes[rank % len(nodes)]
-        # If the GPU's node is not known, ranks take the nodes in turn; else all ranks are assumed to share the node.
+        # If the GPU's node is not known, ranks are assigned to nodes round-robin; else all are assumed to share the GPU's node.
         num_sharing = num_ranks if is_known else len(range(rank % len(nodes), num_ranks, len(nodes)))
         return [core for core in cores if core.node == chosen], max(1, num_sharing), ""
     if value == COMPACT and num_ranks > 1 and len(cores) >= num_ranks:

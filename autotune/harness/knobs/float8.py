@@ -1,4 +1,4 @@
-"""Computes linear layers in float8, by torchao.
+"""Computes linear layers in float8, with torchao.
 
 Each nn.Linear is replaced by a Float8Linear that holds the same parameters, so the optimizer, checkpoints and the program's own
 references to weights stay as they are. Weights, activations and gradients are rounded to 8 bits just before each product.

@@ -51,7 +51,7 @@ class Making(NamedTuple):
         is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already set.
         is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be changed.
         is_shuffled: whether its samples are drawn at random.
-        main_line: the line of the main module that led to the call; None if the call began in a thread, say.
+        main_line: the line of the main module that led to the call; None if, for example, the call began in a thread.
     """
 
     is_chained: bool

@@ -47,7 +47,7 @@ class MemoryKnobs(KnobHandler):
 
 
 def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[int]) -> None:
-    """Limits this process's memory on the GPU that trains, and on each other GPU where it has already taken some.
+    """Limits this process's memory on the GPU that trains, and on each other GPU where it has already reserved some.
 
     The allocator checks the limit only when it requests memory from the driver. So the memory cached by the first step is
     released: otherwise later steps could use all of it, even if it exceeds the limit.

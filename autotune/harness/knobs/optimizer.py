@@ -54,7 +54,7 @@ class OptimizerKnobs(KnobHandler):
         foreach, fused = FLAGS[value]
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["foreach"], group["fused"] = foreach, fused
-        # The constructors do this besides storing the flag (torch/optim/sgd.py, adam.py).
+        # The constructors do this in addition to storing the flag (torch/optim/sgd.py, adam.py).
         knows_scales = members.attribute(optimizer, "_step_supports_amp_scaling", False) or not _has_own_step(optimizer)
         optimizer._step_supports_amp_scaling = bool(fused) and knows_scales
         optimizer._need_device_dtype_check_for_fused = bool(fused)
@@ -102,7 +102,7 @@ def _problem(optimizer: Any, value: str) -> str:
 
 
 def _is_refused_on_cuda(kind: Any) -> bool:
-    """Whether an optimizer's fused implementation raises for parameters on CUDA, as that of Adagrad did at first.
+    """Whether an optimizer's fused implementation raises for parameters on CUDA, as Adagrad's did at first.
 
     Such an optimizer is recognised by its code, which calls `_device_dtype_check_for_fused(p, cuda_unsupported=True)`.
     """

@@ -46,7 +46,7 @@ class Leaf:
         self.tensor = weakref.ref(tensor, forget)
         self.place, self.moves = place, moves
         self.version = tensor._version
-        self.copy: Optional[Tuple[Any, Any]] = None  # the copy on the device, the event that says it is complete
+        self.copy: Optional[Tuple[Any, Any]] = None  # the copy on the device, the event that marks its completion
 
     def take(self) -> Optional[Tuple[Any, Any]]:
         """Returns and forgets the copy made ahead; None without one."""
@@ -63,7 +63,7 @@ class SideStreams:
         self._streams: Dict[Any, Any] = {}
 
     def copy(self, tensor: Any, device: Any) -> Tuple[Any, Any]:
-        """Returns a tensor's copy on a device and the event that says it is complete."""
+        """Returns a tensor's copy on a device and the event that marks its completion."""
         import torch
 
         stream = self._streams.get(device)
@@ -140,7 +140,7 @@ class TransferKnobs(KnobHandler):
         """Returns (number of batches yielded so far, the next batch, the exception raised instead)."""
         try:
             batch = advance(iterator)
-        except StopIteration:  # raised when the program asks for the batch; a new one, whose traceback does not hold frames
+        except StopIteration:  # raised when the program asks for the batch; a new exception, whose traceback holds no frames
             return iterator._num_yielded, None, StopIteration()
         except Exception as error:
             return iterator._num_yielded, None, error
