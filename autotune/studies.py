@@ -119,7 +119,7 @@ def _at(path: str) -> StudyFolder:
         )
     if folder := around(Path(path)):
         return folder
-    what = "a folder that is no study" if os.path.isdir(path) else "a file that belongs to no study"
+    what = "a folder that is not a study" if os.path.isdir(path) else "a file outside any study"
     inside = list(studies(Path(path)))
     has = f"It contains studies, such as {str(inside[0].path)!r}." if inside else "Give a study's name or its folder."
     raise BadInput(f"STUDY: {what}, got {path!r}. {has} See `autotune list`.")

@@ -29,7 +29,7 @@ from autotune.cli.options import (
 )
 from autotune.errors import BadInput
 
-HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and hands it over as a file.
+HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and saves it as a file.
 
 - `autotune run model=resnet18`: a built-in recipe
 - `autotune run -- python train.py`: your own script, unmodified

@@ -118,14 +118,14 @@ def with_check(finding: Finding, check: Check) -> Finding:
     the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
-        basis = f"{check.num_pairs} pairs, with and without this cost in turn, less the part that a code change usually leaves"
+        basis = f"{check.num_pairs} pairs, alternately with and without this cost, minus the part that a code change usually leaves"
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
-            basis = f"{finding.basis}; the pairs with and without this cost vary too much to tell more"
+            basis = f"{finding.basis}; the pairs with and without this cost vary too much for a better estimate"
             return replace(finding, basis=basis, check=check.as_json())
         return replace(finding, gain=finding.without.remedied(check.measured), basis=basis, check=check.as_json())
     if check.measured.mid < LEAST_GAIN and finding.code:
         return without_setting(finding)
-    basis = f"{check.num_pairs} pairs, measured in turn" if check.num_pairs else check.how
+    basis = f"{check.num_pairs} pairs, measured alternately" if check.num_pairs else check.how
     return replace(finding, gain=check.measured, basis=basis, check=check.as_json())
 
 

@@ -40,7 +40,7 @@ SCHEMA = 1  # version of the index; 1 is the first
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
-    "syncs": "the host was never seen waiting for a tensor's value",
+    "syncs": "the host never waited for a tensor's value while it was observed",
     "compile": "no recompilation and no graph break",
 }
 PRIVILEGES = "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"

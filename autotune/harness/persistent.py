@@ -41,7 +41,7 @@ FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
     types.CellType: ("cell_contents",),
     functools.partial: ("func", "args", "keywords"),
 }
-CHANGED = "the program changes its data set or collate function between epochs, so the workers were started anew"
+CHANGED = "the program changes its data set or collate function between epochs, so new workers were started"
 NESTED = "the program iterates over the loader again before an iteration has ended, so more workers were started"
 
 

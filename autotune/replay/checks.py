@@ -54,7 +54,7 @@ def _check_header(table: Table) -> None:
         table.reference[key], table.baseline[key]
     for key, value in [*table.reference.items(), *table.baseline.items(), *first.observed.items()]:
         if is_knob(key) and knob(key).type is int and not isinstance(value, int | None):
-            raise TypeError(f"{key} is no whole number")
+            raise TypeError(f"{key} is not a whole number")
     for gpu in table.machine.get("gpus") or []:
         dict(gpu)
     if min(capacity_bytes(table.machine), table.memory_bytes or MIN_BYTES) < MIN_BYTES:
@@ -76,7 +76,7 @@ def _check(measurement: Measurement) -> None:
         numbers = {f"memory.{name}": value for name, value in result.memory.items() if name != "kind"}
         numbers |= {f"loss.curve[{at}]": value for at, value in enumerate((result.loss or {}).get("curve") or ())}
         if wrong := [name for name, value in numbers.items() if not (value is None or _is_number(value))]:
-            raise TypeError(f"{wrong[0]} is no number, or out of range")
+            raise TypeError(f"{wrong[0]} is not a number, or is out of range")
         for report in result.knobs.values():
             from_json(vars(report), KnobReport)
         if result.window:

@@ -176,7 +176,7 @@ def read(path: Path) -> Table:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number")
+    raise ValueError(f"{word} is not a number")
 
 
 def _finite(word: str) -> float:
@@ -193,6 +193,6 @@ def _table(lines: Sequence[Any]) -> Table:
     table = from_json({name: value for name, value in header.items() if name not in ("schema", "measurements")}, Table)
     for number, line in enumerate(lines[1:], 2):
         if not isinstance(line, dict) or "outcome" not in line:
-            raise ValueError(f"line {number} is no measurement")
+            raise ValueError(f"line {number} is not a measurement")
         table.measurements.append(from_json({"changed": {}, **line}, Measurement))
     return table

@@ -277,7 +277,7 @@ def _entry(
     source: Source, trial: int, knobs: Knobs, ratio: float, peak_bytes: int | None, *, is_proven: bool
 ) -> dict[str, Any]:
     if not math.isfinite(ratio):
-        raise ValueError(f"a ratio that is no number, got {ratio}")
+        raise ValueError(f"a ratio that is not a number, got {ratio}")
     return {
         "study": source.name,
         "trial": trial,

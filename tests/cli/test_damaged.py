@@ -61,7 +61,7 @@ def edited(text, name, **changes):
     ("name", "changes", "words"),
     [
         ("speedup", {"ci": []}, "speedup.ci: no interval, got []"),
-        ("best", {"value": "fast"}, "best.value: no number, got 'fast'"),
+        ("best", {"value": "fast"}, "best.value: not a number, got 'fast'"),
         ("baseline", {"ci": [1, "two"]}, "baseline.ci: no interval, got [1, 'two']"),
         ("machine", {"gpus": [7]}, "machine.gpus.0: no mapping, got 7"),
     ],

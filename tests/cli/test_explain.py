@@ -28,7 +28,7 @@ FINDINGS = [
         "where": "loader",
         "evidence": "1 worker; the step waits 31.2 ms of 102 ms for input; 6.1 ms of work a sample",
         "gain": CHECK["measured"],
-        "basis": "2 pairs, measured in turn",
+        "basis": "2 pairs, measured alternately",
         "remedy": {"knob": "loader.num_workers", "value": 2},
         "check": CHECK,
     },

@@ -69,8 +69,8 @@ def test_every_command_takes_a_name_a_folder_or_a_file_in_it(here, capsys, comma
     [
         ("frist", "STUDY: no such study in 'runs', got 'frist'. Did you mean 'first'? There are: first."),
         ("b/secnd", "STUDY: no such study, got 'b/secnd'. Did you mean 'second'? There are: second."),
-        ("b", "STUDY: a folder that is no study, got 'b'. It contains studies, such as 'b/second'."),
-        ("empty/", "STUDY: a folder that is no study, got 'empty/'. Give a study's name or its folder."),
+        ("b", "STUDY: a folder that is not a study, got 'b'. It contains studies, such as 'b/second'."),
+        ("empty/", "STUDY: a folder that is not a study, got 'empty/'. Give a study's name or its folder."),
         ("../nowhere", "STUDY: no such study, got '../nowhere'. There is none yet."),
         ("", "STUDY: no such study in 'runs', got ''."),
     ],
@@ -149,7 +149,7 @@ def test_a_tilde_in_the_runs_folder_is_the_home_folder_for_every_command(here, c
 
 def test_a_file_outside_any_study_is_none(here):
     (here / "train.py").write_text("")
-    with pytest.raises(BadInput, match=r"STUDY: a file that belongs to no study, got 'train\.py'"):
+    with pytest.raises(BadInput, match=r"STUDY: a file outside any study, got 'train\.py'"):
         find(Path("runs"), "train.py")
 
 

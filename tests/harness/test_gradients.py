@@ -108,10 +108,10 @@ def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: An
 def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
     found = trained("batch=12", global_batch=32).report
     assert found.status == NOT_APPLICABLE
-    uneven = "a step of the program holds 12 samples in all ranks, and train.global_batch=32 is not a multiple of this number"
+    uneven = "a step of the program holds 12 samples over all ranks, and train.global_batch=32 is not a multiple of this number"
     assert found.reason == uneven
     found = trained("batch=8", knobs={KEY: 2}, global_batch=32).report
-    other = "train.global_batch=32 was requested, but a step holds 16 samples in all ranks"
+    other = "train.global_batch=32 was requested, but a step holds 16 samples over all ranks"
     assert (found.status, found.reason) == (OVERRIDDEN, other)
 
 

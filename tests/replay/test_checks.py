@@ -25,10 +25,10 @@ DAMAGE = {
     "steady": lambda table: setattr(table, "settings", {"steady": {"": 1}}),
     "no measurement 0": _without_baseline,
     "str instead of int": lambda table: _results(table, rank="first"),
-    "loader.num_workers is no whole number": lambda table: table.reference.update({"loader.num_workers": "two"}),
-    "loss.curve[1] is no number": lambda table: _results(table, loss={"curve": [1.0, "x"]}),
+    "loader.num_workers is not a whole number": lambda table: table.reference.update({"loader.num_workers": "two"}),
+    "loss.curve[1] is not a number": lambda table: _results(table, loss={"curve": [1.0, "x"]}),
     "no machine has so little memory": lambda table: setattr(table, "machine", {**table.machine, "memory_bytes": 0}),
-    "memory.peak_bytes is no number": lambda table: _results(table, memory={"kind": "cpu", "peak_bytes": "much"}),
+    "memory.peak_bytes is not a number": lambda table: _results(table, memory={"kind": "cpu", "peak_bytes": "much"}),
     "must be a string": lambda table: table.measurements[3].ended["evidence"].update(num_steps=[]),
     "block lengths, not one per block": lambda table: [
         result["window"]["block_s"].pop() for one in table.measurements for result in one.results if "window" in result

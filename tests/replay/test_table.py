@@ -48,9 +48,9 @@ def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("[1, 2]", "line 3 is no measurement"),
-        ('{"a": 1}', "line 3 is no measurement"),
-        ('{"outcome": "ok", "value": NaN}', "NaN is no number"),
+        ("[1, 2]", "line 3 is not a measurement"),
+        ('{"a": 1}', "line 3 is not a measurement"),
+        ('{"outcome": "ok", "value": NaN}', "NaN is not a number"),
         ('{"outcome": "ok", "value": 1e999}', "1e999 is too large"),
         ('{"outcome": "good"}', "outcome: 'good' is not a valid Outcome"),
         ('{"outcome": "ok", "changed": {"a": [1]}}', "changed: list instead of str"),

@@ -21,7 +21,7 @@ from .marks import Marks
 from .sources import Sources
 from .syncs import SyncSites
 
-COMPILED = "activations of compiled code: not known, as such code does not tell what it saves; they are in `other`"
+COMPILED = "activations of compiled code: not known, because compiled code does not show what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits: not known: {}"
 

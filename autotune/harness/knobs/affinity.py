@@ -24,7 +24,7 @@ NONE, COMPACT, NUMA = "none", "compact", "numa"
 CORES_VARIABLE = "AUTOTUNE_CORES"  # "0,1,2,3": the cores of the first process of the command
 SYSTEM, NVIDIA = "/sys", "/proc/driver/nvidia/gpus"
 
-ONE_NODE = "the cores are all of one NUMA node"
+ONE_NODE = "all cores belong to one NUMA node"
 ONE_RANK = "only one process trains on this host, so it may use all cores anyway"
 NO_WORKERS = "the loader has no workers that could be bound to separate cores"
 TOO_FEW = "there are too few cores for each process to have separate ones"

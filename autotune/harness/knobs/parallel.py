@@ -25,7 +25,7 @@ KEYS = (*ARGUMENTS, COMPRESSION)
 STRATEGY = "parallel.strategy"  # if the command line sets it, other trials may use DistributedDataParallel
 MIB = 1 << 20
 NO_WRAPPER = "no module is wrapped in DistributedDataParallel"
-ALONE = "one process trains: it exchanges no gradients"
+ALONE = "only one process trains, so no gradients are exchanged"
 BF16_HOOK = "bf16_compress_hook"
 
 

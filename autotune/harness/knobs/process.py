@@ -138,7 +138,7 @@ def _verify_hidden(name: str, stand_in: str) -> KnobReport:
     value = os.environ.get(name, "")
     if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:
         return KnobReport(APPLIED, "", stand_in)
-    return KnobReport(OVERRIDDEN, "the process has another value than the requested one")
+    return KnobReport(OVERRIDDEN, "the process has a different value from the requested one")
 
 
 def has_mkl() -> bool:

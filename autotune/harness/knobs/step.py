@@ -23,8 +23,8 @@ CLEARS = "the program clears its gradients by other means than zero_grad()"
 CAPTURED = "the program records its step as a CUDA graph, which repeats the same work at each replay"
 DISCARDS = "the program throws gradients away between backward() and step()"
 UNCOUNTED = "it is not known how many samples a batch holds"
-UNEVEN = "a step of the program holds {} samples in all ranks, and train.global_batch={} is not a multiple of this number"
-OTHER_BATCH = "train.global_batch={1} was requested, but a step holds {0:g} samples in all ranks"
+UNEVEN = "a step of the program holds {} samples over all ranks, and train.global_batch={} is not a multiple of this number"
+OTHER_BATCH = "train.global_batch={1} was requested, but a step holds {0:g} samples over all ranks"
 
 
 def calls_closure_once(optimizer: Any) -> bool:
