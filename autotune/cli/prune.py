@@ -42,7 +42,7 @@ OF_TRIAL = {  # of trials that are over
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
 LEAST_NAME = 16  # if a terminal leaves fewer characters for a study's name, the table has no columns for the kinds
-REMOVED = ".removed"  # end of the name that a study has while it is being removed
+REMOVED = ".removed"  # suffix of a study's name while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
