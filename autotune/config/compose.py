@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, which shells may not do after `=`."""
+    """Returns the configuration as dataclasses, with interpolations resolved and `~` expanded; some shells keep `~` after `=`."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
