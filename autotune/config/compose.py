@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses, with interpolations resolved and `~` expanded; some shells keep `~` after `=`."""
+    """Returns the configuration as dataclasses, with interpolations resolved and `~` expanded (some shells keep KEY=~/...)."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:
