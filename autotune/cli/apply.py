@@ -60,7 +60,7 @@ class _Run:
 
 
 def apply(asked: Asked) -> int:
-    """Replaces this process with the program, and so never returns; with --dry-run, prints what it would start, returns 0.
+    """Replaces this process with the program and does not return; with --dry-run, prints what would start and returns 0.
 
     Raises:
         BadInput: the file or the command cannot be used.

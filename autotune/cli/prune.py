@@ -252,7 +252,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _remove(place: Place, kept: dict[str, str]) -> dict[Path, str]:
-    """Removes a place's items; if its study is in use by now, only adds it to `kept`. Returns the failures, path -> reason."""
+    """Removes a place's items; if its study is now in use, only adds it to `kept`. Returns the failures, path -> reason."""
     failed = {}
     with contextlib.ExitStack() as locks:
         files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []

@@ -135,7 +135,7 @@ def row(
         return made
     below = Padding(
         Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
-    )  # not shortened: the place of an error is often at the end
+    )  # not shortened: the end often says where the error is
     return Group(made, below)
 
 

@@ -139,7 +139,7 @@ def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any])
 
 
 def _bytecode(found: dict[str, Any]) -> list[Finding]:
-    """Returns a finding if each process compiles the Python code of torch anew.
+    """Returns a finding if every process has to compile the Python code of torch again.
 
     With torch 2.14, importing torch then took 6.3 s of CPU time instead of 2.4 s (Intel Xeon).
     """
