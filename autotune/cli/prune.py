@@ -244,7 +244,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether a temporary file or folder is this user's, has not been changed for a day, and is locked by no process."""
+    """Whether a temporary file or folder is this user's, has not been changed for a day, and is not locked by a process."""
     with contextlib.suppress(OSError), held(path) as is_free:
         status = os.lstat(path)
         return is_free and status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S
@@ -298,7 +298,7 @@ def _table(places: Sequence[Place], width: int | None) -> Table:
 
 
 def _num_bytes(places: Sequence[Place], failed: Container[Path]) -> int:
-    """Returns the bytes of all items but those that could not be removed."""
+    """Returns the bytes of all items except those that could not be removed."""
     return sum(item.num_bytes for place in places for item in place.items if item.path not in failed)
 
 

@@ -103,7 +103,7 @@ def row(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> RenderableType:
-    """Returns one trial as a row aligned with `table`; the reason of a failure follows below, indented.
+    """Returns one trial as a row aligned with `table`; the reason for a failure follows below, indented.
 
     Args:
         trial: the values of a record, or an entry of a summary.

@@ -271,7 +271,7 @@ def _hydra(given: Split) -> DictConfig:
 
 
 def _composition_problem(error: BaseException) -> str:
-    """Returns the problem of a failed composition. It includes the error's causes, which say what is wrong."""
+    """Returns the message for a failed composition, including the error's causes, which say what is wrong."""
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None:

@@ -26,7 +26,7 @@ OF_WHOLE_GPU = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage"
 
 
 def is_divided(mode: Any) -> bool:
-    """Whether a GPU is divided into slices (MIG), by what nvmlDeviceGetMigMode returns: [now, after a restart], or None."""
+    """Whether a GPU is divided into slices (MIG). `mode` is from nvmlDeviceGetMigMode: [now, after a restart], or None."""
     return bool(mode) and bool(mode[0])
 
 

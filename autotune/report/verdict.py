@@ -110,7 +110,7 @@ def verdict_of(summary: Summary) -> str:
 
 
 def reason_of(summary: Summary) -> str:
-    """Returns the reason of the verdict; "" if there is none, or if the headline contains it."""
+    """Returns the reason for the verdict; "" if there is none, or if the headline contains it."""
     if verification := summary.get("verification"):
         return claims.explanation(verification)
     speedup = summary.get("speedup") or {}
@@ -119,7 +119,7 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason of the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
+    """Returns the reason for the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
     is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # a failed configuration might be faster
     return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio and not is_open else "")
