@@ -1,4 +1,4 @@
-"""Implements `autotune apply`: replaces this process by the program (exec), with the knobs of a best.yaml applied."""
+"""Implements `autotune apply`: replaces this process with the program (exec), with the knobs of a best.yaml applied."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Run:
 
 
 def apply(asked: Asked) -> int:
-    """Replaces this process by the program, so it does not return; with --dry-run, prints what it would start and returns 0.
+    """Replaces this process with the program and does not return; with --dry-run, prints what would start and returns 0.
 
     Raises:
         BadInput: the file or the command cannot be used.
@@ -199,7 +199,7 @@ def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder, with best.yaml's value if it has none of its own: "{threads.intra}" -> "{threads.intra=4}"."""
+    """Returns a placeholder; one without a value gets best.yaml's: "{threads.intra}" -> "{threads.intra=4}"."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 

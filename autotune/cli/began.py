@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 # Python itself starts in less time than this. A process that is older when autotune begins ran another program first, such as
-# a shell that called `exec`: then its age does not count.
+# a shell that called `exec`. Its age is then ignored.
 STARTING_S = 5.0
 # rich and typer fail on sizes such as a superscript 2, 10**20 or letters, and print nothing at all into 0 columns.
 SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")
@@ -39,8 +39,8 @@ def begin(*, is_process: bool) -> None:
 def _open_streams() -> None:
     """Opens /dev/null in place of each standard stream that is closed.
 
-    Otherwise, the next file that is opened would take its number, and what a library writes to it would end up in that file;
-    and Python would print messages for a closed standard error to standard output.
+    Otherwise, the next file opened would get the stream's number, and what a library writes to the stream would end up in that
+    file. Also, Python would print messages for a closed standard error to standard output.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -59,11 +59,11 @@ class Steps(Quiet):
 
 
 def explain(asked: Asked, *, as_json: bool) -> int:
-    """Explains a trial, or compares a corrected version of the study's program with the program itself; prints the result.
+    """Explains a trial, or compares a fixed version of the program with the study's version; prints the result.
 
     Raises:
         BadInput: the study, the trial, a pass or the command cannot be used.
-        Interrupted: by the user; results until then are kept.
+        Interrupted: by the user; the results so far are kept.
         FolderLost: the study's folder cannot be written any more.
     """
     passes = _passes(asked)

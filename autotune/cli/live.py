@@ -27,7 +27,7 @@ from autotune.trials.events import Outlook
 from autotune.wording import aims_text, changes_phrase, machine_text, objective_of, objective_text, score_of, warm_start_text
 
 REFRESHES_PER_S = 4
-MAX_SHOWN = 4  # running trials that are shown
+MAX_SHOWN = 4  # maximum number of running trials that are shown
 PHASE_WORDS = {
     "spawn": "starting",
     "import": "importing",
@@ -117,7 +117,7 @@ class LiveView(View):
         if is_better(self._about, shown, before):
             self._best = trial
         width = self._console.width
-        if sum(self._counts.values()) == 1:  # the head names the unit of the rates, which is unknown until a trial has ended
+        if sum(self._counts.values()) == 1:  # the header shows the rates' unit, which is unknown until a trial has ended
             self._console.print(trials.table(width, about=self._about))
         baseline = score_of(self._about, self._baseline.as_json()) if self._baseline else None
         best = self._best.number if self._best and self._best is not self._baseline else None

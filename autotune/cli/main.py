@@ -143,7 +143,7 @@ def _unwritten(error: Exception) -> str:
     if not isinstance(error, OSError):
         return ""
     if error.errno == errno.EROFS:
-        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # errors of writes name no file
+        got = f"got {str(error.filename)!r}" if error.filename else "the disk is read-only"  # write errors name no file
         return f"output: cannot be written, {got} ({error.strerror}). Make it writable and try again."
     if str(error.strerror).startswith(NO_TEMPORARY):
         got = str(error.strerror).removeprefix(NO_TEMPORARY)

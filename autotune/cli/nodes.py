@@ -59,7 +59,7 @@ def closed(launcher: Launcher) -> Iterator[None]:
 
 
 def _slot(launcher: Launcher) -> Slot:
-    """Waits until at least one node is ready, and returns the first. Shows meanwhile why it has to wait."""
+    """Waits until at least one node is ready, and returns the first. Shows why it is waiting."""
     out, said = console(stderr=True), ""
     with out.status("asking for a node") as status:
         while not (slots := launcher.slots()):

@@ -16,7 +16,7 @@ MOST_KEY = 34  # columns; longer keys wrap
 
 
 def optional(*names: str, **more: Any) -> Any:
-    """Returns an option whose help shows no default, because it has none; arguments as those of `typer.Option`."""
+    """Returns an option without a default, so its help shows none; the arguments are those of `typer.Option`."""
     return typer.Option(*names, show_default=False, **more)
 
 
@@ -63,7 +63,7 @@ class WithCommand(TyperCommand):
 
 
 class WithKeys(WithCommand):
-    """Command that also takes the whole configuration: its help ends with a list of all keys."""
+    """Command that also accepts configuration keys; its help ends with a list of them."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Prints the help, and every key with its default and its meaning."""

@@ -82,15 +82,15 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
     """Writes a file as `write` does.
 
     Args:
-        content: its content.
+        content: its new content.
         file: the file.
-        option: the option that named it.
+        option: the option with which the user gave the file, for error messages.
 
     Raises:
         BadInput: as `write`.
     """
     check_output(file, option)
-    # Something such as /dev/full cannot be replaced. In a study, which may be a stranger's, a pipe or a link to a device can.
+    # A device such as /dev/full, or a pipe, is written to. In a study's folder, which may be a stranger's, it is replaced.
     is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ OF_TRIAL = {  # of trials that are over
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
 LEAST_NAME = 16  # if a terminal leaves fewer characters for a study's name, the table has no columns for the kinds
-REMOVED = ".removed"  # end of the name that a study has while it is being removed
+REMOVED = ".removed"  # suffix of a study's name while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
@@ -244,7 +244,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _is_stale(path: Path) -> bool:
-    """Whether a temporary file or folder is this user's, has not been changed for a day, and is locked by no process."""
+    """Whether a temporary file or folder is this user's, has not been changed for a day, and is not locked by a process."""
     with contextlib.suppress(OSError), held(path) as is_free:
         status = os.lstat(path)
         return is_free and status.st_uid == os.geteuid() and time.time() - status.st_mtime > STALE_S
@@ -252,7 +252,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def _remove(place: Place, kept: dict[str, str]) -> dict[Path, str]:
-    """Removes a place's items; if its study is in use by now, only adds it to `kept`. Returns the failures, path -> reason."""
+    """Removes a place's items; if its study is now in use, only adds it to `kept`. Returns the failures, path -> reason."""
     failed = {}
     with contextlib.ExitStack() as locks:
         files = [place.study / name for name in (OWNER_FILE, LOCK_FILE)] if place.study else []
@@ -298,7 +298,7 @@ def _table(places: Sequence[Place], width: int | None) -> Table:
 
 
 def _num_bytes(places: Sequence[Place], failed: Container[Path]) -> int:
-    """Returns the bytes of all items but those that could not be removed."""
+    """Returns the bytes of all items except those that could not be removed."""
     return sum(item.num_bytes for place in places for item in place.items if item.path not in failed)
 
 

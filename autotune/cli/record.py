@@ -69,7 +69,7 @@ def run_recording(
     try:
         return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
     except Interrupted:
-        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes are over: the regular end
+        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes is used up: the normal end
             return 0
         raise
     finally:

@@ -151,7 +151,7 @@ def judge(verification: dict[str, Any]) -> None:
 
 
 def interrupted(folder: StudyFolder, why: str) -> Interrupted:
-    """Returns the exception that says that a study was interrupted and how to continue it."""
+    """Returns the exception for an interrupted study; its message says how to continue."""
     go_on = f"To continue: autotune resume {call(folder)}"
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
@@ -205,7 +205,7 @@ def versions() -> dict[str, str]:
 
 
 def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns a function that starts the process that mirrors the running study into MLflow; None if tracking is off.
+    """Returns a function that starts a process to mirror the running study into MLflow; None if tracking is off.
 
     Args:
         uri: `tracker.uri`.

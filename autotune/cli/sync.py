@@ -89,7 +89,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # if it is, the other `autotune sync` seals the files
+    if state.problem != implementation.AT_WORK:  # otherwise, the other `autotune sync` seals the files
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state))
@@ -158,7 +158,7 @@ def _given_secrets() -> list[str]:
 
 
 def _give_way() -> None:
-    """Lowers the priority of this process and of its session: with autogroup scheduling, only the latter counts."""
+    """Lowers the priority of this process and of its session: with autogroup scheduling, only the session's counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")

@@ -103,7 +103,7 @@ def row(
     best: int | None = None,
     before: dict[str, Any] | None = None,
 ) -> RenderableType:
-    """Returns one trial as a row aligned with `table`; the reason of a failure follows below, indented.
+    """Returns one trial as a row aligned with `table`; the reason for a failure follows below, indented.
 
     Args:
         trial: the values of a record, or an entry of a summary.
@@ -135,7 +135,7 @@ def row(
         return made
     below = Padding(
         Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
-    )  # not shortened: the place of an error is often at the end
+    )  # not shortened: the end often says where the error is
     return Group(made, below)
 
 

@@ -53,7 +53,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     Args:
         summary: the study's summary.
         path: the study's folder.
-        is_said: whether to leave out the reason of a failure, because the final error message of `autotune run` gives it.
+        is_said: whether to leave out the reason for a failure, because the final error message of `autotune run` gives it.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):
@@ -223,7 +223,7 @@ def _rest(summary: Summary, path: Path) -> Table:
 
 
 def lines(summary: Summary, path: Path) -> list[str]:
-    """Returns the verdict as plain lines, for a pipe. Omits the reason of a failure, which the final error message gives."""
+    """Returns the verdict as plain lines, for a pipe. Omits the reason for a failure, which the final error message gives."""
     said = [f"verdict  {headline(summary, is_said=True)}"]
     if summary.get("verification"):
         return [*said, *claim_lines(summary), *_last_lines(summary, path)]

@@ -43,7 +43,7 @@ class Asked:
 
 
 def verify(asked: Asked, *, as_json: bool) -> int:
-    """Measures baseline and best of the file in turn and prints how much of the claimed speed-up is left.
+    """Measures the file's baseline and best in pairs, and prints how much of the claimed speed-up is left.
 
     Raises:
         BadInput: the file, the command or a key cannot be used.

@@ -104,7 +104,7 @@ class Provenance:
     @property
     def is_newer(self) -> bool:
         """Whether a newer version of autotune wrote the file."""
-        own: str = sys.modules[__name__.partition(".")[0]].__version__  # not imported: a circle
+        own: str = sys.modules[__name__.partition(".")[0]].__version__  # an import would be circular
         theirs, ours = (tuple(map(int, NUMBER.findall(text)[:3])) for text in (self.version, own))
         return theirs > ours
 

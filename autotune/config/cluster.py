@@ -14,7 +14,7 @@ from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
 from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
 from autotune.knobs.values import shown
 
-OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # properties of a whole job, which a step of it cannot change
+OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # fixed for a whole job; a step of the job cannot change them
 JOB = "SLURM_JOB_ID"  # set inside an allocation (salloc, sbatch), in which srun starts a step instead of a new job
 SRUN = "srun"
 # Options of srun that take no value, or whose value must follow an equals sign. The next word is never their value.

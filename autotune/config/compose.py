@@ -271,7 +271,7 @@ def _hydra(given: Split) -> DictConfig:
 
 
 def _composition_problem(error: BaseException) -> str:
-    """Returns the problem of a failed composition. It includes the error's causes, which say what is wrong."""
+    """Returns the message for a failed composition, including the error's causes, which say what is wrong."""
     texts: list[str] = []
     link: BaseException | None = error
     while link is not None:
@@ -286,7 +286,7 @@ def _yaml(raw: DictConfig, secrets: Secrets) -> str:
 
 
 def typed(raw: DictConfig) -> StudyConfig:
-    """Returns the configuration as dataclasses. Resolves interpolations, and expands `~`, which shells may not do after `=`."""
+    """Returns the configuration as dataclasses, with interpolations resolved and `~` expanded (some shells keep KEY=~/...)."""
     try:
         config = cast(StudyConfig, OmegaConf.to_object(raw))
     except OmegaConfBaseException as error:

@@ -115,8 +115,8 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
         command: the study's recorded command.
 
     Raises:
-        BadInput: a secret is not known any more: a pinned one is not in the environment, or secrets were tuned or stood in the
-            command; lists all of these.
+        BadInput: a secret cannot be recovered: it was pinned and is not in the environment, or it was tuned or part of the
+            command; lists all such secrets.
     """
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):

@@ -82,7 +82,7 @@ def _scratch() -> DictConfig:
 
 
 def unknown_key(key: str, value: Any) -> str:
-    """Returns the problem of a key that does not exist. It suggests the same name in another group, or else similar keys."""
+    """Returns the message for a key that does not exist. It suggests the same name in another group, or else similar keys."""
     wrong = f"{key}: there is no such key, got {shown(value)}."
     if key in KNOWN_AS:
         return f"{wrong} {KNOWN_AS[key]}"
@@ -100,7 +100,7 @@ ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 
 
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:
-    """Returns the problem of a value that OmegaConf rejected for `key`."""
+    """Returns the message for a value that OmegaConf rejected for `key`."""
     hint = LEAVES[key]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return f"{key}: no such value, got {shown(value)}. {one_of(str(value), hint.__members__)}"
@@ -117,7 +117,7 @@ def type_words(hint: Any) -> str:
 
 
 def no_such(key: str, value: Any, allowed: typing.Iterable[str], kind: str) -> str:
-    """Returns the problem of an unknown name, with the nearest allowed names."""
+    """Returns the message for an unknown name, with the nearest allowed names."""
     names = nearest(str(value), allowed)
     if (meant := ALSO_CALLED.get(str(value).lower())) in names:
         return f"{key}: no such {kind}, got {shown(value)}. Did you mean {meant!r}? Allowed: {', '.join(names)}."

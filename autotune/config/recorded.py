@@ -1,4 +1,4 @@
-"""Reads the configuration of an existing study from its folder, not from today's conf/ and search_spaces/."""
+"""Reads the configuration of an existing study from its folder, not from conf/ and search_spaces/, which may have changed."""
 
 from __future__ import annotations
 

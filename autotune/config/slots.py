@@ -68,9 +68,9 @@ def problems_of_slots(config: StudyConfig, facts: Mapping[str, Any]) -> list[str
 
 
 def num_slots(config: StudyConfig, command: CommandTemplate, facts: Mapping[str, Any]) -> int:
-    """Returns into how many slots this machine is divided.
+    """Returns the number of slots into which this machine is divided.
 
-    With launch.slots=auto, this is the number of GPUs if the program is a single process and all GPUs are alike, else 1.
+    With launch.slots=auto, it is the number of GPUs if the program is a single process and all GPUs are alike, else 1.
     """
     asked = config.launch.slots
     if isinstance(asked, int):

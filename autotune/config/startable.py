@@ -102,7 +102,7 @@ def _script(program: Program, script: str, cwd: Path) -> list[str]:
 
 
 def _near(folder: Path, wanted: str) -> str:
-    """Returns a hint: the scripts in a folder, those named most like `wanted` first."""
+    """Returns a hint: the scripts in a folder, with the names most like `wanted` first."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(Path(wanted).suffix or ".py"))
     except OSError:

@@ -19,7 +19,7 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 class _Loader(yaml.SafeLoader):
     """Loader that accepts less than PyYAML's SafeLoader: it rejects what cannot be a knob's value, and names the line."""
 
-    # Without the rule for dates, so that they stay text. This is a copy, because other loaders share PyYAML's attribute.
+    # PyYAML's rules except the one for dates, so that dates stay text. A copy, because other loaders share PyYAML's attribute.
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()

@@ -1,4 +1,4 @@
-"""Collects facts about the host, picks those that must match for results to be comparable, and makes the knobs' context."""
+"""Collects facts about the host, picks those that must match for results to be comparable, and makes the knobs' HostContext."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from typing import Any
 
 MISSING = "the package nvidia-ml-py is missing or broken"
 FOREIGN = "another package named pynvml hides nvidia-ml-py"
-# Functions in every release of NVIDIA's package. Other packages with a module pynvml, as PyPI's first `pynvml`, may lack some.
+# Functions in every release of NVIDIA's package. Other packages with a module pynvml, such as PyPI's first `pynvml`, may lack
+# some of them.
 NEEDED = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 # Bits of NVML's clock event reasons that mean lost speed -> name of the cause. Two bits have the same cause.
 SLOWDOWNS = {
@@ -20,12 +21,12 @@ SLOWDOWNS = {
 }
 # NVML's functions that return these bits; drivers before 535 have only the second.
 SLOWDOWN_QUESTIONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-# NVML's functions that measure a whole GPU. If it is divided into slices (MIG), their values belong to all slices together.
+# NVML's functions that measure a whole GPU. On a GPU divided into slices (MIG), their values are for all slices together.
 OF_WHOLE_GPU = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetPowerUsage")
 
 
 def is_divided(mode: Any) -> bool:
-    """Whether a GPU is divided into slices (MIG), by what nvmlDeviceGetMigMode returns: [now, after a restart], or None."""
+    """Whether a GPU is divided into slices (MIG). `mode` is from nvmlDeviceGetMigMode: [now, after a restart], or None."""
     return bool(mode) and bool(mode[0])
 
 
@@ -62,7 +63,7 @@ class Nvml:
 
 @contextlib.contextmanager
 def session() -> Iterator[Nvml]:
-    """Yields NVML, initialised for the time of the context. Sessions may be nested: the driver is initialised once."""
+    """Yields NVML, initialised until the context ends. Sessions may be nested: the driver is initialised once."""
     pynvml, problem = library()
     if pynvml is None:
         yield Nvml(None, problem)
@@ -70,7 +71,7 @@ def session() -> Iterator[Nvml]:
     try:
         pynvml.nvmlInit()
     except Exception as error:
-        code = getattr(error, "value", None)  # without a code it is no NVMLError: the package is broken
+        code = getattr(error, "value", None)  # only an NVMLError has one; any other error means a broken package
         yield Nvml(None, _with(MISSING, error) if code is None else str(error), code)
         return
     try:

@@ -9,7 +9,7 @@ from autotune.quantities import ratio_text, ratio_with_interval_text
 from autotune.records import Kind, KnobValue, Outcome, Summary
 from autotune.wording import changes_phrase, effect_number, effect_text, knob_phrase, score_of
 
-MAX_TRIED = 4  # values that a line names
+MAX_TRIED = 4  # maximum number of values in a line
 
 
 def entries_of(summary: Summary) -> list[dict[str, Any]]:

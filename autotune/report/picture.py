@@ -15,7 +15,7 @@ from autotune.errors import BadInput
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDTH_PX, HEIGHT_PX = 1440, 900
-SPARE_PX = 200  # part of a window that Chromium uses itself, which stays empty in a picture
+SPARE_PX = 200  # height that Chromium keeps for itself in a window, and leaves empty in a picture
 NUM_COLOURS = 64  # a page has few colours, and with a palette the file is a third as large
 TIMEOUT_S = 60.0
 

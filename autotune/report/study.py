@@ -19,7 +19,7 @@ from autotune.space import Choice, domain_from_json
 from autotune.studies import call
 
 BASELINE = 0  # number of the baseline's trial
-MAX_UNREAD = 3  # unreadable trials that are listed by name
+MAX_UNREAD = 3  # maximum number of unreadable trials that are listed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from autotune.run_dir import StudyFolder, where
 from autotune.studies import call
 from autotune.wording import break_even_text, changes_phrase, objective_text
 
-MAX_FAILED, MAX_REASON = 3, 120  # how many configurations a line names, and how many characters of each reason
-MAX_FILES = 5  # how many file names a line lists
+MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a line, and of characters of each reason
+MAX_FILES = 5  # maximum number of file names in a line
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
 ADVICE = {
@@ -110,7 +110,7 @@ def verdict_of(summary: Summary) -> str:
 
 
 def reason_of(summary: Summary) -> str:
-    """Returns the reason of the verdict; "" if there is none, or if the headline contains it."""
+    """Returns the reason for the verdict; "" if there is none, or if the headline contains it."""
     if verification := summary.get("verification"):
         return claims.explanation(verification)
     speedup = summary.get("speedup") or {}
@@ -119,9 +119,9 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason of the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
+    """Returns the reason for the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # the program could be faster if these did not fail
+    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # a failed configuration might be faster
     return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio and not is_open else "")
 
 

@@ -10,7 +10,7 @@ from autotune.run_dir import StudyFolder
 
 
 def write_report(folder: StudyFolder, summary: Summary) -> Path:
-    """Writes report.html, and returns it.
+    """Writes report.html and returns its path.
 
     Raises:
         OSError: it cannot be written.

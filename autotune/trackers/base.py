@@ -36,7 +36,7 @@ class Tracker(ABC):
     """Mirrors one study.
 
     Only `autotune sync` uses it, in a separate process that measures nothing; the tuner never does. `push` is idempotent: it
-    may be called any number of times, also after a call that was killed half-way, and writes only what is missing.
+    may be called any number of times, even after a call that was killed half-way, and writes only what is missing.
     """
 
     @abstractmethod
@@ -58,5 +58,5 @@ class NullTracker(Tracker):
     """Mirrors nothing, for studies without tracking (`tracker.uri=none`)."""
 
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
-        """Returns at once, with nothing pending."""
+        """Does nothing; returns a state with nothing pending."""
         return Synced(uri="none")

@@ -1,4 +1,4 @@
-"""Reads what a study's folder has for MLflow, with the marks and digests by which MLflow's copy is recognised and checked."""
+"""Reads from a study's folder what MLflow gets, and makes the marks and digests that identify and check MLflow's copy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPORT = "report.html"
 
 
 class Cache:
-    """Keeps the trial records that were read, and texts made from them, until the records change."""
+    """Caches trial records, and texts made from them, until the records change."""
 
     def __init__(self) -> None:
         self.records: Known = {}
@@ -48,7 +48,7 @@ class Contents:
 
     @classmethod
     def read(cls, folder: StudyFolder, cache: Cache | None = None) -> Contents:
-        """Returns what a folder has now; `cache` has what was read before.
+        """Returns a folder's current contents; `cache` holds what earlier calls have read.
 
         Raises:
             BadInput: the folder is not a study.
@@ -71,7 +71,7 @@ class Contents:
         """Whether the study has ended."""
         return self.status != "RUNNING"
 
-    @cached_property  # asked for every trial
+    @cached_property  # used for every trial
     def is_distributed(self) -> bool:
         """Whether several processes train together."""
         return (self.study.detected.get("world_size") or 1) > 1 or any(trial.ranks for trial in self.trials)
@@ -83,7 +83,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was written, seconds since the epoch. Each change makes it later, even if no trial is new."""
+        """When the summary was last written, seconds since the epoch: later after each change, even without a new trial."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # no summary yet
@@ -112,13 +112,13 @@ class Contents:
             return ""
 
     def digest(self, trial: TrialRecord) -> str:
-        """Returns a short hash of all that MLflow gets of a trial. While it is unchanged, there is nothing to write."""
+        """Returns a short hash of everything that MLflow gets about a trial. If it is unchanged, there is nothing to write."""
         others = [entries.study_id(self.study), self._baseline.score if self._baseline else None, self.is_distributed]
         return self.cache.made("digest", trial, lambda: digest([trial.as_json(), *others]), of=others)
 
     @cached_property
     def study_digest(self) -> str:
-        """A short hash of all that MLflow gets of the study itself."""
+        """A short hash of everything that MLflow gets about the study itself."""
         return digest([self.summary, len(self.trials), [(name, file.stat().st_size) for file, name in self.files()]])
 
     def files(self) -> Iterator[tuple[Path, str]]:
@@ -131,7 +131,7 @@ class Contents:
         yield from (each for each in named if self.is_over and each[0].is_file() and self.has(each[0]))
 
     def has(self, file: Path) -> bool:
-        """Whether a file really lies in the study's folder. A link in a stranger's study may lead to any file of the user."""
+        """Whether a file really is in the study's folder. A link in a stranger's study may point to any of the user's files."""
         return file.resolve().is_relative_to(self.folder.path.resolve())
 
     @property

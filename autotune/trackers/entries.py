@@ -96,8 +96,8 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: floa
     Args:
         trial: the trial.
         study: its study.
-        mark: distinguishes its run from an earlier attempt's.
-        ratio: its ratio to the baseline; None if it has none.
+        mark: distinguishes the trial's run from that of an earlier attempt.
+        ratio: the trial's ratio to the baseline; None if it has none.
     """
     tags = {
         STUDY_TAG: study_id(study),
@@ -233,7 +233,7 @@ def _place(outcome: Outcome) -> int:
 
 
 def _order(place: int, ratio: float | None) -> str:
-    """Returns a text that sorts runs by their `_place`, and those of the same place by ratio, the largest first."""
+    """Returns a text that sorts runs by `_place`, and runs with the same place by ratio, the largest first."""
     return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 

@@ -67,7 +67,7 @@ class KnownRuns:
         )
 
     def update(self, newer: KnownRuns) -> None:
-        """Takes over the runs of a newer answer from MLflow: replaces those already known, and adds the others."""
+        """Adds the runs of a newer answer from MLflow; replaces runs that are already known."""
         self._runs |= newer._runs
 
     def forget(self, mark: str) -> None:

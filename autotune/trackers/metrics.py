@@ -26,7 +26,7 @@ MEMORY = "memory GiB"
 # Objective -> its metric. Throughput is not listed: its metric is the rate.
 OBJECTIVES = {TIME: "time for samples s", ENERGY: "energy per {unit} J", COST: "cost per epoch"}
 
-# End of a stored name -> the unit in MLflow, and the factor between the two. The first end that fits is used.
+# Suffix of a stored name -> unit in MLflow, and the factor that converts to this unit. The first suffix that fits is used.
 _UNITS = (
     ("_bytes_per_s", "MiB per s", 2.0**-20),
     ("_per_s", "per s", 1.0),

@@ -41,7 +41,7 @@ PARAMS_A_BATCH, METRICS_A_BATCH = 100, 1000
 # The check whether a store answers waits PROBE_S seconds, or KNOWN_DOWN_S if the last attempt failed. The last push of a study
 # is skipped if an attempt failed less than KNOWN_DOWN_S ago.
 PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
-# After a failed attempt, MLflow is queried no earlier than this: it may still carry out a request that it has not answered.
+# How long to wait after a failed attempt before MLflow is queried: it may still carry out a request that it has not answered.
 SETTLE_S = 3.0
 
 
@@ -179,10 +179,10 @@ class MlflowTracker(Tracker):
         return str(found.experiment_id)
 
     def _check_place(self, uri: str) -> None:
-        """Checks that the embedded store keeps files in its own folder. A stranger's store may name any folder of the user's.
+        """Checks that the embedded store keeps files in its own folder. A stranger's store may name any of the user's folders.
 
         Raises:
-            _Unreachable: it names another place.
+            _Unreachable: it names another folder.
         """
         if self._is_embedded and not store.is_own_place(self._runs, uri):
             raise _Unreachable(
@@ -365,7 +365,7 @@ def _milliseconds(seconds: float) -> int:
 def _problem(error: Exception) -> str:
     text = str(error)
     if isinstance(error, _Unreachable):
-        return text  # what autotune advises is never cut
+        return text  # autotune's own advice is never cut
     if status := _STATUS.search(text):
         return f"the server answers with an error (HTTP {status[1] or status[2]})"
     if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about SQLAlchemy itself

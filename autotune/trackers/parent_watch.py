@@ -14,8 +14,9 @@ EXIT_TOO_LATE = 1
 class ParentWatch:
     """Detects that the parent has ended or has closed the pipe on this process's standard input.
 
-    The pipe closes no matter how the parent ends, so even an end before the first check is noticed. The parent may also close
-    the pipe on purpose, when no more work will follow. Without a pipe, only the parent process id is checked.
+    The pipe closes no matter how the parent ends, and stays closed: the first check notices a parent that has already ended.
+    The parent may also close the pipe on purpose, when no more work will follow. Without a pipe, only the parent process id is
+    checked.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,7 @@ class ParentWatch:
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:
-        """Waits some seconds, or until the parent is gone if that is earlier. Returns whether it is gone."""
+        """Waits until the parent is gone, at most `seconds`; without a pipe, always `seconds`. Returns whether it is gone."""
         if self._has_pipe:
             watch = select.poll()
             watch.register(0, 0)  # a hang-up is always reported; input is ignored

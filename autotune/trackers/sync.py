@@ -1,7 +1,7 @@
 """Brings a tracker up to date with a study's folder, either once or for as long as the study runs.
 
-The study's folder is the spool: each trial is stored there durably and without secrets before any tracker sees it. So nothing
-is lost while a store is down, and a later `autotune sync` finds everything, even after any number of kills.
+Each trial is stored in the study's folder, durably and without secrets, before any tracker sees it. If a store is down, or the
+process is killed, a later `autotune sync` writes what is missing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from autotune.trackers.parent_watch import ParentWatch
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
 LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
-# Reading a study takes longer with every trial, and trials run meanwhile: at most this share of one core's time is spent on it.
+# Mirroring uses at most this share of one core's time: reading a study takes longer with every trial, and trials run meanwhile.
 SHARE_FRAC = 0.05
 # How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough
 # on two cores that an MLflow UI was also using.
 LAST_S = 240.0
 LOCK_WAIT_S = 10.0
 AT_WORK = "another `autotune sync` of this study is running"
-# `sync` makes ATTEMPTS with pauses of PAUSE_S. PATIENT_S and BRISK_S are timeouts of a request: `sync` uses the first, since it
-# has time for a slow server, and `follow` the second, since it must soon notice that its study is over.
+# `sync` makes at most ATTEMPTS attempts, with pauses of PAUSE_S. A request times out after PATIENT_S in `sync`, which has time
+# for a slow server, and after BRISK_S in `follow`, which must soon notice that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
 
 Report = Callable[[Synced], None]
@@ -63,7 +63,7 @@ def sync(
         for pause_s in [PAUSE_S] * (ATTEMPTS - 1) + [0.0]:
             state = tracker.push(folder)
             num_written += state.written
-            if state.is_complete or not state.written:  # a server that took nothing will not recover so soon
+            if state.is_complete or not state.written:  # a server that accepted nothing will not recover so soon
                 break
             time.sleep(pause_s)
         state.written, state.present = num_written, state.written + state.present - num_written
@@ -157,7 +157,7 @@ def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: Paren
     while True:
         if (written := _written(folder)) != read:  # a summary of thousands of trials takes a while to read
             read, is_over = written, _is_over(folder)
-        is_over = is_over or parent.is_gone  # known before the push, so that the last push misses nothing
+        is_over = is_over or parent.is_gone  # checked before the push, so that the last push misses nothing
         if time.monotonic() >= next_try or is_over:
             began_s, is_first = time.process_time(), seen is None  # the first push imports MLflow
             found = (*_written(folder), len(folder.trial_files("trial.json")))
@@ -191,7 +191,7 @@ def _is_over(folder: StudyFolder) -> bool:
 
 
 def _written(folder: StudyFolder) -> tuple[int, ...]:
-    """Returns what changes with every summary that is written: time and inode of its file; () if there is none."""
+    """Returns time and inode of the summary's file, which change whenever it is written; () if there is none."""
     try:
         found = folder.summary_file.stat()
     except OSError:

@@ -75,7 +75,7 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
 
     Args:
         study: the study.
-        first: one of its trials, whose record has the unit of the rate; None if there is none yet.
+        first: one of its trials, on which the names of the metrics depend; None if there is none yet.
         experiment_id: MLflow's id.
         present: tags of the experiment.
     """
@@ -124,7 +124,7 @@ def _view(name: str, at: int, state: Mapping[str, Any]) -> str:
 
 
 def _content(tag: str, value: str | None) -> Any:
-    """Returns a tag's content without its dates, so that a view that another study has written again counts as unchanged."""
+    """Returns a tag's content without its dates, so that a view that another study has rewritten counts as unchanged."""
     if value is None or not tag.startswith(TAG):
         return value
     try:

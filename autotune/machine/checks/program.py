@@ -90,7 +90,7 @@ def _unavailable(found: dict[str, Any], built: str, gpus: dict[str, Any]) -> Fin
 
 
 def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Finding:
-    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: those of sm_80 on sm_86."""
+    """Checks that torch has kernels or PTX for each GPU. Kernels also run on higher minor versions: sm_80 kernels on sm_86."""
     built = [str(name) for name in found.get("arch_list") or []]
     late: list[int] = []
     missing: list[int] = []
@@ -139,7 +139,7 @@ def _compiler(found: dict[str, Any], gpus: dict[str, Any], host: dict[str, Any])
 
 
 def _bytecode(found: dict[str, Any]) -> list[Finding]:
-    """Returns a finding if each process compiles the Python code of torch anew.
+    """Returns a finding if every process has to compile the Python code of torch again.
 
     With torch 2.14, importing torch then took 6.3 s of CPU time instead of 2.4 s (Intel Xeon).
     """

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 MIB = 1 << 20
-MAX_BYTES = 256 * MIB  # most that is read from all files together
-MAX_FILE_BYTES = 16 * MIB  # most that is read from one file, since many files are more representative than one
+MAX_BYTES = 256 * MIB  # maximum read from all files together
+MAX_FILE_BYTES = 16 * MIB  # maximum read from one file, since many files are more representative than one
 MAX_READ_S = 3.0
 MAX_WALK_S = 2.0
-MAX_FILES = 100_000  # most that are listed; only a few thousand of them are read
+MAX_FILES = 100_000  # maximum number of files listed; only a few thousand of them are read
 OWN_BYTES = 64 * MIB  # size of the file that is written if existing files cannot be read past the page cache
 SPARE_BYTES = 1 << 30  # left free on the disk when that file is written
 

@@ -64,7 +64,7 @@ def _side(study: Study, number: int) -> dict[str, Any]:
 
 
 def _score(study: Study, trial: dict[str, Any]) -> float | None:
-    """Returns the score of a configuration: from the finals if it was in them, else from the search."""
+    """Returns the score of a configuration: from the finals if it was measured there, else from the search."""
     if side := _side(study, trial["number"]):
         return score_of(study.summary, side)
     finals = [score for each in finals_of(study.finals, trial["number"]) if (score := score_of(study.summary, each))]

@@ -134,7 +134,7 @@ def _effects(study: Study) -> list[str]:
 
 
 def method(study: Study) -> Figure:
-    """Returns sentences on how the numbers were made."""
+    """Returns sentences on how the numbers were measured."""
     summary = study.summary
     rounds = (summary.get("speedup") or {}).get("num_rounds") or 0
     said = [

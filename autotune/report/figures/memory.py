@@ -36,9 +36,9 @@ from autotune.report.study import BASELINE, Study
 from autotune.report.trials import phrases
 
 UNITS = (2**40, 2**30, 2**20, 2**10)
-NEAR_FRAC = 0.2  # share of the capacity; if no trial used more, the capacity's line is left out: it would flatten all marks
+NEAR_FRAC = 0.2  # if no trial used more than this share of the capacity, its line is not drawn: it would flatten all marks
 TEXT_FRAC = 0.07  # height of a text, as a share of a plot
-MAX_NAMED = 5  # trials that a sentence names
+MAX_NAMED = 5  # maximum number of trials in a sentence
 OTHER = "other, such as workspaces of cuBLAS"
 MAX_MODULES = 40  # rows of the table of modules
 

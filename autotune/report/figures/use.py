@@ -73,7 +73,7 @@ def _against_peaks(study: Study, number: int) -> dict[str, str]:
 
 
 def _sixteen(study: Study, number: int) -> dict[str, str]:
-    """Returns the share of 16 bits in the time of kernels of known width; {} without them, or if profiling distorted it."""
+    """Returns the 16-bit share of the time of 16-bit and 32-bit kernels; {} without these, or if profiling distorted it."""
     seconds = {str(row["category"]): float(row["seconds"]) for row in study.rows("breakdown", number)}
     whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
     if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:
