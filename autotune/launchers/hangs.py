@@ -70,7 +70,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
-        host: name of its machine, if that is another one than the tuner's; "" otherwise.
+        host: name of its machine; "" if that is the tuner's machine.
         frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 

@@ -16,8 +16,8 @@ from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
 
-PREFIX = "autotune-slots-"  # begins the name of the folder that holds the slots' TMPDIRs
-STUDY_FILE = "study"  # file in that folder that contains the path of its study
+PREFIX = "autotune-slots-"  # prefix of the folder that holds the slots' TMPDIRs
+STUDY_FILE = "study"  # file in that folder, contains the study's path
 
 
 class SlotsLauncher(LocalLauncher):
@@ -28,7 +28,7 @@ class SlotsLauncher(LocalLauncher):
         # Short names: worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
-        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use
+        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that the folder is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -81,7 +81,7 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 
 
 def _turns(gpus: Sequence[str]) -> list[int]:
-    """Returns each slot's place in the order in which cores are handed out.
+    """Returns each slot's position in the order in which cores are assigned.
 
     Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known: [1, 0] for GPUs on nodes 1 and 0.
     """

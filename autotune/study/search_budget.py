@@ -110,7 +110,7 @@ class SearchBudget:
         return self._num_small >= ANSWER_AFTER
 
     def ask_again(self) -> None:
-        """Lets the next proposal decide anew."""
+        """Lets the search continue until the next proposal, which decides again."""
         self._num_small = ANSWER_AFTER - 1
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:
