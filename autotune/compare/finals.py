@@ -1,4 +1,4 @@
-"""The finals: measures the best few configurations and the baseline again, in turn and in fresh processes.
+"""Runs the finals: measures the best few configurations and the baseline again, interleaved, in fresh processes.
 
 Two mistakes would overstate the gain. The first is to pick the best of many noisy numbers and to report those same numbers. So
 the first rounds choose, and only later rounds are reported. The second is to stop as soon as the rounds look good. So the

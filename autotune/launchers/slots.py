@@ -21,7 +21,7 @@ STUDY_FILE = "study"  # file in that folder, contains the study's path
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, like `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
+    """Starts a trial on the whole machine, as `LocalLauncher` does, or parallel trials through the launchers of its slots."""
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
@@ -63,7 +63,7 @@ class SlotsLauncher(LocalLauncher):
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
     """Returns `num` slots that share this machine's cores and `gpus` (UUIDs; [] for trials on the CPU) equally."""
-    # Sorted so that the CPUs of one NUMA node are together, and within a node the hardware threads of one core.
+    # Sorted: the CPUs of a NUMA node are next to each other and, within a node, the hardware threads of a core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)

@@ -89,7 +89,7 @@ class CpuLook:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUse:
-    """CPU use between two looks; None is unknown, never zero.
+    """CPU use between two looks; None means unknown, never zero.
 
     Attributes:
         seconds: between the two looks.
