@@ -1,4 +1,4 @@
-"""The rules of the finals as pure functions of the trials: finalists, choice of one of them, verdict.
+"""Rules of the finals, as pure functions of the trials: which trials are finalists, which one is chosen, and the verdict.
 
 A resumed study therefore decides from its stored trials exactly as an uninterrupted one would.
 """

@@ -213,7 +213,7 @@ def copy(lease: Lease, target: Path) -> None:
     """Copies a leased file with its times, permissions, owner and extended attributes.
 
     Raises:
-        OSError: there is no space for it, it is too large to be copied while a trial waits, or it was written meanwhile.
+        OSError: no space for the copy, file too large to be copied while a trial waits, or file changed during the copy.
     """
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         try:

@@ -115,7 +115,7 @@ class Looked:
             if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
-        called = [frame for frame in above if frame.function != "<module>"]  # code that an import runs is no collective
+        called = [frame for frame in above if frame.function != "<module>"]  # code that an import runs is not a collective
         return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in called)
 
     @property

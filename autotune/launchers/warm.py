@@ -62,7 +62,7 @@ class WarmServer:
         If the server has to be started first, waits until it is ready, which takes about as long as a fresh start.
 
         Raises:
-            SupervisorLost: the supervisor exited meanwhile.
+            SupervisorLost: the supervisor has exited or does not answer.
         """
         self.mark, self.why_not = "", self._unusable or why_not(launch.argv, launch.cwd)
         if self.why_not:

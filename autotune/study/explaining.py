@@ -451,7 +451,7 @@ def _is_check_of(one: TrialRecord, record: TrialRecord) -> bool:
 
 
 def _is_measured(one: TrialRecord) -> bool:
-    """Whether a check has a rate. A check that violates a constraint counts as well, since it is no candidate for the best."""
+    """Whether a check has a rate. A check that violates a constraint counts, too: it is not a candidate for the best."""
     return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
 
 

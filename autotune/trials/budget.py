@@ -230,8 +230,8 @@ class Costs:
         """Begins without trials.
 
         Args:
-            costly: {knob whose values cost a compilation: {value: its cost relative to that of the cheapest value}}; 1 for
-                values that are not named.
+            costly: {knob whose values cost a compilation: {value: cost relative to the cheapest value}}; missing values count
+                as 1.
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops it, more do nothing."""
+"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops it, others do nothing."""
 
 from __future__ import annotations
 
