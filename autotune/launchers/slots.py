@@ -16,8 +16,8 @@ from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
 
-PREFIX = "autotune-slots-"  # prefix of the folder that holds the slots' TMPDIRs
-STUDY_FILE = "study"  # file in that folder, contains the study's path
+PREFIX = "autotune-slots-"  # name prefix of the folder that holds the slots' TMPDIRs
+STUDY_FILE = "study"  # file in that folder; holds the study's path
 
 
 class SlotsLauncher(LocalLauncher):

@@ -19,7 +19,7 @@ from autotune.launchers.user_files import NOTES
 
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
-SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed before that forgets that a job has ended.
+SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed in between forgets that a job has ended.
 # What Slurm's commands print if they cannot reach the controller; "Zero Bytes": munge's key differs from the cluster's.
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.

@@ -204,7 +204,7 @@ class Folders:
         named = [path for path in self._files if is_log(path.name)]
         by_folder = [[folder / name for name in names if is_log(name)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # the study's own logs are there
+        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # without the trials' own logs
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""

@@ -30,7 +30,7 @@ class Key:
         interpreter: the interpreter as the command names it.
         modules: the modules that the server imports.
         cwd: working directory.
-        environment: environment variables, except those that differ in each trial.
+        environment: environment variables, except those that differ between trials.
     """
 
     interpreter: str

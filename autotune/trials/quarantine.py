@@ -91,7 +91,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     Args:
         inputs: the study's inputs.
         folder: the study's folder.
-        executable: returns the program's own interpreter; None while it is unknown; the device then counts as working.
+        executable: returns the program's own interpreter, or None while it is unknown: the device then counts as working.
     """
     index, num = inputs.config.device.index, len(_gpus(inputs))
     others = [str(n) for n in range(num) if n != index and inputs.config.launcher == LOCAL and not inputs.launcher.beside()]
