@@ -155,7 +155,7 @@ def not_over(notes: Sequence[Path]) -> set[str] | None:
 
 
 def named(job: str) -> str:
-    """Returns how a message begins that is about `job`, an argument of scancel: "Job 12"."""
+    """Returns the subject of a message about `job`, an argument of scancel: "Job 12"."""
     return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
 
 

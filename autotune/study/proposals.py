@@ -452,7 +452,7 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        """The best trial so far; with several objectives, the best at one of them, another one after each trial."""
+        """The best trial so far; with several objectives, the best at one of them, a different one after each trial."""
         return self._session.tally.best(self._budget.num_searched % len(self._names)) or self._session.baseline
 
     def _may_go_on(self) -> bool:
