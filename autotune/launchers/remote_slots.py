@@ -96,7 +96,7 @@ class _Share(PausableClock):
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node; called again and again while a trial waits for one."""
+        """Records that this slot has no node; called repeatedly while a trial waits for one."""
         self._waiting.add(self._index)
         if len(self._waiting) == self._num or self._is_alone():
             self._whole.pause()

@@ -162,7 +162,7 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
-        unended: set to which the job is added, as an argument of scancel, when the transport is closed.
+        unended: jobs as arguments of scancel; `close` adds this job.
         runs_dir: folder for the note.
     """
 

@@ -68,7 +68,7 @@ class Session:
         budget: the time left.
         about: study.json.
         after_trial: called when a trial's record is on disk; rewrites the summary.
-        while_waiting: called again and again while trials run.
+        while_waiting: called repeatedly while trials run.
         schedule: when trials run.
         records: finished trials, by number.
         tally: statistics of all search trials.
