@@ -1,4 +1,4 @@
-"""Computes the effect of each change of a winner from ablation rounds. It takes no measurements.
+"""Computes the effect of each change of a winner from ablation rounds. It measures nothing itself.
 
 A "part" is the winner without one of its changes, or without all the changes that seem to have no effect. A round measures the
 winner and some of its parts, once each, in fresh processes and in random order. Each part is compared with the winner in the
@@ -49,7 +49,7 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds: fewest during its most important trials.
+    """Seconds of the budget that the ablation must leave for the reporting rounds; its most important trials leave the least.
 
     Attributes:
         least_s: seconds to leave during single trials outside rounds: those that provide missing estimates, and the one of the
@@ -260,7 +260,7 @@ class AblationResults:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), is not
-        slower according to the estimates, and has every change with a proven effect, except changes of tier `training` that
+        slower according to the estimates, and keeps every change with a proven effect, except changes of tier `training` that
         gain too little. Of these parts, the one with the fewest changes is returned. It is replaced by a measured part with
         even fewer changes if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
         since there may have been no time for more rounds.

@@ -183,7 +183,7 @@ class Attributor:
         return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
-        """Measures the winner without its ineffective changes, once; if that is far slower, without fewer of them.
+        """Measures the winner once without its ineffective changes; if that is far slower, leaves out fewer of them.
 
         Does nothing if every change has an effect, if the configuration to export already has no more changes than this one,
         or if there is no time.

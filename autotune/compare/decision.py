@@ -1,4 +1,4 @@
-"""The rules of the finals as pure functions of the trials: finalists, choice of one of them, verdict.
+"""Rules of the finals, as pure functions of the trials: which trials are finalists, which one is chosen, and the verdict.
 
 A resumed study therefore decides from its stored trials exactly as an uninterrupted one would.
 """
@@ -321,7 +321,7 @@ def judge(
     verdict = stats.verdict(ratio, margin)
     every = [*choosing, *({chosen.number: a, 0: b} for a, b in pairs)]
     beside = stats.compare_rounds(every, chosen.number, LIKELY_CONFIDENCE).ratios.get(0)
-    likely = beside.ci if beside else None  # holds for all configurations at once, so also for the chosen one
+    likely = beside.ci if beside else None  # holds for all configurations jointly, so also for the chosen one
     reasons = []
     if ratio.ci is None:
         reasons.append("one round only: no interval")

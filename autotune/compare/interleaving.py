@@ -1,4 +1,4 @@
-"""Measures two configurations in turn, each time in a fresh process. Every claim is based on this comparison."""
+"""Measures two configurations alternately, each time in a fresh process. Finals and verification compare in this way."""
 
 from __future__ import annotations
 

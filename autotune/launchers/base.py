@@ -50,7 +50,7 @@ class Launch:
         folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
-        slot: name of the slot in which it runs, which is part of its processes' marks; "" for the whole machine.
+        slot: name of the slot in which the trial runs, part of its processes' marks; "" for the whole machine.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
             then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
     """
@@ -108,7 +108,7 @@ class Ended:
 
     @classmethod
     def stopped(cls, reason: str, *, phase: str, seconds: float) -> Ended:
-        """Returns the end of a trial about which only the `reason` for stopping it is known."""
+        """Returns the `Ended` of a stopped trial of which nothing but the `reason` for stopping it is known."""
         return cls(
             exit_code=None, signal=None, cause="stopped", phase=phase, results=[], problems=[], seconds=seconds,
             evidence={"stop_reason": reason},
@@ -142,7 +142,7 @@ class Ended:
 class Running(ABC):
     """A running trial. Used by the study's loop only, from the thread that started it.
 
-    Call `poll` and `progress` in turn, several times a second, until `poll` returns Ended. Call `stop` at any time. `poll` and
+    Call `poll` and `progress` several times a second until `poll` returns Ended. Call `stop` at any time. `poll` and
     `progress` read files and return at once; they are cheap enough not to disturb the measured trial. Once a trial has passed a
     deadline, `poll` may take a few seconds, to find out where the trial hangs.
     """

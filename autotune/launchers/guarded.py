@@ -2,8 +2,8 @@
 
 When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
 the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. Another program that opens the file goes before any waiting process of a trial, so what it
-writes is kept.
+and nothing has to be restored later. If another program opens the file, that program goes first: a trial's processes wait until
+it has saved, so what it writes is kept.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Guarded:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: monotonic time since when the file is unguarded, as another program writes or replaces it; else None.
+        open_since_s: since when (monotonic) the file is unguarded because another program writes or replaces it; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
@@ -144,7 +144,7 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_of_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many, because each makes such a program wait for us."""
+        """Counts openings by other programs, and gives up after too many, because each makes that program wait for us."""
         self._num_of_others += num
         if self._max_openings is not None and self._num_of_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"
@@ -213,7 +213,7 @@ def copy(lease: Lease, target: Path) -> None:
     """Copies a leased file with its times, permissions, owner and extended attributes.
 
     Raises:
-        OSError: there is no space for it, it is too large to be copied while a trial waits, or it was written meanwhile.
+        OSError: no space for the copy, file too large to be copied while a trial waits, or file changed during the copy.
     """
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
         try:

@@ -70,7 +70,7 @@ class Looked:
         state: as the kernel names it: "running", "sleeping", "stopped", ...
         rank: from its environment; None if not set there.
         world_size: from its environment; 1 if not set there.
-        host: name of its machine, if that is another one than the tuner's; "" otherwise.
+        host: name of its machine; "" if that is the tuner's machine.
         frames: frames of the main thread, innermost call first, without the harness's frames; empty if none were reported.
     """
 
@@ -115,7 +115,7 @@ class Looked:
             if frame.is_user or frame.file.startswith(_IMPORT):
                 break
             above.append(frame)
-        called = [frame for frame in above if frame.function != "<module>"]  # what an import executes is no collective
+        called = [frame for frame in above if frame.function != "<module>"]  # code that an import runs is not a collective
         return any(_COLLECTIVE.search(frame.file) or frame.function == _BACKWARD for frame in called)
 
     @property

@@ -1,4 +1,4 @@
-"""Injects the harness into a trial's Python processes through PYTHONPATH, and checks whether it stays there."""
+"""Injects the harness into a trial's Python processes through PYTHONPATH, and finds out why one did not load it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first_on(python_path: str) -> str:
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command, adding the harness where a word sets PYTHONPATH, as in `env PYTHONPATH=src python train.py`."""
+    """Returns the command; an argument that sets PYTHONPATH gets the harness, as in `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 

@@ -61,10 +61,10 @@ class Link:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the other side was last heard, or since the link was opened.
+        """Seconds since the other side was last heard from, or since the link was opened.
 
-        A piece of a long message counts as heard. But while a message is incomplete, pieces no longer than a beat do not count:
-        if nothing else comes, they are beats, and the announced length of the message is wrong.
+        Each piece of a long message counts. But while a message is incomplete, pieces no longer than a beat do not count: if
+        nothing else comes, they are beats, and the announced length of the message is wrong.
         """
         return time.monotonic() - self._heard_s
 

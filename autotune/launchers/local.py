@@ -34,7 +34,7 @@ from autotune.plain_text import shortened
 from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REPORTS_BYTES = 256 << 10  # torchrun's reports are looked for in this many bytes at the end of the log
+REPORTS_BYTES = 256 << 10  # the end of the log that is searched for torchrun's reports
 LOG_S = 2.0  # seconds between two looks into a running trial's log
 MAX_SUPERVISORS = 5  # the start of a trial is given up once it has failed this often because the supervisor was lost
 STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after all grace periods

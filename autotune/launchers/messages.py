@@ -63,7 +63,7 @@ def to_ended(raw: dict[str, Any]) -> Ended:
 
 
 def from_watch(watch: MachineWatch) -> dict[str, Any]:
-    """Returns the observations of a monitor in the last trial, as JSON."""
+    """Returns what a monitor observed during the last trial, as JSON."""
     watched = Watched(
         disturbances=watch.disturbances(), cpu_use=watch.cpu_use, metrics=watch.metrics(), used_frac=watch.used_frac()
     )

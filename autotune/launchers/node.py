@@ -80,7 +80,7 @@ class Agent:
         self._watch: MachineWatch | None = None
         self._running: Running | None = None
         self._nonce = ""
-        self._over: Message | None = None  # the message on the last trial's end
+        self._over: Message | None = None  # the message about the last trial's end
         self._next_look_s = self._next_note_s = 0.0
         self._note = ""
         self._tasks: dict[str, Callable[[Message], dict[str, Any]]] = {
@@ -205,7 +205,7 @@ def hello() -> Message:
 
 
 def take_over(environment: dict[str, str], program: str) -> None:
-    """Replaces the environment of this process, and so of its trials, by the tuner's, except for the engine's variables.
+    """Replaces this process's environment, which trials inherit, with the tuner's, but keeps the engine's variables.
 
     The engine determines the devices and, if trials start steps in the agent's job, the job and its nodes.
 

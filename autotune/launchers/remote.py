@@ -40,7 +40,7 @@ ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late)
 START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
 STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
-PROGRESS_EVERY_S = 0.5  # least time between two questions for the progress: through Ray, each costs both machines milliseconds
+PROGRESS_EVERY_S = 0.5  # minimum time between two such questions: through Ray, each costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 
@@ -217,7 +217,7 @@ class RemoteLauncher(Launcher):
         answer = self._ask_to_open(node, transport.note)
         facts = dict(answer["facts"])
         self._take(answer["given"])
-        if self._study:  # an earlier node was lost; if it was this one, its trial may still be running
+        if self._study:  # an earlier node was lost; if this is the same one, its trial may still be running
             node.ask("sweep", ANSWER_S, study=str(self._study.resolve()))
         gpus = tuple(str(gpu["uuid"]) for gpu in facts["gpus"] if gpu.get("uuid"))
         cores = tuple(int(core) for core in hello["cores"])
@@ -291,7 +291,7 @@ class RemoteRunning(Running):
         return self._ended
 
     def progress(self) -> Progress | None:
-        """Returns the newest progress line of rank 0 on the node; the last known one if it is over or the node is lost."""
+        """Returns the newest progress line of rank 0 on the node; the last known one if the trial is over or the node lost."""
         if self._node is not None and self._ended is None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_EVERY_S
             with contextlib.suppress(NodeLost), readable():  # `poll` will report it

@@ -30,7 +30,7 @@ class RemoteSlots(Launcher):
         return list(self._parts)
 
     def slots(self) -> list[Slot]:
-        """Returns [] until all slots were ready simultaneously; from then on, those that are ready. See `Launcher.slots`."""
+        """Returns [] until all slots have been ready at the same time; after that, the ready ones. See `Launcher.slots`."""
         found = [slot for part in self._parts for slot in part.slots()]
         if self._are_ready:
             return found
@@ -59,7 +59,7 @@ class RemoteSlots(Launcher):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether a trial has the study to itself now."""
+        """Whether a trial runs alone now."""
         return self._alone is not None and not self._alone.is_over
 
     def sweep(self, study: Path) -> list[str]:
@@ -67,7 +67,7 @@ class RemoteSlots(Launcher):
         return [line for part in self._parts for line in part.sweep(study)]
 
     def close(self) -> None:
-        """Ends all agents, at the same time: each may take seconds, and more if the engine does not answer."""
+        """Ends all agents in parallel: each may take seconds, or longer if the engine does not answer."""
         self.clock.go_on()
         with ThreadPoolExecutor(len(self._parts)) as pool:
             for closing in [pool.submit(part.close) for part in self._parts]:
@@ -96,7 +96,7 @@ class _Share(PausableClock):
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node; called again and again while a trial waits for one."""
+        """Records that this slot has no node; called repeatedly while a trial waits for one."""
         self._waiting.add(self._index)
         if len(self._waiting) == self._num or self._is_alone():
             self._whole.pause()

@@ -16,19 +16,19 @@ from autotune.launchers.base import Launcher, Slot
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.owner import held
 
-PREFIX = "autotune-slots-"  # begins the name of the folder that holds the slots' TMPDIRs
-STUDY_FILE = "study"  # file in that folder that contains the path of its study
+PREFIX = "autotune-slots-"  # name prefix of the folder that holds the slots' TMPDIRs
+STUDY_FILE = "study"  # file in that folder; holds the study's path
 
 
 class SlotsLauncher(LocalLauncher):
-    """Starts a trial on the whole machine, like `LocalLauncher`, or trials in parallel, through the launchers of its slots."""
+    """Starts a trial on the whole machine, as `LocalLauncher` does, or parallel trials through the launchers of its slots."""
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
         # Short names: worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
-        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that it is in use
+        self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that the folder is in use
         self._parts = [LocalLauncher(graces, slot=slot, made=self._files.made, temporary=self._folder(slot)) for slot in slots]
 
     def beside(self) -> list[Launcher]:
@@ -63,7 +63,7 @@ class SlotsLauncher(LocalLauncher):
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
     """Returns `num` slots that share this machine's cores and `gpus` (UUIDs; [] for trials on the CPU) equally."""
-    # Sorted so that the CPUs of one NUMA node are together, and within a node the hardware threads of one core.
+    # Sorted: the CPUs of a NUMA node are next to each other and, within a node, the hardware threads of a core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)
@@ -81,7 +81,7 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 
 
 def _turns(gpus: Sequence[str]) -> list[int]:
-    """Returns each slot's place in the order in which cores are handed out.
+    """Returns each slot's position in the order in which cores are assigned.
 
     Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known: [1, 0] for GPUs on nodes 1 and 0.
     """

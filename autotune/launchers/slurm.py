@@ -1,4 +1,4 @@
-"""Runs trials in a job of Slurm: `srun` starts the agent on a node, and its standard input and output are the link.
+"""Runs trials in a Slurm job: `srun` starts the agent on a node, and its standard input and output are the link.
 
 The job lasts as long as the study. Only `srun`, `squeue` and `scancel` are needed: no accounting (`sacct`), no batch
 script, no port. `squeue` provides the reason for waiting, and the job's state when the agent is silent. The agent reports how
@@ -50,11 +50,11 @@ from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # the pause between two calls of squeue grows to this: they ask the controller, which all users share
+ASK_EVERY_S = 10.0  # the pause between calls of squeue grows to this: all users share the controller that answers them
 STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
-MAX_EARLIER = 20  # number of a slot's earlier jobs that Slurm is asked about
+MAX_EARLIER = 20  # Slurm is asked about at most this many of a slot's earlier jobs
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
-# Starts srun without variables of the user that would cut the link, since srun has no options that undo them.
+# Starts srun without the user's variables that would break the link; srun has no options that override them.
 LINKED = ("env", *(f"--unset=SLURM_{name}" for name in ("LABELIO", "STDINMODE", "STDOUTMODE", "STDERRMODE")))
 # Words in an error message of Slurm -> the option that caused it; the first match counts.
 OPTIONS = {
@@ -68,7 +68,7 @@ JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing
 
 
 class SlurmLauncher(RemoteLauncher):
-    """Starts trials in a job of Slurm, or in a step of the job that the tuner runs in.
+    """Starts trials in a Slurm job, or in a step of the job that the tuner runs in.
 
     Args:
         slurm: `launch.slurm`.
@@ -98,7 +98,7 @@ class SlurmLauncher(RemoteLauncher):
     def slots(self) -> list[Slot]:
         """See `RemoteLauncher.slots`."""
         if self._slot is None and time.monotonic() >= self._next_s:
-            self._cancel_earlier()  # one of them may hold the nodes that are waited for
+            self._cancel_earlier()  # an earlier job may hold the nodes that this one waits for
         return super().slots()
 
     def transport(self) -> Transport:
@@ -130,10 +130,10 @@ class SlurmLauncher(RemoteLauncher):
                 settle(each)
 
     def _cancel_earlier(self) -> bool:
-        """Cancels jobs before this one that hold nodes. Returns whether all of them are over.
+        """Cancels earlier jobs that still hold nodes. Returns whether all of them are over.
 
-        There are two reasons why one may: Slurm did not answer when the job was cancelled; or a slurmctld that had not saved
-        the job's end was killed, and gave the job its nodes again when it restarted.
+        An earlier job may hold nodes for two reasons: Slurm did not answer when the job was cancelled; or a slurmctld that had
+        not saved the job's end was killed, and gave the job its nodes again when it restarted.
         """
         self._left.cancel()
         self._next_s = time.monotonic() + ASK_EVERY_S
@@ -162,7 +162,7 @@ class Srun(ChildTransport):
         slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
-        unended: set to which the job is added, as an argument of scancel, when the transport is closed.
+        unended: jobs as arguments of scancel; `close` adds this job.
         runs_dir: folder for the note.
     """
 
@@ -180,7 +180,7 @@ class Srun(ChildTransport):
         has_joined = any(word.partition("=")[0] in JOIN for word in self._words)
         self._is_of_user = JOB in os.environ or has_joined  # then srun only starts a step in the user's job
         if runs_dir and not self._is_of_user:
-            with contextlib.suppress(OSError):  # `RemoteLauncher` says if the folder cannot be written
+            with contextlib.suppress(OSError):  # `RemoteLauncher` reports a folder that cannot be written
                 runs_dir.mkdir(parents=True, exist_ok=True)
                 note = runs_dir / f"{own_prefix()}{self._name}{NOTE}"
                 descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -190,7 +190,7 @@ class Srun(ChildTransport):
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
-        self._began_s = self._queued_s = time.monotonic()  # the latter: when the job was last known to be queued
+        self._began_s = self._queued_s = time.monotonic()  # the latter: when the job was last seen in the queue
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -267,7 +267,7 @@ class Srun(ChildTransport):
         return self.job or (found[-1] if found else os.environ.get(JOB, ""))
 
     def _ask(self, job: str) -> None:
-        """Asks Slurm for state and reason of the job, unless it was asked just now."""
+        """Asks Slurm for the job's state and reason, unless it was asked a moment ago."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return

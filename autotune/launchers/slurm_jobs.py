@@ -1,4 +1,4 @@
-"""Cancels jobs of Slurm that hold nodes although their srun is gone.
+"""Cancels Slurm jobs that hold nodes although their srun is gone.
 
 The jobs of killed tuners are found by notes in the runs folder.
 """
@@ -19,21 +19,21 @@ from autotune.launchers.user_files import NOTES
 
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
-SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller that is killed before does not know that a job has ended.
-# In messages of Slurm's commands if the controller cannot be reached; "Zero Bytes" if munge has another key than the cluster's.
+SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed in between forgets that a job has ended.
+# What Slurm's commands print if they cannot reach the controller; "Zero Bytes": munge's key differs from the cluster's.
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
 DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user's defaults for squeue and scancel
-NAME = "--name="  # begins an argument of scancel for a job whose number is unknown
-NOTE = ".job"  # suffix of a file in the runs folder whose name contains a job's name; made before the job is submitted
+NAME = "--name="  # scancel's option for a job whose number is unknown
+NOTE = ".job"  # suffix of a note: a file in the runs folder, named after a job and made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
 OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job, which may be another cluster's
-EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step of Slurm's own that some sites add to each job
+EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step that Slurm itself adds to each job at some sites
 
 
 def cancel(jobs: set[str]) -> bool:
-    """Cancels jobs, given as arguments of scancel, and removes from the set those that are over. Returns whether Slurm answers.
+    """Cancels jobs (arguments of scancel) and removes those that are over from the set. Returns whether Slurm answers.
 
     srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
     allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
@@ -59,8 +59,8 @@ def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     cancelled, although scancel exits with status 0, and with SCANCEL_INTERACTIVE scancel would wait for an answer.
 
     Raises:
-        OSError: it cannot be started.
-        TimeoutExpired: it did not end in time.
+        OSError: the command cannot be started.
+        TimeoutExpired: the command did not end in time.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
     return subprocess.run(
@@ -78,7 +78,7 @@ class LeftJobs:
     """Jobs left behind by killed tuners, found by the notes in a runs folder. The slots of a study share one object.
 
     Attributes:
-        notes: notes of tuners on this host.
+        notes: notes of killed tuners on this host.
     """
 
     def __init__(self, runs_dir: Path) -> None:
@@ -99,7 +99,7 @@ class LeftJobs:
 
 
 def mark(note: Path) -> None:
-    """Marks the note of a job that was lost: `settle` keeps it for SAVED_S."""
+    """Marks the note of a lost job, so that `settle` keeps it for SAVED_S."""
     with contextlib.suppress(OSError):
         if not is_marked(note):
             note.write_bytes(b"lost\n")
@@ -111,17 +111,17 @@ def is_marked(note: Path) -> bool:
 
 
 def settle(note: Path) -> None:
-    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget it."""
+    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget that end."""
     with contextlib.suppress(OSError):
         if not is_marked(note) or time.time() - note.stat().st_mtime > SAVED_S:
             note.unlink()
 
 
 def cancel_left(runs_dir: Path) -> list[str]:
-    """Cancels the jobs of tuners that were killed together with their srun: nothing else has told Slurm of their end.
+    """Cancels the jobs of tuners that were killed together with their srun: Slurm does not know yet that these jobs are over.
 
-    Whether a tuner on another host still runs is not known here. Its job is cancelled only if it has run for longer than
-    BEGIN_S and has no step: then its agent, and so its tuner, is gone.
+    Whether a tuner on another host still runs cannot be seen from here. Its job is cancelled only if the job has run for longer
+    than BEGIN_S and has no step: then its agent, and therefore its tuner, is gone.
 
     Returns:
         A line for the user about each job that may be left and was not cancelled.
@@ -148,14 +148,14 @@ def cancel_left(runs_dir: Path) -> list[str]:
 
 
 def not_over(notes: Sequence[Path]) -> set[str] | None:
-    """Returns the numbers of those of these jobs that hold nodes or wait for them; None if Slurm does not answer."""
+    """Returns the numbers of the jobs in `notes` that hold nodes or wait for them; None if Slurm does not answer."""
     names = ",".join(job_of(note) for note in notes)
     jobs = _squeue(f"{NAME}{names}", "--states=PENDING,RUNNING,SUSPENDED", "--format=%i") if names else []
     return None if jobs is None else {job.strip() for job in jobs}
 
 
 def named(job: str) -> str:
-    """Returns what to call a job that is given as an argument of scancel: "Job 12"."""
+    """Returns the subject of a message about `job`, an argument of scancel: "Job 12"."""
     return f"A job named {job.removeprefix(NAME)}" if job.startswith(NAME) else f"Job {job}"
 
 
@@ -165,7 +165,7 @@ def job_of(note: Path) -> str:
 
 
 def _of_other_hosts(runs_dir: Path) -> dict[str, Path]:
-    """Returns this user's notes of tuners on other hosts: job -> note. Leaves out those that are locked: their tuner runs."""
+    """Returns this user's notes of tuners on other hosts: job -> note. Leaves out locked notes: their tuners still run."""
     told = {note: NOTED.fullmatch(note.name) for note in runs_dir.glob(f"{NOTES}*{NOTE}")}
     return {job_of(note): note for note, name in told.items() if name and name[1] != platform.node() and is_free(note)}
 
@@ -215,7 +215,7 @@ def _squeue(*options: str) -> list[str] | None:
 
 
 def _seconds(passed: str) -> float:
-    """Returns the seconds in a duration as squeue prints it: "1-02:03:04", "3:04"; 0 if it is another text."""
+    """Returns the seconds in a duration as squeue prints it: "1-02:03:04", "3:04"; 0 for any other text."""
     days, _, clock = passed.strip().rpartition("-")
     seconds = 0.0
     try:

@@ -1,6 +1,6 @@
 """Runs the parent process of a study's trials on one host: `python -m autotune.launchers.supervisor FD TERMINATE_S KILL_S`.
 
-The trials are children of this supervisor rather than of the tuner, which could not end them if it was killed. The supervisor
+The trials are children of this supervisor rather than of the tuner, which could not end them if it were killed. The supervisor
 has its own session, so neither Ctrl-C nor a hangup reaches it. It is a subreaper, so it stays the ancestor of every process
 that a trial starts. When the tuner exits, for whatever reason, the socket between the two closes. Then the supervisor ends the
 trials, removes their shared memory and exits. While a trial is measured, all it does is read the process list once a second.
@@ -44,7 +44,7 @@ from autotune.launchers.descendants import Descendants
 
 ENTRY_POINT = Path(__file__).resolve().parent / "entry_point.py"
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_S = 1.0  # between reads of the process list while a trial runs; a shorter-lived process may not be seen
+LOOK_S = 1.0  # between reads of the process list while a trial runs; a process that exits sooner may be missed
 END_LOOK_S = 0.05  # between reads of the process list while a trial is being ended
 READ_BYTES = 1 << 16
 FORK_S = 5.0  # longest wait for a warm server to fork, which normally takes less than 10 ms
@@ -221,7 +221,7 @@ class Supervisor:
                 raise ChildProcessError("the warm server did not fork")
             self._keep(message["trial"], Trial(pid=int(said), ending=self._ending()))
             request = {name: message[name] for name in ("argv", "cwd", "env")}
-            with contextlib.suppress(OSError):  # it has exited already, which is noticed in the usual way
+            with contextlib.suppress(OSError):  # the trial has exited already; `_reap` will notice
                 ours.sendall(json.dumps(request).encode() + b"\n")
 
     def _hear_server(self, mark: str) -> None:

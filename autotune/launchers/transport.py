@@ -44,8 +44,8 @@ class Transport(ABC):
 
     Attributes:
         link: the link to the agent.
-        job: the engine's name of the job, as reported by the agent; "" until then.
-        note: empty file that `close` writes to if the node is lost, since this may be all that reaches the agent; None without.
+        job: the engine's name for the job; "" until the agent has reported it.
+        note: empty file that `close` writes to if the node is lost, since the agent may still see that; None if not used.
     """
 
     link: Link
@@ -114,7 +114,7 @@ class Node:
         raise NodeLost(f"its agent has not answered for {patience_s:.0f} s")
 
     def event(self) -> Message | None:
-        """Returns the agent's message that the trial has ended; None if there is none. Returns at once.
+        """Returns the agent's message that the trial has ended; None if there is none. Does not wait.
 
         Raises:
             NodeLost: the agent is gone.

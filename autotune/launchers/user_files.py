@@ -46,7 +46,7 @@ NOTES = ".autotune-"  # prefix of the names of files that tuners make in the run
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened to the user's files during a trial. Names below the working directory are relative to it.
+    """What happened to the user's files during a trial. Paths inside the working directory are relative to it.
 
     Attributes:
         left: new files and folders that the trial made -> their size in bytes.
@@ -109,7 +109,7 @@ class UserFiles:
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
         self.made.update(made)
-        self.made.update(map(Path, said.get("aside", {})))  # the trial's content is in these; the user's is in the copies
+        self.made.update(map(Path, said.get("aside", {})))  # these now hold the trial's content; the copies hold the user's
         return Report(
             left=folders.sizes(made),
             new=folders.sizes(new),
@@ -204,7 +204,7 @@ class Folders:
         named = [path for path in self._files if is_log(path.name)]
         by_folder = [[folder / name for name in names if is_log(name)] for folder, names in self._names.items()]
         there = [path for paths in by_folder if len(paths) <= MANY_LOGS for path in paths]
-        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # a trial's own logs lie there
+        return _writable([*named, *_newest(there)], MAX_LOGS, besides=self._study)  # without the trials' own logs
 
     def watched(self) -> Iterator[Path]:
         """Yields the folders in which new names may appear."""

@@ -19,7 +19,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, a further one will not help
+MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, a fourth will not help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Key:
         interpreter: the interpreter as the command names it.
         modules: the modules that the server imports.
         cwd: working directory.
-        environment: environment variables, without the variables that are set anew for each trial.
+        environment: environment variables, except those that differ between trials.
     """
 
     interpreter: str
@@ -62,7 +62,7 @@ class WarmServer:
         If the server has to be started first, waits until it is ready, which takes about as long as a fresh start.
 
         Raises:
-            SupervisorLost: the supervisor exited meanwhile.
+            SupervisorLost: the supervisor has exited or does not answer.
         """
         self.mark, self.why_not = "", self._unusable or why_not(launch.argv, launch.cwd)
         if self.why_not:

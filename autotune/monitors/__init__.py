@@ -1,1 +1,1 @@
-"""Monitors the machine while trials run: devices, host, logs. For absent hardware there is a null object, never an error."""
+"""Monitors the machine while trials run: devices, host, logs. Missing hardware is not an error: a null object stands for it."""

@@ -73,7 +73,7 @@ class CpuLook:
         processes: all visible processes, by id.
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
-        own: ids of this study's processes, without those of other slots; None stands for the tuner and all its descendants.
+        own: ids of this study's processes, except those of other slots; None stands for the tuner and all its descendants.
     """
 
     time_s: float
@@ -89,7 +89,7 @@ class CpuLook:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUse:
-    """CPU use between two looks; None is unknown, never zero.
+    """CPU use between two looks; None means unknown, never zero.
 
     Attributes:
         seconds: between the two looks.
@@ -174,7 +174,7 @@ class CpuMonitor:
         )
 
     def own(self, look: CpuLook) -> frozenset[int]:
-        """Returns the ids of this study's processes, without those of other slots."""
+        """Returns the ids of this study's processes, except those of other slots."""
         return tree(look.processes, self._root) if look.own is None else look.own
 
     def trial(self, look: CpuLook) -> frozenset[int]:

@@ -95,7 +95,7 @@ def of_device(metrics: Mapping[str, float], strangers: Mapping[int, float | None
 def own_share(use: CpuUse | None) -> str:
     """Returns a sentence if autotune itself took CPU time from a trial that lacked cores; "" if it did not, or if unknown.
 
-    This time is reported but is no disturbance, because it slows all compared trials alike.
+    This time is reported but is not a disturbance, because it slows all compared trials alike.
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""

@@ -20,7 +20,7 @@ from autotune.plain_text import one_line
 Value = TypeVar("Value")
 
 MIB = 1 << 20
-FOR_GOOD = (3, 4, 13)  # errors that stay: NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
+FOR_GOOD = (3, 4, 13)  # permanent errors: NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
 NONE_FOUND = 6  # NVML_ERROR_NOT_FOUND
 # For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
 # from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
@@ -35,12 +35,12 @@ BUSY_FRAC = 0.5  # a device that is less busy lowers its clocks on its own, so i
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSample:
-    """One sample of a device; None is unknown.
+    """One sample of a device; None means unknown.
 
     Attributes:
         time_s: monotonic clock.
         is_steady: whether the trial was in its measured window.
-        utilisation_frac: for how much of NVML's last sample period a kernel was running, as a fraction.
+        utilisation_frac: fraction of NVML's last sample period during which a kernel was running.
         memory_used_bytes: by all processes on the device.
         power_w: power draw now.
         energy_j: energy used since the driver was loaded; the difference of two samples is the energy used between them.
@@ -140,7 +140,7 @@ class DeviceMonitor:
 
 
 class NoDevice(DeviceMonitor):
-    """No GPU, no NVML, or no permission."""
+    """Stands for a device that cannot be monitored: no GPU, no NVML, or no permission."""
 
 
 class NvmlDevice(DeviceMonitor):
@@ -291,7 +291,7 @@ def open_device(*, index: int = 0, uuid: str | None = None, nvml: Any = None) ->
 
     Args:
         index: NVML's number of the device, used if `uuid` is None. NVML counts in PCI order and ignores CUDA_VISIBLE_DEVICES.
-        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or the beginning of one, as CUDA_VISIBLE_DEVICES may have it.
+        uuid: UUID of a device ("GPU-...") or slice ("MIG-..."), or the beginning of one, as CUDA_VISIBLE_DEVICES allows.
         nvml: replaces the pynvml module in tests.
     """
     nvml = nvml or library()[0]

@@ -1,7 +1,7 @@
 """Removes secrets from the traces that torch.profiler wrote: from names of operators and ranges, paths and arguments.
 
 All strings of the JSON document are masked, one by one. Outside of strings, JSON has only numbers, constants and punctuation. A
-text that has anything else is no trace, and nothing of it is kept.
+text that has anything else is not a trace, and none of it is kept.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
     0.15,
     0.03,
 )  # limits for the share of a step in which no computation hides the communication
-BUSY_FRAC = 0.8  # if kernels run for a smaller share of the time, the GPU is taken to wait for the host to launch them
+BUSY_FRAC = 0.8  # if kernels run for a smaller share of the time, the GPU probably waits for the host to launch them
 LEAST_GAIN_FRAC = 0.03  # a trial is input-bound, fully or partly, only if an infinitely fast loader gains at least this much
 
 Finding = dict[str, str]

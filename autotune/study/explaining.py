@@ -41,7 +41,7 @@ PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
 # If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry, or after the
-# program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names that option.
+# program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names --retry.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -75,7 +75,7 @@ class Wanted:
 
 
 class Side(NamedTuple):
-    """One of two sides that are measured in turn: session, knobs, name, skipped stages, whether it runs the fixed program."""
+    """One side of a comparison: session, knobs, name, skipped stages, whether it runs the fixed program."""
 
     session: Session
     knobs: Knobs
@@ -318,7 +318,7 @@ class Explaining:
         return next((one for one in failed if one.started_at >= edited_at), None)
 
     def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial whose outcome left a finding unmeasured, in this call or an earlier one; None if there is none."""
+        """Returns the trial that ended without measuring a finding, in this call or an earlier one; None if there is none."""
         if not _is_open(finding):
             return None
         new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
@@ -381,7 +381,7 @@ class Explaining:
         return f"autotune explain {call(self._session.folder)} --trial {record.number} --minutes {minutes}"
 
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
-        """Measures the fixed program and the study's program in turn, and compares the gain with the finding's prediction.
+        """Measures the fixed and the study's program alternately, and compares the gain with the finding's prediction.
 
         Raises:
             BadInput: the trial was not explained, or has no finding with this number.
@@ -451,7 +451,7 @@ def _is_check_of(one: TrialRecord, record: TrialRecord) -> bool:
 
 
 def _is_measured(one: TrialRecord) -> bool:
-    """Whether a check has a rate. A check that violates a constraint counts as well, since it is no candidate for the best."""
+    """Whether a check has a rate. A check that violates a constraint counts, too: it is not a candidate for the best."""
     return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
 
 

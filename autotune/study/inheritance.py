@@ -36,9 +36,9 @@ from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
 MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
-MAX_SEEDS = 8  # more than are tried, because some may become equal, or change nothing, in this study's space
+MAX_SEEDS = 8  # more than will be tried: in this study's space, some may equal others or change nothing
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
-MAX_OUT = 20  # out-of-memory configurations that are used; a small number, since each is compared with every proposal
+MAX_OUT = 20  # maximum number of out-of-memory configurations; small, since each is compared with every proposal
 # Parts of a study's identity that must be equal. Search space, pins and objective may differ.
 ALIKE = ("machine.", "program.", "device.kind", "device.index", "train.global_batch")
 MACHINE = ("machine.", "device.")

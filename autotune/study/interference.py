@@ -78,7 +78,7 @@ class Calibration:
 
 
 class Interference:
-    """Sets how many trials of a study may run at once. Create it once the baseline has been measured."""
+    """Sets how many trials of a study may run in parallel. Create it once the baseline has been measured."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._num = session, len(session.runner.beside)
@@ -86,7 +86,7 @@ class Interference:
         self._num_searched, self._ended_s, self._took_s = 0, 0.0, 0.0
 
     def check(self, best: TrialRecord) -> None:
-        """Calibrates if that is due, and tells the user what follows; does nothing with one slot."""
+        """Calibrates if that is due, and tells the user the result; does nothing with one slot."""
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
         if self._left_s(self._each_s(best)) <= 0:  # as in a study that is resumed in the finals

@@ -370,7 +370,7 @@ class _Study:
             self._listener.notice(why)
 
     def _name_dropped(self, dropped: dict[str, str]) -> None:
-        """Tells the user why knobs that were named are not searched. For all other knobs, `autotune inspect` tells why."""
+        """Tells the user why knobs that the user named are not searched. For all others, `autotune inspect` shows why."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
 

@@ -168,8 +168,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        The latter come at once, unless they cost a compilation. Then they replace the sampler's next proposal that has the
-        suspected value: until then, another compilation may be tried, which costs as long and often gains as much.
+        Such a proposal comes immediately, unless it costs a compilation. Then it replaces the sampler's next proposal that has
+        the suspected value: meanwhile, another compilation may be tried, which takes as long and often gains as much.
         """
         yield from self._questions()
         for proposal in proposals:
@@ -187,7 +187,7 @@ class Search:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
         Args:
-            about: None for a question that costs no compilation, or a configuration, for one that does and is about its value.
+            about: None for changes that cost no compilation; a configuration for only those of its changes that cost one.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None
@@ -452,7 +452,7 @@ class Search:
 
     @property
     def _incumbent(self) -> TrialRecord:
-        """The best trial so far; with several objectives, the best at each of them in turn."""
+        """The best trial so far; with several objectives, the best at one of them, a different one after each trial."""
         return self._session.tally.best(self._budget.num_searched % len(self._names)) or self._session.baseline
 
     def _may_go_on(self) -> bool:

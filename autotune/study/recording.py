@@ -66,7 +66,7 @@ class Recording:
         )
 
     def _todo(self) -> list[tuple[Knobs, int]]:
-        """Returns the missing measurements as (configuration, round); of the best few only once no other is missing."""
+        """Returns the missing measurements as (configuration, round); the best few are measured again last."""
         num_all, further = self._config.record.repeats, self._config.record.repeats_of_best
         todo = self._missing(self._configurations, range(1, num_all + 1))
         return todo or (self._missing(self._best(num_all), range(num_all + 1, num_all + further + 1)) if further else [])

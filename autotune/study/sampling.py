@@ -56,7 +56,7 @@ def inform(
     known: dict[tuple[tuple[str, KnobValue], ...], Knobs] = {}
 
     def full(params: Mapping[str, KnobValue]) -> Knobs:
-        """Returns the full configuration, cached because each proposal asks for hundreds. Callers must not change it."""
+        """Returns the full configuration, cached because each proposal needs hundreds. Callers must not change it."""
         key = tuple(params.items())
         if key not in known:
             if len(known) >= MOST_KNOWN:

@@ -48,7 +48,7 @@ class SearchBudget:
 
     def fits(self, knobs: Knobs) -> bool:
         """Whether there is time to measure a configuration and to confirm it."""
-        if self._session.budget.total_s is None:  # a sampler asks this of thousands of configurations
+        if self._session.budget.total_s is None:  # a sampler calls this for thousands of configurations
             return True
         expected_s, again_s = self._costs_of(knobs, self._session.resolved.changed(knobs))
         return self._session.budget.fits(expected_s, again_s=again_s, has_finalist=self._has_finalist)
@@ -110,7 +110,7 @@ class SearchBudget:
         return self._num_small >= ANSWER_AFTER
 
     def ask_again(self) -> None:
-        """Lets the next proposal decide anew."""
+        """Lets the search continue until the next proposal, which decides again."""
         self._num_small = ANSWER_AFTER - 1
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:

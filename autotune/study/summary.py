@@ -306,7 +306,7 @@ def _speedup(
     decision = standing.decision
     if decision is None or decision.ratio is None:
         return _unproven(baseline, best, records, standing)
-    if decision.is_slower and not best.changed:  # the baseline is kept, whose ratio to itself is 1
+    if decision.is_slower and not best.changed:  # the baseline is kept; its ratio to itself is 1
         rounds = decision.ratio.num_rounds
         return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason, "num_rounds": rounds}
     return {

@@ -25,7 +25,7 @@ LATE_MAX_FRAC = 0.5
 FINALS_TRIALS = 20  # time is reserved for this many trials of the finals: eight pairs and a choosing round of four
 # Time is reserved for this many loss comparisons: a run of the baseline, and one with the finalists' changes of arithmetic.
 PARITY_TRIALS = 2
-PARITY_S = 5.0  # time reserved for the steps of each; those of slow programs take up to 20 s, at the expense of the finals
+PARITY_S = 5.0  # time reserved for the steps of each run; slow programs take up to 20 s, at the expense of the finals
 LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any window
 # Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
 # much time from other trials.
@@ -33,8 +33,8 @@ SEARCH_WINDOW_FRAC = 1 / 30
 # Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
 # random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
-# Length assumed for the window of a trial of the finals, unless its steps are slow. A longer one gains little: rates vary most
-# between processes.
+# Length assumed for the window of a trial of the finals, unless its steps are slow. A longer window gains little: rates vary
+# most between processes.
 FINALS_WINDOW_S = 5.0
 ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
@@ -238,8 +238,8 @@ class Costs:
         """Begins without trials.
 
         Args:
-            costly: {knob whose values cost a compilation: {value: its cost relative to that of the cheapest value}}; 1 for
-                values that are not named.
+            costly: {knob whose values cost a compilation: {value: cost relative to the cheapest value}}; missing values count
+                as 1.
         """
         self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)

@@ -30,8 +30,8 @@ class Level:
     autotune must also work on a machine that is never quiet. A disturbance that lasts through both attempts of the baseline, or
     of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
     Search rates from before and after that moment are not comparable. The rates of the finals are comparable, since their
-    configurations take turns. On a fully loaded machine, a disturbance that gets worse does not show. Then nothing protects the
-    comparison but these turns and the ratio's interval.
+    configurations take turns. On a fully loaded machine, it does not show if a disturbance gets worse. Then only these turns
+    and the ratio's interval protect the comparison.
 
     Attributes:
         amounts: {kind: accepted amount}.

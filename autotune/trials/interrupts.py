@@ -1,4 +1,4 @@
-"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops it, more do nothing."""
+"""Handles Ctrl-C during a study: the first press lets the running trial finish, the second stops it, others do nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_S = 15.0
 
 
 class Interrupts:
-    """Handles SIGINT, SIGTERM and SIGHUP within its context; nothing measured is lost.
+    """Handles SIGINT, SIGTERM and SIGHUP within its context, so that a stopped study keeps its measurements.
 
     Signals that are already ignored stay ignored: `nohup autotune run` outlives its terminal.
 
@@ -65,7 +65,7 @@ class Interrupts:
             self._notice(message)
 
     def _silence_closed_terminals(self) -> None:
-        """Redirects output from closed terminals to /dev/null: writing to them could fail anywhere."""
+        """Redirects output for closed terminals to /dev/null: any write to such a terminal could fail."""
         for descriptor in self._terminals:
             if not os.isatty(descriptor):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

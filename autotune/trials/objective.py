@@ -177,7 +177,7 @@ class Goal:
 
 
 def _memory_bytes(results: Sequence[RankResult]) -> int:
-    """Returns a trial's peak use, in bytes, of the memory that it used most: that of one GPU, or of one host.
+    """Returns the peak use, in bytes, of the GPU or host whose memory a trial used most.
 
     Memory that an allocator has reserved is not available to other programs, even if it is not in use, so it counts. Ranks on
     a CPU share the memory of their host, unless each process has a limit of its own.

@@ -59,7 +59,7 @@ class Quarantine:
 
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
-        device: returns the name, in messages, of the device that a trial ran on: "device 0 (NVIDIA H100, GPU-...)".
+        device: returns how messages name the device that a trial ran on: "device 0 (NVIDIA H100, GPU-...)".
         advice: what the user may do about a faulty device.
     """
 
@@ -91,7 +91,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     Args:
         inputs: the study's inputs.
         folder: the study's folder.
-        executable: returns the program's own interpreter; None while it is unknown, and then the device counts as working.
+        executable: returns the program's own interpreter, or None while it is unknown: the device then counts as working.
     """
     index, num = inputs.config.device.index, len(_gpus(inputs))
     others = [str(n) for n in range(num) if n != index and inputs.config.launcher == LOCAL and not inputs.launcher.beside()]

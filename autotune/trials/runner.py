@@ -37,7 +37,7 @@ QUIET_LEFT_FRAC = 0.25
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, the program counts as a different one
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it counts as a different program
 
 
 @dataclass(kw_only=True)
@@ -276,7 +276,7 @@ class TrialRunner:
         return finished
 
     def _shared(self, reports: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Returns equal reports, each of which is one object for all trials that have it: most trials have the same ones."""
+        """Returns the reports; equal ones become one object for all trials, because most trials have the same reports."""
         return {key: self._knob_reports.setdefault(repr(report), report) for key, report in reports.items()}
 
     def _check_program(self, finished: Finished) -> None:

@@ -21,7 +21,7 @@ class Ending(Exception):
 
 
 class Schedule:
-    """Runs the trials of a study. With one slot, no two trials ever run at once.
+    """Runs the trials of a study. With one slot, two trials never run at the same time.
 
     Attributes:
         num_slots: how many trials may run in parallel; 1 until a calibration allows more (study/interference.py).
@@ -69,7 +69,7 @@ class Schedule:
         self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
 
     def run_beside(self, request: Callable[[], Request], places: Sequence[Place], take: Take) -> None:
-        """Runs a trial on each of the given slots, all at once. Calls `take` with each finished trial.
+        """Runs a trial on each of the given slots, all in parallel. Calls `take` with each finished trial.
 
         Raises:
             Ending, FolderLost, BadInput: as `run`.

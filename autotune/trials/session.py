@@ -68,7 +68,7 @@ class Session:
         budget: the time left.
         about: study.json.
         after_trial: called when a trial's record is on disk; rewrites the summary.
-        while_waiting: called again and again while trials run.
+        while_waiting: called repeatedly while trials run.
         schedule: when trials run.
         records: finished trials, by number.
         tally: statistics of all search trials.
@@ -132,7 +132,7 @@ class Session:
         return len(self._searched) - 1
 
     def recount(self) -> None:
-        """Makes tally and compile times again. Call this after changing the record of a search trial."""
+        """Recomputes tally and compile times. Call this after changing the record of a search trial."""
         self.tally, self._cold_compiles = Tally(self._searched), ColdCompiles(self.records)
 
     def outlook(self, *, is_searching: bool = True) -> Outlook:
@@ -403,7 +403,7 @@ class Session:
         return self._run(request).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
-        """Measures the configuration of a trial alone, or on several slots at once; returns a record for each slot.
+        """Measures the configuration of a trial alone, or on several slots in parallel; returns a record for each slot.
 
         Args:
             first: the trial.

@@ -28,8 +28,8 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Returns the variables that select the program's devices; `device.index` counts only devices that autotune sees.
 
-    CUDA numbers unlike GPUs by speed, but NVML, which describes and watches them, by bus, as nvidia-smi does. So that both
-    mean the same GPU, an index among all GPUs is counted by bus.
+    If a machine's GPUs differ, CUDA numbers them by speed, but NVML (used to describe and watch them) and nvidia-smi number
+    them by bus. So that an index among all GPUs means the same GPU everywhere, the variables make CUDA number by bus, too.
 
     Args:
         device: the configured index and kind.

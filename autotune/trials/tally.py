@@ -60,7 +60,7 @@ class Tally:
                 self._best[turn] = record
 
     def best(self, turn: int) -> TrialRecord | None:
-        """Returns the trial with the highest score for the objective at place `turn`; None if no trial has a score."""
+        """Returns the trial with the highest score for objective number `turn`, from 0; None if no trial has a score."""
         return self._best[turn] if turn < len(self._best) else None
 
     def worst(self, num: int) -> list[float]:

@@ -38,7 +38,7 @@ class WarmStarts:
         if not self._is_wanted:
             return
         found = first.facts.get("startup") or {}
-        has_compiler = found.get("changed_before_compiler") == []  # it was imported, and finds the same variables earlier
+        has_compiler = found.get("changed_before_compiler") == []  # imported, and no variable that it reads was changed before
         modules = {"torch": True, COMPILER: has_compiler, "torchvision": bool(first.facts.get("torchvision"))}
         self._modules = tuple(name for name, is_there in modules.items() if is_there)
         if first.world_size > 1:

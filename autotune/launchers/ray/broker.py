@@ -36,7 +36,7 @@ sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.absp
 
 SAID = "autotune-broker: "
 CONNECT_S = 5.0
-LOOK_S = 2.0  # pause between two looks at why the actor waits
+LOOK_S = 2.0  # pause between two checks of why the actor waits
 READ_S = 5.0  # a call that waits for the agent's bytes returns after this time if there are none
 RETRY_S = 0.2
 LEAVE_S = 14.0  # the agent is killed if it has not exited this many seconds after the tuner closed the link
@@ -44,7 +44,7 @@ KILL_S = 1.0  # longest wait for a call that kills the agent
 CHUNK_BYTES = 1 << 20
 MAX_WORDS_BYTES = 1 << 14
 CLUSTER = "autotune"  # Ray's namespace for the actor
-# Of the environment of Ray's worker, the agent gets only these variables. The tuner then sends it the user's environment.
+# The only variables that the agent gets from Ray's worker. The tuner then sends it the user's environment.
 KEPT = (
     "HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "USER",
     "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
@@ -110,7 +110,7 @@ class Relay:
 
     def write(self, offset: int, data: bytes) -> None:
         """Writes to the agent; `offset` is the number of bytes sent before `data`."""
-        with self._writing, contextlib.suppress(OSError):  # an agent that is gone is noticed by `read`
+        with self._writing, contextlib.suppress(OSError):  # `read` notices if the agent is gone
             left = memoryview(data)[self._num_written - offset :]
             while left:
                 num = os.write(self._in, left)
@@ -279,7 +279,7 @@ def started(request: dict[str, Any], inbox: Inbox) -> Any:
         try:
             ray.get(ready)
             return relay
-        except ray.exceptions.ActorUnavailableError:  # whether it has started the agent is unknown, so another actor has to
+        except ray.exceptions.ActorUnavailableError:  # it may or may not have started the agent: try another actor
             ray.kill(relay)
         except ray.exceptions.RayError as error:
             leave(1, refused="actor", words=plainly(error))

@@ -50,7 +50,7 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. Once the study has had a node, brokers wait for one: a lost node may return."""
+        """Starts a broker and returns at once. If the study had a node before, the broker waits: a lost node may come back."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:
