@@ -94,7 +94,7 @@ def _check_at(key: object, value: Any, shape: Any) -> None:
 
 def _expect(is_right: bool, what: str, value: Any) -> None:
     if not is_right:
-        raise _Misfit(f"no {what}, got {value!r:.80}")
+        raise _Misfit(f"expected {what}, got {value!r:.80}")
 
 
 def finite(document: Any) -> Any:

@@ -17,16 +17,16 @@ RIGHT = {"name": "a", "ci": [1, 2.5], "sides": {"value": None}, "trials": [{"num
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": 3}, "name: no text, got 3"),
-        ({"ci": [1]}, r"ci: no interval, got \[1\]"),
+        ({"name": 3}, "name: expected text, got 3"),
+        ({"ci": [1]}, r"ci: expected interval, got \[1\]"),
         ({"sides": {}}, None),
         ({"sides": None, "ci": None, "by": {}}, None),
         ({"sides": {"x": 1}}, "sides.value: missing"),
-        ({"trials": [{"number": 0}, {"number": True}]}, "trials.1.number: no whole number, got True"),
-        ({"trials": {}}, r"trials: no list, got \{\}"),
-        ({"trials": None}, "trials: no list, got None"),
-        ({"by": {"x": -1.0}}, "by.x: no ratio, got -1.0"),
-        ({"by": 7}, "by: no mapping, got 7"),
+        ({"trials": [{"number": 0}, {"number": True}]}, "trials.1.number: expected whole number, got True"),
+        ({"trials": {}}, r"trials: expected list, got \{\}"),
+        ({"trials": None}, "trials: expected list, got None"),
+        ({"by": {"x": -1.0}}, "by.x: expected ratio, got -1.0"),
+        ({"by": 7}, "by: expected mapping, got 7"),
     ],
 )
 def test_the_first_place_that_is_wrong_is_named(changes, message):

@@ -204,7 +204,7 @@ def explain(
     is_fixed: Annotated[
         bool,
         typer.Option(
-            "--fixed", help="Measure the command after -- (your program with a finding fixed) and the study's in turn."
+            "--fixed", help="Measure your fixed program (the command after --) against the study's program, in pairs."
         ),
     ] = False,
     finding: Annotated[
@@ -388,7 +388,7 @@ def verify(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> int:
-    """Verify a best.yaml: measure baseline and best again, in turn, and compare the speed-up with the file's.
+    """Verify a best.yaml: measure baseline and best again, in pairs, and compare the speed-up with the file's.
 
     A file made for a recipe needs no command. For your own program, give the command after `--`: autotune does not run a
     command just because a file contains it. Exit code 4 means that the claim no longer holds.

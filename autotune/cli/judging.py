@@ -52,7 +52,7 @@ def replay(
             "--sampler",
             metavar="NAME[,NAME]",
             help="Strategies, each NAME or NAME:KEY=VALUE:...; without this option, all but gp. `ablations` stands for "
-            "several: `default`, and `default` with each part of its search switched off in turn.",
+            "several: `default`, and `default` with one part of its search switched off at a time.",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="Studies per strategy and table.")] = 50,

@@ -128,7 +128,7 @@ class LiveView(View):
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
         """Draws a rule between the search and the finals."""
         names = ", ".join(f"{n:04d}" for n in trials[1:])
-        self._console.print(Rule(f"finals: {names} and the baseline, in turn", style="quiet", align="left"))
+        self._console.print(Rule(f"finals: {names} and the baseline, side by side", style="quiet", align="left"))
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a rule before the ablation of the winner."""

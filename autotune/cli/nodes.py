@@ -36,7 +36,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
     launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts
-    with stoppable("interrupted while waiting for a node: nothing was measured, and no node is asked for any more"):
+    with stoppable("interrupted while waiting for a node: nothing was measured, and the request for a node was withdrawn"):
         try:
             slot = _slot(launcher)
             if composed.on_node:

@@ -284,7 +284,7 @@ class Srun(ChildTransport):
     def _errors(self) -> str:
         """Returns srun's error messages on one line; if there are none, the last line of its output."""
         lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
-        return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it said nothing", 400)
+        return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it printed nothing", 400)
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:

@@ -42,7 +42,7 @@ def _gained(study: Study) -> FirstLine:
     speedup = summary.get("speedup") or {}
     more = [_rates(study)]
     if speedup.get("ci") and speedup.get("num_rounds"):
-        more.append(f"The brackets are the 95 % interval, from {speedup['num_rounds']} pairs of fresh processes, run in turn.")
+        more.append(f"The brackets are the 95 % interval, from {speedup['num_rounds']} pairs of fresh processes.")
     more.append(advice_of(summary))
     more += [line for line in objective_lines(summary) if line]
     return FirstLine(label="Gained", lead=headline(summary), more=_sentences(more))

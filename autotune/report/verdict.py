@@ -169,7 +169,7 @@ def noise_lines(summary: Summary) -> list[tuple[str, str]]:
         since = f" from trial {accepted['since_trial']} on" if accepted["since_trial"] else ""
         text = f"{accepted['words']}{since}: rates are lower than on a quiet machine"
         if (summary.get("speedup") or {}).get("ci"):
-            text += "; the finals measured the configurations in turn, so the ratio is still valid"
+            text += "; the finals measured the configurations side by side, so the ratio is still valid"
         said.append(("disturbed", text))
     labels = {"own_share": "shared", "drift": "drift", "page_cache": "disk"}
     return said + [(label, str(summary[key])) for key, label in labels.items() if summary.get(key)]

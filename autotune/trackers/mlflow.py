@@ -111,7 +111,7 @@ class MlflowTracker(Tracker):
                 self._ask_again(contents, written, parent_id)
             state.pending = [trial.number for trial in contents.trials if not self._is_there(contents, trial)]
             if state.pending or not self._is_study_there(contents):
-                raise _Unreachable("MLflow does not have all that was written")
+                raise _Unreachable("MLflow lacks some of what was written")
 
     def make_store(self) -> None:
         """Makes the embedded store unless it exists, so that MLflow's pages can be shown before the first study.

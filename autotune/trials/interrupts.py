@@ -58,7 +58,7 @@ class Interrupts:
             self._tell("Stopping now: ending the running trial's processes.")
             raise KeyboardInterrupt
         self.is_requested = True
-        self._tell("Interrupted: finishing the running trial, then the verdict. Ctrl-C again stops now.")
+        self._tell("Interrupted: finishing the running trial, then the verdict. Press Ctrl-C again to stop now.")
 
     def _tell(self, message: str) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or the signal interrupted a print

@@ -60,10 +60,10 @@ def edited(text, name, **changes):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("speedup", {"ci": []}, "speedup.ci: no interval, got []"),
-        ("best", {"value": "fast"}, "best.value: not a number, got 'fast'"),
-        ("baseline", {"ci": [1, "two"]}, "baseline.ci: no interval, got [1, 'two']"),
-        ("machine", {"gpus": [7]}, "machine.gpus.0: no mapping, got 7"),
+        ("speedup", {"ci": []}, "speedup.ci: expected interval, got []"),
+        ("best", {"value": "fast"}, "best.value: expected number, got 'fast'"),
+        ("baseline", {"ci": [1, "two"]}, "baseline.ci: expected interval, got [1, 'two']"),
+        ("machine", {"gpus": [7]}, "machine.gpus.0: expected mapping, got 7"),
     ],
 )
 def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words, runs, said):
@@ -155,7 +155,7 @@ def test_a_study_that_began_at_no_time_is_unreadable(runs, said):
     study = make_study(runs)
     study.study_file.write_text(json.dumps({**json.loads(study.study_file.read_text()), "started_at": 1e20}))
     (listed,) = json.loads(said(0, "list", "--json"))
-    assert listed["verdict"] == "unreadable: study.json: study record's started_at: no moment, got 1e+20"
+    assert listed["verdict"] == "unreadable: study.json: study record's started_at: expected moment, got 1e+20"
     assert "unreadable" in said(0, "list")
 
 

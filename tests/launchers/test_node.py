@@ -193,7 +193,7 @@ def says(*messages):
     ],
 )
 def test_an_agent_that_cannot_be_understood_is_given_up(make, messages):
-    with pytest.raises(BadInput, match=r"was lost at once, got: its agent sent what cannot be read \("):
+    with pytest.raises(BadInput, match=r"was lost at once, got: its agent sent an unreadable message \("):
         ready(make(argv=says(*messages)))
 
 
@@ -204,7 +204,7 @@ def test_an_end_that_cannot_be_understood_is_a_lost_node(make, folder):
     launch.spec.nonce = "made"
     found = wait(launcher.start(launch))
     assert found.evidence["node_lost"]
-    assert "sent what cannot be read" in found.evidence["stop_reason"]
+    assert "sent an unreadable message" in found.evidence["stop_reason"]
 
 
 @pytest.mark.parametrize(("what", "why"), [("nonsense", "KeyError: 'nonsense'"), ("sweep", "KeyError: 'study'")])

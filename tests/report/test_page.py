@@ -252,9 +252,9 @@ def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
 @pytest.mark.parametrize(
     ("bases", "words"),
     [
-        (("measured", "measured"), ["Effects measured by trials with and without the change, in turn: bf16 · channels_last."]),
+        (("measured", "measured"), ["Effects measured by trials with and without the change, side by side: bf16 · channels_last."]),
         (("estimated", "estimated"), ["Effects estimated from all trials of the study: bf16 · channels_last."]),
-        (("estimated", "measured"), ["in turn: channels_last.", "Effects estimated from all trials of the study: bf16."]),
+        (("estimated", "measured"), ["side by side: channels_last.", "Effects estimated from all trials of the study: bf16."]),
     ],
 )
 def test_how_the_effects_of_this_study_were_found_out_is_said(tmp_path, bases, words):

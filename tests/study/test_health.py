@@ -147,7 +147,7 @@ def test_a_machine_that_is_never_quiet_is_told_once_and_tuned_all_the_same(bench
     study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}))
     study.cpu.foreign_cores = 0.9
     summary = study.run()
-    said = [line for line in study.listener.named("notice") if "does not get quiet" in line]
+    said = [line for line in study.listener.named("notice") if "does not end" in line]
     assert len(said) == 1
     assert "disturbed" not in summary["counts"]
     assert summary["speedup"]["verdict"] == "faster"

@@ -27,7 +27,7 @@ def test_first_ctrl_c_asks_and_the_second_stops(heard, clock):
     with Interrupts(heard.append, clock.monotonic) as interrupts:
         press()
         assert interrupts.is_requested
-        assert "Ctrl-C again stops now" in heard[0]
+        assert "Press Ctrl-C again to stop now" in heard[0]
         with pytest.raises(KeyboardInterrupt):
             press()
 

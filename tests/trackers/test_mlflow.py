@@ -295,7 +295,7 @@ def test_a_run_that_was_deleted_while_a_trial_was_written_counts_as_missing(runs
     )
     state = tracker.push(folder)
     assert state.pending == [2]
-    assert "MLflow does not have all that was written" in state.problem
+    assert "MLflow lacks some of what was written" in state.problem
     monkeypatch.undo()
     assert tracker.push(folder).is_complete
     assert "0002 batch 128 workers 2" in read_back(runs)

@@ -338,7 +338,7 @@ def main() -> None:
         receive(relay, inbox, out)
         words = call(relay.words)
         sys.stderr.write(words)  # unchanged: the tuner looks for missing files in them (`ChildTransport.unseen`)
-        say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it said nothing'})")
+        say(lost=f"its agent ended ({words.strip().rpartition(chr(10))[2] or 'it printed nothing'})")
     except (BrokenPipeError, SystemExit):  # the tuner is gone, or wants this program to end
         pass
     except ray.exceptions.RayError as error:

@@ -33,7 +33,7 @@ from autotune.wording import (
 
 # Basis of an effect -> how it was determined.
 BASES = {
-    "measured": "measured by trials with and without the change, in turn",
+    "measured": "measured by trials with and without the change, side by side",
     "estimated": "estimated from all trials of the study",
 }
 
@@ -142,7 +142,7 @@ def method(study: Study) -> Figure:
         "warm-up are over.",
         f"Baseline and best were measured again in {rounds} pairs of fresh processes that took turns. The ratio and its "
         "interval come from these pairs alone, not from the search that picked the best." if rounds else
-        "Baseline and best were not measured in turn, so the search's own numbers are all there is.",
+        "Baseline and best were not measured in pairs, so only the search's numbers are available.",
         *_effects(study),
     ]  # fmt: skip
     if any(trial.get("kind") == Kind.parity for trial in study.trials):
@@ -156,4 +156,4 @@ def method(study: Study) -> Figure:
     goal = objective_names(summary.get("objective") or "throughput")[0]
     if goal != "throughput":
         said.append(f"A ratio above 1 means a better {goal}.")
-    return Figure(key="method", title="How were the numbers made?", says=" ".join(said))
+    return Figure(key="method", title="How were the numbers measured?", says=" ".join(said))

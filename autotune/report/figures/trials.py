@@ -113,7 +113,7 @@ def _trial_key(trials: Sequence[tuple[dict[str, Any], str]]) -> list[tuple[str, 
     if any(trial.get("value") and trial["outcome"] != Outcome.ok for trial in there):
         key.append(("dot:hollow", "stopped early or unsteady"))
     if Kind.final in kinds:
-        key.append(("diamond:final", "finals, in turn"))
+        key.append(("diamond:final", "finals"))
     if Kind.attribution in kinds:
         key.append(("diamond:attribution", "effects of changes"))
     without = {Outcome(str(trial["outcome"])).has_value for trial in there if not trial.get("value")}
