@@ -173,7 +173,9 @@ def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
     if _skips(result) and not (_is_lasting(result) and SCALING in facts.excused):
         return Outcome.nonfinite if _is_lasting(result) else Outcome.unsteady, _skipped(result, facts)
     if retries := result.memory.get("alloc_retries"):
-        why = f"memory is thrashing: the allocator freed its cached blocks and allocated them again {retries} times in the window"
+        why = (
+            f"memory is thrashing: the allocator freed its cached blocks and allocated them again {retries} times in the window"
+        )
         return Outcome.unsteady, f"{why}{_on(result, facts)}"
     if result.window.is_raced:
         return Outcome.raced, result.window.reason

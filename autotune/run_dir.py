@@ -128,7 +128,8 @@ class StudyFolder:
 
     def _taken(self, owned: Owned) -> BadInput:
         return BadInput(
-            f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait until it has ended, or end it with Ctrl-C."
+            f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait until it has ended, or end it with "
+            "Ctrl-C."
         )
 
     # Documents -------------------------------------------------------------------------------------------------------------

@@ -118,7 +118,9 @@ def with_check(finding: Finding, check: Check) -> Finding:
     the prediction stays.
     """
     if check.how == WITHOUT and finding.without:
-        basis = f"{check.num_pairs} pairs, alternately with and without this cost, minus the part that a code change usually leaves"
+        basis = (
+            f"{check.num_pairs} pairs, alternately with and without this cost, minus the part that a code change usually leaves"
+        )
         if check.measured.low <= finding.gain.low and check.measured.high >= finding.gain.high:
             basis = f"{finding.basis}; the pairs with and without this cost vary too much for a better estimate"
             return replace(finding, basis=basis, check=check.as_json())

@@ -36,7 +36,9 @@ def readable() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise NodeLost(f"its agent sent an unreadable message ({type(error).__name__}: {shortened(str(error), 200)})") from error
+        raise NodeLost(
+            f"its agent sent an unreadable message ({type(error).__name__}: {shortened(str(error), 200)})"
+        ) from error
 
 
 class Transport(ABC):

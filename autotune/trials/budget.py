@@ -136,7 +136,7 @@ class Budget:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def take_from_passes(self, needed_s: float) -> bool:
-        """Frees as much of the passes' reserve as `needed_s` needs; returns False, and frees nothing, if all of it is too little."""
+        """Frees as much of the passes' reserve as `needed_s` needs; frees nothing and returns False if that is too little."""
         missing_s = needed_s - self.left_s
         if missing_s > self.explain_s:
             return False

@@ -252,7 +252,10 @@ def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
 @pytest.mark.parametrize(
     ("bases", "words"),
     [
-        (("measured", "measured"), ["Effects measured by trials with and without the change, side by side: bf16 · channels_last."]),
+        (
+            ("measured", "measured"),
+            ["Effects measured by trials with and without the change, side by side: bf16 · channels_last."],
+        ),
         (("estimated", "estimated"), ["Effects estimated from all trials of the study: bf16 · channels_last."]),
         (("estimated", "measured"), ["side by side: channels_last.", "Effects estimated from all trials of the study: bf16."]),
     ],

@@ -43,6 +43,17 @@ def test_no_budget_in_minutes_means_no_end_and_no_reserve():
     assert not unlimited.is_time_for_late(1000, [20.0] * 4)
 
 
+def test_as_much_of_the_time_kept_for_explaining_is_freed_as_is_needed():
+    kept = budget(100.0, explain_s=10.0)
+    left_s = kept.left_s
+    assert kept.take_from_passes(left_s - 1.0)
+    assert (kept.explain_s, kept.left_s) == (10.0, left_s)
+    assert kept.take_from_passes(left_s + 4.0)
+    assert (kept.explain_s, kept.left_s) == (6.0, left_s + 4.0)
+    assert not kept.take_from_passes(left_s + 11.0)
+    assert kept.explain_s == 6.0
+
+
 def test_late_proposals_are_due_after_two_thirds_of_time_or_trials():
     timed, counted = budget(), budget(None, max_trials=20)
     late_s = [20.0] * 4

@@ -8,6 +8,8 @@ from autotune.compare.tiers import leader
 from autotune.records import CHOOSING, Kind, Outcome, Tier, TrialRecord
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
+from autotune.trials.budget import closing_s
+from tests.explain import made
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 
 
@@ -163,6 +165,21 @@ def test_a_finalist_that_fails_once_as_the_time_ends_does_not_keep_the_finals_go
     for minutes in (2.0, 2.5, 3.0, 3.5):
         summary = bench(surface, "precision.amp=choice('off','bf16')", "search_space=none", minutes=minutes, seed=1).run()
         assert summary["status"] == "complete"
+
+
+def test_nothing_is_explained_while_a_third_pair_is_missing_that_would_have_fitted(bench, tiny):
+    documents = lambda which, _: [made.lines(made.line("sum(x)", 0.02))] if which == "lines" else []  # noqa: E731
+    surface = Surface(gains={("precision.amp", "bf16"): 1.3}, start_s=9.0, window_s=3.0, noise_frac=0.1, documents=documents)
+    short = []
+    for minutes in (2.0, 2.25, 2.5, 2.75, 3.0, 3.25):
+        study = bench(surface, "explain.auto=true", *tiny, minutes=minutes)
+        rounds = study.run()["speedup"].get("num_rounds")
+        trials = study.trials
+        finals = [one.seconds for one in trials if one.kind is Kind.final]
+        spare_s = 60 * minutes - closing_s(60 * minutes) - sum(one.seconds for one in trials if one.kind is not Kind.explain)
+        if rounds and rounds < 3 and spare_s >= 2 * max(finals):
+            short.append((minutes, rounds, spare_s))
+    assert short == []
 
 
 CLOSE = {("layout.channels_last", True): 1.9, ("optimizer.implementation", "fused"): 1.02, ("threads.intra", 4): 1.03}

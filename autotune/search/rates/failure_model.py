@@ -62,7 +62,8 @@ class FailureModel:
     leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair
     is known to fail.
 
-    If values of a numeric knob are known to fail, and only the baseline's is proven, its other values will probably fail (ALIKE).
+    If values of a numeric knob are known to fail, and only the baseline's is proven, its other values will probably fail, too
+    (ALIKE).
 
     Args:
         worked: a `Proven`, or the configurations from which to make one.
