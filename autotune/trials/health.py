@@ -70,8 +70,8 @@ class Level:
         words = "; ".join(one["words"] for one in found)
         record.reason = "; ".join(part for part in (measured["reason"], f"measured nevertheless: {words}") if part)
         return (
-            f"The disturbance on this machine does not end: {words}. The study continues, and counts a trial as disturbed only if "
-            "the disturbance gets worse. The finals measure the configurations side by side, so the comparison stays fair. "
+            f"The disturbance on this machine does not end: {words}. The study continues, and counts a trial as disturbed only "
+            "if the disturbance gets worse. The finals measure the configurations side by side, so the comparison stays fair. "
             "The rates are lower than on a quiet machine."
         )
 
