@@ -10,7 +10,7 @@ from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain, gain_of_part
 from autotune.explained import WITHOUT
-from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, WORKER, Compiled
+from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, OTHER, WORKER, Compiled
 from autotune.knobs.base import HostContext
 from tests.explain import made
 
@@ -78,6 +78,18 @@ def test_numbers_fetched_for_each_parameter(tmp_path):
     documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])
     assert top(made.evidence(documents)).cause == "item in the step"
     assert top(made.evidence(documents)).where == "train.py:40"
+
+
+def test_a_line_in_which_a_library_trains_is_no_cause():
+    """rl_zoo3's `model.learn(...)` was said to fetch numbers for four fifths of a step, forward and backward pass included."""
+    seconds = {FORWARD: 0.01, BACKWARD: 0.02, OPTIMIZER: 0.02, OTHER: 0.04}
+    rows = [
+        made.line("model.learn(steps)", each, line=9, phase=phase, callee="ppo.py:PPO.train") for phase, each in seconds.items()
+    ]
+    documents = made.lines(*rows, syncs=[made.site("item", 4.0, 1e-5, at=rows[-1])])
+    assert causes(made.evidence(documents)) == []
+    own = made.lines(rows[-1], BACKWARD_LINE, syncs=[made.site("item", 4.0, 1e-5, at=rows[-1])])
+    assert causes(made.evidence(own)) == ["item in the step"]
 
 
 def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gpu(tmp_path):

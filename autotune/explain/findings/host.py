@@ -78,10 +78,18 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
 
 
 def _functions(evidence: Evidence) -> list[list[Line]]:
-    """Returns the program's lines in the training thread by function; a comprehension belongs to the function around it."""
+    """Returns the program's lines in the training thread by function; a comprehension belongs to the function around it.
+
+    Leaves out lines in which a library trains, such as `trainer.fit(model)`: the program cannot change what costs time there.
+    """
     groups: dict[tuple[str, str], list[Line]] = {}
+    phases: dict[tuple[str, int], set[str]] = {}
     for line in evidence.own_lines():
-        groups.setdefault((line.file, function_of(line)), []).append(line)
+        if line.self_s:  # rather than in further lines of the program
+            phases.setdefault((line.file, line.line), set()).add(line.phase)
+    for line in evidence.own_lines():
+        if not phases.get((line.file, line.line), set()) >= {BACKWARD, OPTIMIZER}:
+            groups.setdefault((line.file, function_of(line)), []).append(line)
     return list(groups.values())
 
 
