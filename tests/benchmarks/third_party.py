@@ -125,9 +125,11 @@ def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple
         return None, None
     size = ((summary.get("baseline") or {}).get("knobs") or {}).get("loader.batch_size")
     words = shlex.split(program.command.replace("{loader.batch_size=", "").replace("}", ""))
-    file = str(summary["folder"] / "finalist.yaml")
-    Path(file).write_text("".join(f"{json.dumps(knob)}: {json.dumps(value)}\n" for knob, value in settings.items()))
-    apply = [sys.executable, "-m", "autotune", "apply", file, "--", *shlex.split(program.command)]
+    file = summary["folder"]  # the study knows which loader trains
+    if not (summary.get("best") or {}).get("overrides"):  # the baseline was kept, so only the finalist's settings are at hand
+        file /= "finalist.yaml"
+        file.write_text("".join(f"{json.dumps(knob)}: {json.dumps(value)}\n" for knob, value in settings.items()))
+    apply = [sys.executable, "-m", "autotune", "apply", str(file), "--", *shlex.split(program.command)]
     applied = with_batch(program.clock, settings, baseline_batch=size)
     rates: tuple[list[float | None], ...] = ([], [])
     for _ in range(ROUNDS):
