@@ -168,16 +168,18 @@ def test_a_finalist_that_fails_once_as_the_time_ends_does_not_keep_the_finals_go
 
 
 def test_nothing_is_explained_while_a_third_pair_is_missing_that_would_have_fitted(bench, tiny):
+    """The finals were planned with trials of twelve seconds; they take eighteen, as where the machine slows down."""
     documents = lambda which, _: [made.lines(made.line("sum(x)", 0.02))] if which == "lines" else []  # noqa: E731
-    surface = Surface(gains={("precision.amp", "bf16"): 1.3}, start_s=9.0, window_s=3.0, noise_frac=0.1, documents=documents)
     short = []
-    for minutes in (2.0, 2.25, 2.5, 2.75, 3.0, 3.25):
+    for minutes in (2.5, 2.7, 2.8, 2.9, 3.0, 3.2):
+        surface = Surface(gains={("precision.amp", "bf16"): 1.3}, start_s=9.0, window_s=3.0, noise_frac=0.1, documents=documents)
         study = bench(surface, "explain.auto=true", *tiny, minutes=minutes)
+        study.listener.finals_started = lambda *_, surface=surface: setattr(surface, "start_s", 15.0)
         rounds = study.run()["speedup"].get("num_rounds")
-        trials = study.trials
-        finals = [one.seconds for one in trials if one.kind is Kind.final]
-        spare_s = 60 * minutes - closing_s(60 * minutes) - sum(one.seconds for one in trials if one.kind is not Kind.explain)
-        if rounds and rounds < 3 and spare_s >= 2 * max(finals):
+        finals = [one.seconds for one in study.trials if one.kind is Kind.final]
+        others_s = sum(one.seconds for one in study.trials if one.kind is not Kind.explain)
+        spare_s = 60 * minutes - closing_s(60 * minutes) - others_s
+        if rounds and rounds < 3 and spare_s > 2 * max(finals) + 1:
             short.append((minutes, rounds, spare_s))
     assert short == []
 
