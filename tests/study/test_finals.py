@@ -171,8 +171,10 @@ def test_nothing_is_explained_while_a_third_pair_is_missing_that_would_have_fitt
     """The finals were planned with trials of twelve seconds; they take eighteen, as where the machine slows down."""
     documents = lambda which, _: [made.lines(made.line("sum(x)", 0.02))] if which == "lines" else []  # noqa: E731
     short = []
-    for minutes in (2.5, 2.7, 2.8, 2.9, 3.0, 3.2):
-        surface = Surface(gains={("precision.amp", "bf16"): 1.3}, start_s=9.0, window_s=3.0, noise_frac=0.1, documents=documents)
+    for minutes in (twentieths / 20 for twentieths in range(50, 66)):
+        surface = Surface(
+            gains={("precision.amp", "bf16"): 1.3}, start_s=9.0, window_s=3.0, noise_frac=0.1, documents=documents
+        )
         study = bench(surface, "explain.auto=true", *tiny, minutes=minutes)
         study.listener.finals_started = lambda *_, surface=surface: setattr(surface, "start_s", 15.0)
         rounds = study.run()["speedup"].get("num_rounds")
