@@ -83,11 +83,12 @@ def _functions(evidence: Evidence) -> list[list[Line]]:
     Leaves out lines in which a library trains, such as `trainer.fit(model)`: the program cannot change what costs time there.
     """
     groups: dict[tuple[str, str], list[Line]] = {}
-    phases: dict[tuple[str, int], set[str]] = {}
-    for line in evidence.own_lines():
-        if line.self_s:  # rather than in further lines of the program
+    phases: dict[tuple[str, int], set[str]] = {}  # phases in which a line, without the program's lines it calls, takes time
+    found = evidence.own_lines()
+    for line in found:
+        if line.self_s:
             phases.setdefault((line.file, line.line), set()).add(line.phase)
-    for line in evidence.own_lines():
+    for line in found:
         if not phases.get((line.file, line.line), set()) >= {BACKWARD, OPTIMIZER}:
             groups.setdefault((line.file, function_of(line)), []).append(line)
     return list(groups.values())

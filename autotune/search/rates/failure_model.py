@@ -86,7 +86,7 @@ class FailureModel:
         self._failing.update(failing)
         changeable = {key for key, _, _ in proven.values - usual}
         numbers = Counter(key for key, kind, _ in self._failing if kind in (int, float) and key not in changeable)
-        self._odds = {key: 1 / (ALIKE * num) for key, num in numbers.items()}  # that another value of this knob works
+        self._alike = {key: 1 / (1 + ALIKE * num) for key, num in numbers.items()}  # chance that another value works
         self._blame: dict[Value, float] = {}
         for values in left:
             for value in values if self._failing.isdisjoint(values) else ():
@@ -110,8 +110,8 @@ class FailureModel:
         chance = 1.0
         for value in values_of(params):
             chance *= 0.0 if value in self._failing else 1 / (1 + self._blame.get(value, 0.0))
-            if value[0] in self._odds and value not in self._usual:
-                chance *= self._odds[value[0]] / (1 + self._odds[value[0]])
+            if value not in self._usual:
+                chance *= self._alike.get(value[0], 1.0)
         return chance
 
     def failing(self, params: Mapping[str, Any]) -> list[str]:
