@@ -129,7 +129,7 @@ def test_both_ranks_tell_of_the_same_steps(trial: Trial) -> None:
 
 
 def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
-    run = explain(trial, TRACE, "item", "workers")
+    run = explain(trial, TRACE, "item")
     found = document(run, TRACE)
     events = json.loads(gzip.decompress((run.folder / found["file"]).read_bytes()))["traceEvents"]
     steps = [event for event in events if event.get("name", "").startswith("ProfilerStep")]
@@ -139,9 +139,8 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
         if event.get("cat") == "user_annotation" and event["name"].startswith(RANGE):
             ranges.setdefault(event["name"], []).append(event["dur"])
     assert set(ranges) == {f"autotune::{phase}" for phase in ("input", "forward", "backward", "optimizer")}
-    usual = {name: statistics.median(durations) for name, durations in ranges.items()}  # one step may be held up by others
-    assert usual["autotune::input"] == max(usual.values())  # the loop waits for the workers
-    assert 0.2 * statistics.median(step["dur"] for step in steps) < usual["autotune::input"]
+    assert all(len(durations) >= len(steps) - 1 for durations in ranges.values())
+    assert statistics.median(ranges["autotune::input"]) >= 8 * 3_000  # microseconds: the items of a batch sleep
     assert any(event.get("args", {}).get("Input Dims") for event in events)
     assert found["step_s"] > 0 < found["plain_step_s"]
     assert set(found["peaks"]) == {"float32", "bfloat16", "bytes"}
