@@ -59,7 +59,7 @@ def _late(knobs: dict[str, Any]) -> dict[str, str]:
     late = {}
     for key, value in knobs.items():
         for name, text in knob(key).environment(value).items():
-            if os.environ.get(name) == text:
+            if os.environ.get(name) == text or name in knob(key).set_later:
                 continue
             if READ_AT_START.fullmatch(name):
                 late[key] = f"{name} is read only when a process starts: {instead}"

@@ -66,7 +66,7 @@ def _malloc(pinned: Knobs) -> list[str]:
     asked = pinned.get(MALLOC.key)
     if asked not in malloc.LIBRARIES or asked in malloc.installed():
         return []
-    there = ", ".join(["glibc", *malloc.installed()])
+    there = ", ".join([malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.installed()])
     install = "on Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4"
     return [f"{MALLOC.key}: not installed here, got {asked!r}. Allowed: {there}. Install it ({install}), or leave it out."]
 

@@ -114,6 +114,7 @@ class Knob:
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
         environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
         variables: the variables that any of the values may set; env.NAME cannot set one of them in the same study.
+        set_later: those of the variables whose effect the harness can also produce in a process that runs already.
         is_before_torch: whether the knob must be set before torch is imported although it is not an environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
@@ -146,6 +147,7 @@ class Knob:
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
     variables: tuple[str, ...] = ()
+    set_later: tuple[str, ...] = ()
     is_before_torch: bool = False
     is_unknown: bool = False
     is_costly: bool = False
@@ -191,4 +193,4 @@ class Knob:
         Libraries read some settings only while they are loaded: environment variables, for example for thread counts, a
         preloaded allocator or NCCL. These must be set before torch is imported. All other knobs are set after that import.
         """
-        return self.is_before_torch or bool(self.environment(value))
+        return self.is_before_torch or not self.environment(value).keys() <= {*self.set_later}

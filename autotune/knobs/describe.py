@@ -156,8 +156,7 @@ def _here(found: Knob, host_context: HostContext) -> str:
 
 
 def _start(found: Knob) -> str:
-    is_fresh = found.needs_fresh_start(found.choices[-1] if found.choices else _SOME[found.type])
-    return FRESH if is_fresh else WARM
+    return FRESH if any(map(found.needs_fresh_start, found.choices or (_SOME[found.type],))) else WARM
 
 
 def _values(found: Knob) -> str:

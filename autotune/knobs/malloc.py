@@ -1,4 +1,4 @@
-"""Finds alternative allocators of host memory that are installed on this machine."""
+"""Allocators of host memory: which of them this machine has, and the environment variables that make a process use one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ LIBRARIES = {
 }
 FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/lib64")
 ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values()))
+
+# The C library's allocator, but freed memory stays in the process. By default it returns every block above 32 MB to the kernel
+# at once (smaller ones under a threshold that adapts), so that the next step's first touch of each page is a page fault.
+# No block is mapped by itself (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its end is free
+# (M_TRIM_THRESHOLD).
+GLIBC, GLIBC_KEEP = "glibc", "glibc_keep"
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @functools.cache
@@ -41,18 +48,19 @@ def found_in(folders: Iterable[Path]) -> dict[str, str]:
     return found
 
 
-def preloading(allocator: str, environment: Mapping[str, str], libraries: Mapping[str, str]) -> dict[str, str]:
+def variables_for(allocator: str, environment: Mapping[str, str], libraries: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables that make a process start with an allocator.
 
     Returns {} if the allocator is not installed, and for "glibc" if no other allocator is preloaded.
 
     Args:
-        allocator: "jemalloc", "tcmalloc", or "glibc" for the C library's own.
+        allocator: "jemalloc", "tcmalloc", "glibc" for the C library's own, or "glibc_keep" for the same with `KEEPING`.
         environment: the process's environment without this change; other preloaded libraries stay.
         libraries: installed allocator -> path of its library; no other allocator can be preloaded.
     """
     words = environment.get("LD_PRELOAD", "").replace(":", " ").split()
     others = [word for word in words if not ANY.fullmatch(os.path.basename(word))]
-    if allocator not in libraries:
-        return {"LD_PRELOAD": ":".join(others)} if allocator not in LIBRARIES and others != words else {}
-    return {"LD_PRELOAD": ":".join([libraries[allocator], *others])}
+    if allocator in LIBRARIES:
+        return {"LD_PRELOAD": ":".join([libraries[allocator], *others])} if allocator in libraries else {}
+    unloaded = {"LD_PRELOAD": ":".join(others)} if others != words else {}
+    return {**unloaded, **(KEEPING if allocator == GLIBC_KEEP else {})}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from autotune.knobs import malloc
-from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.base import Knob
 from autotune.knobs.ranges import no_cuda
 from autotune.records import Tier
 
@@ -26,13 +26,6 @@ def configuration(value: str) -> dict[str, str]:
     """Returns the variables that configure torch's CUDA allocator, which reads them when it is first used."""
     text = CONFIGURATIONS[value]
     return dict.fromkeys(CONFIGURATION_VARIABLES, text) if text else {}
-
-
-def no_other_malloc(_: HostContext) -> str | None:
-    """Returns why the allocator of host memory cannot be replaced; None if another one is installed."""
-    if malloc.installed():
-        return None
-    return "neither jemalloc nor tcmalloc is installed here (Debian and Ubuntu: libjemalloc2, libtcmalloc-minimal4)"
 
 
 ALLOCATOR = Knob(
@@ -90,29 +83,35 @@ FRACTION = Knob(
 MALLOC = Knob(
     key="memory.malloc",
     tier=Tier.exact,
-    default="glibc",
-    choices=("glibc", *malloc.LIBRARIES),
-    domain=lambda _: ["glibc", *malloc.installed()],
-    blocked=no_other_malloc,
-    environment=lambda value: malloc.preloading(value, os.environ, malloc.installed()),
-    variables=("LD_PRELOAD",),
+    default=malloc.GLIBC,
+    choices=(malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.LIBRARIES),
+    domain=lambda _: [malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.installed()],
+    environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
+    variables=("LD_PRELOAD", *malloc.KEEPING),
+    set_later=tuple(malloc.KEEPING),
     usual_spread=0.1,
     brief="allocator of host memory",
     phrase="{}",
     in_code={
-        "glibc": "preload no other allocator (LD_PRELOAD)",
+        malloc.GLIBC: "preload no other allocator (LD_PRELOAD)",
+        malloc.GLIBC_KEEP: " ".join(f"{name}={text}" for name, text in malloc.KEEPING.items()) + " before Python starts",
         "jemalloc": "LD_PRELOAD=libjemalloc.so.2 before Python starts, where it is installed",
         "tcmalloc": "LD_PRELOAD=libtcmalloc_minimal.so.4 before Python starts, where it is installed",
     },
     summary=(
-        "The allocator of host memory, in the training process and in everything it starts: the C library's own, or jemalloc "
-        "or tcmalloc, preloaded (LD_PRELOAD) where they are installed."
+        "The allocator of host memory, in the training process and in everything it starts: the C library's own (glibc); the "
+        "same, but keeping freed memory instead of returning it to the kernel (glibc_keep: MALLOC_MMAP_MAX_=0 and a large "
+        "MALLOC_TRIM_THRESHOLD_); or jemalloc or tcmalloc, preloaded (LD_PRELOAD) where they are installed (Debian and "
+        "Ubuntu: libjemalloc2, libtcmalloc-minimal4)."
     ),
     helps=(
-        "Training and decoding on a CPU: large blocks that come and go each step, many threads at once, memory that the C "
-        "library gives back to the kernel and asks for again."
+        "Training and decoding on a CPU: large blocks that come and go each step, many threads at once. glibc returns large "
+        "blocks to the kernel and requests them again in the next step, at the cost of a page fault for each 4 KiB."
     ),
-    hurts="Memory kept for reuse makes processes larger. A GPU that does all of the work leaves little to gain.",
+    hurts=(
+        "Memory kept for reuse makes processes larger; with glibc_keep, memory between blocks of different sizes may stay "
+        "unused. A GPU that does all of the work leaves little to gain."
+    ),
 )
 
 KNOBS = [ALLOCATOR, FRACTION, MALLOC]

@@ -34,11 +34,11 @@ def test_called_at_the_top_it_does_what_the_command_does(place: Place) -> None:
 
 @pytest.mark.thorough
 def test_what_comes_after_torch_is_named(place: Place) -> None:
-    place.best({**CALLED, "env": {"MALLOC_ARENA_MAX": "1"}})
+    place.best({**CALLED, "env": {"MALLOC_ARENA_MAX": "1"}, "memory": {"malloc": "glibc_keep"}})
     done = ended(place.popen([sys.executable, "called.py", "after"]))
     assert seen(done)["batch"] == 8
-    assert "autotune: 2 of 4 settings of best.yaml in effect" in done.stderr
-    assert "threads.omp=1: not applicable: torch is already imported and has read OMP_NUM_THREADS" in done.stderr
+    assert "autotune: 3 of 5 settings of best.yaml in effect" in done.stderr
+    assert "threads.omp=1: not applicable: torch was imported earlier and has read OMP_NUM_THREADS" in done.stderr
     assert "env.MALLOC_ARENA_MAX=1: not applicable: MALLOC_ARENA_MAX is read only when a process starts" in done.stderr
 
 

@@ -50,7 +50,7 @@ ALL = {
     "threads.affinity": "compact",
     "memory.allocator": "default",
     "memory.fraction": 0.9,
-    "memory.malloc": "glibc",
+    "memory.malloc": "glibc_keep",
     "step.metrics_sync_interval": 50,
     "parallel.strategy": "ddp",
     "parallel.reshard_after_forward": True,  # has no effect with DDP

@@ -1,8 +1,11 @@
 """The host's allocator in real processes, and the device's allocator on a fake of torch.cuda, so no GPU is needed."""
 
 import contextlib
+import ctypes
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +42,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library: Path) -> None:
-    environment = malloc.preloading("jemalloc", {}, malloc.found_in([library.parent]))
+    environment = malloc.variables_for("jemalloc", {}, malloc.found_in([library.parent]))
     assert environment == {"LD_PRELOAD": str(library)}
     found = trial(
         "basic.py", knobs={"memory.malloc": "jemalloc", **ON_CUDA}, mode="inspect", env=environment, is_fresh=True
@@ -66,10 +69,53 @@ def test_an_allocator_that_is_not_installed_says_so(trial: Trial, asked: str, st
 def test_what_else_is_preloaded_stays() -> None:
     mine = {"LD_PRELOAD": "/opt/libprofile.so:/usr/lib/libtcmalloc.so.4"}
     installed = {"jemalloc": "/usr/lib/libjemalloc.so.2"}
-    assert malloc.preloading("jemalloc", mine, installed) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libprofile.so"}
-    assert malloc.preloading("glibc", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so"}
-    assert malloc.preloading("glibc", {"LD_PRELOAD": "/opt/libprofile.so"}, installed) == {}
-    assert malloc.preloading("tcmalloc", mine, installed) == {}
+    assert malloc.variables_for("jemalloc", mine, installed) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libprofile.so"}
+    assert malloc.variables_for("glibc", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so"}
+    assert malloc.variables_for("glibc", {"LD_PRELOAD": "/opt/libprofile.so"}, installed) == {}
+    assert malloc.variables_for("tcmalloc", mine, installed) == {}
+    assert malloc.variables_for("glibc_keep", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so", **malloc.KEEPING}
+
+
+BLOCKS = """
+import resource
+for step in range(20):
+    block = b"x" * 2**26
+    del block
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+"""
+KEEP_LATER = """
+from autotune.harness.knobs.memory import keep_freed_memory
+assert keep_freed_memory()
+"""
+
+
+def page_faults(source: str, allocator: str) -> int:
+    variables = {**os.environ, **malloc.variables_for(allocator, {}, {})}
+    return int(subprocess.run([sys.executable, "-c", source], env=variables, capture_output=True, timeout=60).stdout)
+
+
+def test_the_c_library_keeps_freed_memory() -> None:
+    """With variables from the start, and in a process that runs already."""
+    usual = page_faults(BLOCKS, "glibc")
+    assert usual > 20 * 2**26 // 4096
+    assert page_faults(BLOCKS, "glibc_keep") < 0.1 * usual
+    assert page_faults(f"{KEEP_LATER}{BLOCKS}", "glibc") < 0.1 * usual
+
+
+@pytest.mark.parametrize("is_set_at_start", [True, False])
+def test_keeping_is_seen_in_the_process(trial: Trial, is_set_at_start: bool) -> None:
+    assert memory.KEEPING == malloc.KEEPING
+    environment = malloc.variables_for("glibc_keep", {}, {}) if is_set_at_start else {}
+    found = trial(
+        "basic.py", knobs={"memory.malloc": "glibc_keep"}, mode="inspect", env=environment, is_fresh=is_set_at_start
+    ).result()
+    report = found.knobs["memory.malloc"]
+    assert (report.status, report.observed, found.observed["memory.malloc"]) == (APPLIED, "glibc_keep", "glibc_keep")
+
+
+def test_a_c_library_that_cannot_keep_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert not memory.keep_freed_memory()
 
 
 def test_the_plain_build_is_taken_and_the_first_folder_counts(tmp_path: Path) -> None:

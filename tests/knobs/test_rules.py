@@ -126,10 +126,11 @@ def test_only_bindings_that_differ_here_are_tried(machine: HostContext, expected
 def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[str, str] = {}
     monkeypatch.setattr("autotune.knobs.malloc.installed", lambda: found)
-    assert "libjemalloc2" in str(knob("memory.malloc").blocked(CPU))
+    assert knob("memory.malloc").domain(CPU) == ["glibc", "glibc_keep"]
+    assert not knob("memory.malloc").needs_fresh_start("glibc_keep")
     found["jemalloc"] = "/usr/lib/libjemalloc.so.2"
-    assert knob("memory.malloc").blocked(CPU) is None
-    assert knob("memory.malloc").domain(CPU) == ["glibc", "jemalloc"]
+    assert knob("memory.malloc").needs_fresh_start("jemalloc")
+    assert knob("memory.malloc").domain(CPU) == ["glibc", "glibc_keep", "jemalloc"]
     assert knob("memory.malloc").environment("jemalloc")["LD_PRELOAD"].startswith("/usr/lib/libjemalloc.so.2")
 
 

@@ -76,6 +76,7 @@ def test_other_knobs_start_warm():
     late = ["loader.batch_size", "loader.num_workers", "precision.amp", "compile.mode", "threads.intra", "threads.interop"]
     assert not any(knob(key).needs_fresh_start(CATALOGUE[key].default) for key in late)
     assert modules(warm_starts(), changed={"threads.intra": 1, "compile.mode": "default"}) == BOTH
+    assert modules(warm_starts(), changed={"memory.malloc": "glibc_keep"}) == BOTH
 
 
 def test_pinned_variables_are_the_server_s_and_pinned_cores_are_not():

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
-from typing import Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ..cores import read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
+if TYPE_CHECKING:
+    from ..context import TrialContext
+
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
 COLLECTING = "collect_80"  # torch's allocator frees unused blocks early only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
+# The variables with which the C library keeps freed memory: a copy of `autotune.knobs.malloc.KEEPING`. A running process gets
+# the same effect through mallopt(3), except that -1 stands for a threshold that is never reached.
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # allowed difference between a requested fraction and the one read back: torch stores bytes
 
@@ -21,6 +29,15 @@ class MemoryKnobs(KnobHandler):
     """Limits the device's memory and verifies both allocators."""
 
     keys = (MALLOC, ALLOCATOR, FRACTION)
+
+    def __init__(self, context: TrialContext) -> None:
+        super().__init__(context)
+        self._is_kept = False
+
+    def on_torch(self) -> None:
+        """Lets the C library keep freed memory, if the process was started without the variables for it."""
+        if self.asked.get(MALLOC) == "glibc_keep" and host_allocator() == "glibc":
+            self._is_kept = keep_freed_memory()
 
     def on_activate(self) -> None:
         """Limits the device's memory; if `device.memory_limit` is also set, the lower limit applies."""
@@ -32,7 +49,7 @@ class MemoryKnobs(KnobHandler):
 
     def observe(self) -> Dict[str, Any]:
         """Returns the host's allocator; the device's settings can only be compared with a requested value."""
-        return {MALLOC: host_allocator()}
+        return {MALLOC: self._host_allocator()}
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
@@ -40,10 +57,13 @@ class MemoryKnobs(KnobHandler):
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         if key == MALLOC:
-            return _verify_malloc(asked)
+            return _verify_malloc(asked, self._host_allocator())
         if self._context.device != "cuda":
             return KnobReport(NOT_APPLICABLE, NO_CUDA)
         return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked, self._context.device_index)
+
+    def _host_allocator(self) -> str:
+        return "glibc_keep" if self._is_kept else host_allocator()
 
 
 def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[int]) -> None:
@@ -69,16 +89,26 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
 
 
 def host_allocator() -> str:
-    """Returns "glibc", "jemalloc" or "tcmalloc", by the libraries mapped into this process."""
-    found = OTHER_MALLOCS.search(read("/proc/self/maps"))
-    return found.group(1) if found else "glibc"
+    """Returns "glibc", "glibc_keep", "jemalloc" or "tcmalloc", by how this process was started."""
+    if found := OTHER_MALLOCS.search(read("/proc/self/maps")):
+        return found.group(1)
+    at_start = read("/proc/self/environ").split("\0")  # glibc has read it; `os.environ` may have changed since
+    return "glibc_keep" if all(f"{name}={text}" in at_start for name, text in KEEPING.items()) else "glibc"
 
 
-def _verify_malloc(asked: str) -> KnobReport:
-    found = host_allocator()
+def keep_freed_memory() -> bool:
+    """Makes the C library keep freed memory from now on; returns whether it does."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # musl has none
+        return False
+    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
+
+
+def _verify_malloc(asked: str, found: str) -> KnobReport:
     if found == asked:
         return KnobReport(APPLIED, "", found)
-    if asked != "glibc" and asked not in os.environ.get("LD_PRELOAD", ""):
+    if not asked.startswith("glibc") and asked not in os.environ.get("LD_PRELOAD", ""):
         return KnobReport(NOT_APPLICABLE, f"no lib{asked} was preloaded: it is not installed here", found)
     return KnobReport(OVERRIDDEN, f"{asked} was requested, but the process allocates with {found}", found)
 
