@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from autotune.knobs import malloc
-from autotune.knobs.base import Knob
+from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
-from autotune.records import Tier
+from autotune.records import KnobValue, Tier
 
 # Value of the knob -> configuration of torch's CUDA allocator.
 CONFIGURATIONS = {
@@ -80,15 +80,29 @@ FRACTION = Knob(
     hurts="Near the limit unused memory is freed and allocated again; above the limit the trial runs out of memory.",
 )
 
+
+def _mallocs(here: HostContext) -> list[KnobValue]:
+    keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are the GPU's: not worth a trial
+    return [malloc.GLIBC, *keeping, *malloc.installed()]
+
+
+def _expert_malloc(here: HostContext) -> KnobValue | None:
+    is_plain = here.observed.get("memory.malloc", malloc.GLIBC) == malloc.GLIBC
+    return malloc.GLIBC_KEEP if is_plain and not here.has_cuda else None
+
+
 MALLOC = Knob(
     key="memory.malloc",
     tier=Tier.exact,
     default=malloc.GLIBC,
     choices=(malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.LIBRARIES),
-    domain=lambda _: [malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.installed()],
+    domain=_mallocs,
+    expert=_expert_malloc,
     environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
     variables=("LD_PRELOAD", *malloc.KEEPING),
     set_later=tuple(malloc.KEEPING),
+    # Six networks on two cores (torchvision's resnet18 and mobilenet_v2, a transformer, an MLP), glibc_keep: 1.02x to 1.23x.
+    usual_gain=0.07,
     usual_spread=0.1,
     brief="allocator of host memory",
     phrase="{}",

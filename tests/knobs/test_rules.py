@@ -11,6 +11,7 @@ from autotune.knobs.catalogue import knob
 from autotune.records import Knobs
 
 CPU = HostContext(num_cores=2)
+GPU = HostContext(num_cores=2, has_cuda=True, compute_capability=(9, 0))
 HOPPER = HostContext(num_cores=16, has_cuda=True, compute_capability=(9, 0))
 VOLTA = replace(HOPPER, compute_capability=(7, 0))
 
@@ -128,6 +129,9 @@ def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.Monke
     monkeypatch.setattr("autotune.knobs.malloc.installed", lambda: found)
     assert knob("memory.malloc").domain(CPU) == ["glibc", "glibc_keep"]
     assert not knob("memory.malloc").needs_fresh_start("glibc_keep")
+    assert knob("memory.malloc").domain(GPU) == ["glibc"]
+    assert [knob("memory.malloc").expert(each) for each in (CPU, GPU)] == ["glibc_keep", None]
+    assert knob("memory.malloc").expert(replace(CPU, observed={"memory.malloc": "jemalloc"})) is None
     found["jemalloc"] = "/usr/lib/libjemalloc.so.2"
     assert knob("memory.malloc").needs_fresh_start("jemalloc")
     assert knob("memory.malloc").domain(CPU) == ["glibc", "glibc_keep", "jemalloc"]

@@ -185,7 +185,7 @@ def test_best_at_each_tier_is_named_and_changes_no_more_than_the_tier(bench):
     tiers = summary["best_by_tier"]
     assert set(tiers) == {"exact", "numerics", "training"}
     assert set(tiers["exact"]["overrides"]) <= {
-        key for key in summary["best"]["knobs"] if key.startswith(("loader.", "threads."))
+        key for key in summary["best"]["knobs"] if key.startswith(("loader.", "threads.", "memory."))
     } - {"loader.batch_size"}
     assert "loader.batch_size" not in tiers["numerics"]["overrides"]
     assert tiers["numerics"]["overrides"]["precision.amp"] == "bf16"
