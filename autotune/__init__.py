@@ -23,11 +23,11 @@ def __getattr__(name: str) -> Any:
 
 
 def apply(file: str | os.PathLike[str]) -> None:
-    """Trains the rest of this program with a best.yaml's settings, as `autotune apply FILE -- COMMAND` would.
+    """Applies a best.yaml's settings to the rest of this program, as `autotune apply FILE -- COMMAND` would.
 
     Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
     made. Even at the top, it is too late for some settings, mostly environment variables. Others cannot be applied at all.
-    Standard error names both kinds after the first step. In a trial, and under `autotune apply`, this function does nothing.
+    Standard error names both kinds after the first step. In a trial, and under `autotune apply`, nothing is applied.
 
     Args:
         file: a file written by `autotune export`.

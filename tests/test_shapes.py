@@ -49,7 +49,7 @@ def test_a_knob_may_have_any_plain_value():
     assert not any(map(knob_value, ([], {}, math.nan)))
 
 
-def test_numbers_that_are_not_finite_become_unknown_with_the_list_that_they_stand_in():
+def test_a_number_that_is_not_finite_becomes_unknown_and_so_does_its_list():
     found = finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]})
     assert found == {"a": None, "b": None, "c": [{"d": None}, 2]}
 

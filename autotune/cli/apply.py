@@ -189,13 +189,13 @@ def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
 
 
 def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
-    """Returns a warning that the file's ratio does not hold with these overrides; [] if overrides or ratio are missing."""
+    """Returns a warning that the file's ratio may not hold with these overrides; [] if overrides or ratio are missing."""
     ratio = best.origin[1]
     if not overrides or not ratio:
         return []
     words = " ".join(map(shlex.quote, overrides))
     check = f"`autotune verify {shlex.quote(best.file)} {words}` measures it"
-    return [f"{ratio} does not hold for this run, because it was measured without {words}; {check}"]
+    return [f"{ratio} may not hold for this run, because it was measured without {words}; {check}"]
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:

@@ -190,7 +190,7 @@ def _print(findings: list[Finding], topology: dict[str, Any]) -> None:
 
 
 def _grid(findings: list[Finding]) -> Table:
-    """Returns the findings by group: one row per error or warning, one for all ok checks, one for all skipped checks."""
+    """Returns the findings by group: rows for each error or warning, one for all ok checks, one for all skipped checks."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, style="name")
     grid.add_column(no_wrap=True)

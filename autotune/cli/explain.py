@@ -137,7 +137,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
 def _study(folder: StudyFolder) -> StudyRecord:
     study = read_study(folder)
     if not os.path.isdir(study.cwd):
-        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it.")
+        raise BadInput(f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it.")
     return study
 
 

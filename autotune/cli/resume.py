@@ -25,7 +25,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
 
     Raises:
         BadInput: the study does not exist, another tuner is working on it, it cannot be read, machine or program have
-            changed, or its budget is already used up.
+            changed, or the new budget is no larger than what the study has used.
         NothingWorked, Interrupted, FolderLost: as for `run`.
     """
     folder = chosen(runs, name)
@@ -41,7 +41,10 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
 
     composed = recorded(study, folder.config_file, overrides)
     if not Path(study.cwd).is_dir():
-        raise BadInput(f"cwd: the folder the program ran in is gone, got {study.cwd!r}. Restore it, or start a new study.")
+        raise BadInput(
+            f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it, or start a new "
+            "study."
+        )
     if summary and overrides and not study.recording:
         _check_budget(composed.config.study.budget, summary)
     if study.recording:
@@ -55,7 +58,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
 def _study(folder: StudyFolder) -> StudyRecord:
     study = read_study(folder)
     if not study.identity:
-        raise BadInput(f"STUDY: made by a version of autotune without `resume`, got {folder.name!r}. Start a new study.")
+        raise BadInput(f"STUDY: made by a version of autotune that had no `resume`, got {folder.name!r}. Start a new study.")
     return study
 
 

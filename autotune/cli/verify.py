@@ -135,7 +135,7 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
         ) from error
     composed = recorded(record, study.config_file)
     if not os.path.isdir(record.cwd):
-        raise BadInput(f"cwd: the folder the program ran in is gone, got {record.cwd!r}. Restore it.")
+        raise BadInput(f"cwd: the folder that the program ran in does not exist any more, got {record.cwd!r}. Restore it.")
     composed.name = _name(claim, study.name)
     return composed
 

@@ -126,7 +126,7 @@ def study_name(template: CommandTemplate, config: StudyConfig) -> str:
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", word).strip("-_")[:60]
     if plain in RESERVED_NAMES:
         plain += "-py"
-    # `+<study>=best` must work with every default name: Hydra's group names have no dots and start with a letter.
+    # A study's winner is loaded with `+NAME=best`, so NAME must be a group name of Hydra: no dots, a letter first.
     return plain if re.match(r"[A-Za-z]", plain) else f"study-{plain}".strip("-")
 
 
@@ -149,7 +149,7 @@ def _read_placeholders(part: str, stated: Knobs, silent: Knobs, host_context: Ho
             problems += error.problems
     rest = DOUBLED.sub("", PLACEHOLDER.sub("", part))
     problems += [
-        f"COMMAND: an unclosed placeholder, got {shown(part)}. Write {{{found[1]}}}." for found in OPENED.finditer(rest)
+        f"COMMAND: a malformed placeholder, got {shown(part)}. Write {{{found[1]}}}." for found in OPENED.finditer(rest)
     ]
     return problems + [
         f"COMMAND: a placeholder without its group, got {match[0]!r}. Write {{{twin}}}."

@@ -82,7 +82,7 @@ def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]
     """Returns knob key -> domain from a search-space file; None stands for the domain "auto". {} for NOTHING.
 
     Args:
-        name: a name in search_spaces/, a path (anything with a slash or ending in .yaml), or NOTHING.
+        name: a name in search_spaces/, a path (anything with a slash or ending in .yaml or .yml), or NOTHING.
         host_context: the machine whose bounds apply.
 
     Raises:
@@ -142,7 +142,8 @@ def _entry(key: str, asked: Any, host_context: HostContext) -> Domain | None:
         if override.is_sweep_override():
             return domain_of(found, override, host_context)
     raise BadInput(
-        f'{key}: not a domain, got {shown(asked)}. Allowed: auto, a list of values, or a sweep such as "choice(0,4,8)".'
+        f"{key}: not a domain, got {shown(asked)}. Allowed: {'' if key.startswith(PREFIX) else 'auto, '}a list of values, or a "
+        'sweep such as "choice(0,4,8)".'
     )
 
 
@@ -208,7 +209,9 @@ def _elements(found: Knob, sweep: ChoiceSweep | RangeSweep, written: str) -> lis
     except (HydraException, ValueError, ArithmeticError) as error:
         raise BadInput(f"{found.key}: a range without an end, got {written!r}. {FORMS}") from error
     if not values:
-        raise BadInput(f"{found.key}: an empty domain, got {written!r}. The start must lie before the stop. {FORMS}")
+        raise BadInput(
+            f"{found.key}: an empty domain, got {written!r}. Swap start and stop, or change the sign of the step. {FORMS}"
+        )
     return values
 
 

@@ -6,10 +6,10 @@ the other passes run in `no_sync`. `no_sync` is used only after the first cycles
 gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
-a GradScaler. Clipping, which comes before the step, is done only in the last call, on unscaled gradients.
+a GradScaler. Clipping is done once in k calls, before the call of `step()` that steps, on unscaled gradients.
 
 This does not work for a program that handles its gradients differently (clears or clips them by hand, discards them, has
-several optimizers). Such a program is detected in the first steps, by inspecting the gradients, and then left unchanged.
+several optimizers). Such a program is detected, mostly in the first steps by inspecting the gradients, and then left unchanged.
 
 Nothing here is installed unless a knob needs it.
 """
@@ -142,7 +142,7 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether the harness drives this optimizer's steps: true for the first optimizer that steps, until another steps."""
+        """Whether the harness drives this optimizer's steps: true for the first that steps, until a second one does."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None

@@ -86,5 +86,6 @@ class RankResults:
             raise ValueError(f"it contains rank {result.rank}")
         if (result.trial, result.nonce) != (self._spec.trial, self._spec.nonce):
             raise ValueError(
-                f"it belongs to another attempt (trial {result.trial}), not to this one (trial {self._spec.trial})"
+                f"it belongs to another trial or an earlier attempt (trial {result.trial}), not to this one "
+                f"(trial {self._spec.trial})"
             )

@@ -24,7 +24,7 @@ from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, NewerVersion, Outcome, check_schema
 
-SCHEMA = 1  # 1: the first
+SCHEMA = 1  # of the format
 MAX_BYTES = 2**28  # maximum size of an unpacked table; a small file may unpack to more than fits into memory
 SUFFIX = ".jsonl.gz"
 FORMAT = "autotune table"
@@ -88,7 +88,7 @@ class Table:
         settings: {configuration key: value} for all keys that affect what is measured and differ from the default; no paths.
         objective: as in StudyRecord.
         unit: what is counted: "samples", "tokens", "steps".
-        baseline: full configuration of the baseline.
+        baseline: the baseline's configuration, without knobs that have no effect in it.
         reference: the baseline's values, including the values of inactive knobs.
         space: a dict from knob key to the recorded domain.
         memory_bytes: memory that a trial could fill: the user's limit if there was one, else all memory; None if unknown.

@@ -60,7 +60,7 @@ def dropped_lines(summary: Summary) -> list[str]:
 def tried_text(summary: Summary) -> str:
     """Returns a line on values that the search tried and the best does not have, the fastest first; "" if there are none.
 
-    For example: "batch 64 0.98x (one trial each, the fastest with that value, against the best configuration's first trial)".
+    For example: "batch 64 0.98x (each the fastest trial with that value, relative to the best configuration's first)".
     """
     if not summary.get("speedup") or summary.get("verification") or summary.get("recording"):
         return ""
@@ -69,7 +69,7 @@ def tried_text(summary: Summary) -> str:
     words = [f"{knob_phrase(*pair)} {found if isinstance(found, str) else ratio_text(found)}" for pair, found in ranked]
     more = f" and {len(words) - MAX_TRIED} more" if len(words) > MAX_TRIED else ""
     whose = "best configuration" if (summary.get("best") or {}).get("overrides") else "baseline"
-    how = f"one trial each, the fastest with that value, against the {whose}'s first trial"
+    how = f"each the fastest trial with that value, relative to the {whose}'s first"
     return f"{', '.join(words[:MAX_TRIED])}{more} ({how})" if words else ""
 
 

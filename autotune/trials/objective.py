@@ -40,7 +40,7 @@ class Goal:
 
     Attributes:
         names: objectives, the deciding one first.
-        samples: length of the real training; None if not given.
+        samples: length of the real training; None if not given, or if no objective needs it.
         epoch_samples: length of an epoch; None when unknown.
         price_per_hour: price of an hour of the machine; None if not given.
         limits: {key of a constraint: its limit}.
@@ -93,6 +93,8 @@ class Goal:
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
         """Writes objectives, scores and violations into a trial's record. A trial that violates a constraint cannot win.
 
+        Nor can one whose constraints could not be checked.
+
         Args:
             record: the trial with its numbers.
             results: results of the trial's ranks.
@@ -112,9 +114,9 @@ class Goal:
             BadInput: something cannot be measured for this program on this machine; the error says what.
         """
         problems = []
-        if record.unit != "samples" and {TIME, COST} & set(self.names):
+        if record.unit != "samples" and (counting := [name for name in self.names if name in (TIME, COST)]):
             problems.append(
-                f"objective: samples cannot be counted, because no batches were detected in this program, got {self.names[0]}. "
+                f"objective: samples cannot be counted, because no batches were detected in this program, got {counting[0]}. "
                 f"Give objective={THROUGHPUT}, which counts the program's optimizer steps."
             )
         elif COST in self.names and self.epoch_samples is None:
@@ -257,10 +259,10 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
     """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
-    # Energy of one rank's devices per sample of this rank. All ranks are assumed to draw the same power at the same rate.
-    per_device_j = record.metrics.get("gpu.energy_per_sample_j")
-    if per_device_j is not None:
-        return per_device_j
+    # Under this assumption, and at equal rates, the energy per sample of one rank is that of all.
+    per_rank_j = record.metrics.get("gpu.energy_per_sample_j")
+    if per_rank_j is not None:
+        return per_rank_j
     power_w = record.metrics.get("gpu.power_w")
     return power_w * max(1, num_ranks) / record.value if power_w and record.value else None
 

@@ -1,4 +1,4 @@
-"""Looks up the pinned dependencies in the advisories of the package index, by pip-audit, which is installed for the run only.
+"""Checks the pinned dependencies for known security advisories with pip-audit, which is installed for this run only.
 
 A package that could not be looked up counts as a failure: pip-audit itself would call it fine.
 
@@ -31,7 +31,7 @@ def audit(packages: Sequence[str], service: str) -> list[dict[str, Any]]:
     """Returns pip-audit's finding for each package, {"name", "version", "vulns"} or {"name", "skip_reason"}.
 
     Raises:
-        RuntimeError: pip-audit cannot be installed, or printed no findings; the message has the end of its output.
+        RuntimeError: pip-audit cannot be installed, or its output cannot be read; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory() as place:
         tool, names = Path(place) / "tool", Path(place) / "pins.txt"
@@ -51,7 +51,7 @@ def audit(packages: Sequence[str], service: str) -> list[dict[str, Any]]:
     try:
         return list(json.loads(said)["dependencies"])
     except (ValueError, KeyError, TypeError):
-        raise RuntimeError(f"pip-audit printed no findings: {said[-600:]}") from None
+        raise RuntimeError(f"the output of pip-audit cannot be read: {said[-600:]}") from None
 
 
 def summary(found: Sequence[dict[str, Any]]) -> tuple[list[str], bool]:

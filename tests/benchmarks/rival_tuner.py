@@ -1,4 +1,4 @@
-"""Tunes the model and the batch of image_program.py with pytorch-autotune, through its public interface.
+"""Tunes the training of image_program.py's model on its fixed batch with pytorch-autotune, through its public interface.
 
     PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --search 300               # tunes, and stores the winner
     PYTORCH_AUTOTUNE_CACHE=FILE python rival_tuner.py --skip-s 3 --seconds 20    # trains with the winner and measures the rate

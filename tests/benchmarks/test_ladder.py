@@ -1,4 +1,4 @@
-"""How the ladder chooses and compares configurations, with rates from a table."""
+"""How the ladder (an expert who tries one knob after the other) chooses and compares, with rates from a table."""
 
 import pytest
 
@@ -11,7 +11,7 @@ HOST = {"num_cores": 2, "gpus": []}
 
 
 class TableBench:
-    """A bench with a made-up program: some knob values speed it up by a factor, others make it fail."""
+    """A bench with a made-up program: a value multiplies its rate by a factor (.9 if none is given); None makes it fail."""
 
     def __init__(self, factors: dict[tuple[str, object], float | None]) -> None:
         self.factors = factors
@@ -34,7 +34,7 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "host_facts", lambda: HOST)
 
 
-def test_each_rung_stands_on_what_was_faster_before_it() -> None:
+def test_each_rung_keeps_what_was_faster_before_it() -> None:
     bench = TableBench({("precision.amp", "bf16"): 2.0, ("loader.num_workers", 1): 1.5, ("compile.mode", "default"): 1.1})
     climber = ladder.Ladder(bench)  # type: ignore[arg-type]
     climber.climb()

@@ -1,4 +1,4 @@
-"""Runs single trials of one program for the benchmarks, through the real launcher and harness, each in fresh processes."""
+"""Runs single trials of one program for the benchmarks, through the real launcher and harness, each in its own processes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ COMMANDS = {
     "why": (["show", "--why"], "--why: this study was not explained yet, got '{name}'"),
     "report": (["report", "-o", "-"], "{name}, complete, in {folder}"),
     "export": (["export"], 'study: "{name}"'),
-    "explain": (["explain"], "cwd: the folder the program ran in is gone, got '/gone/{name}'"),
+    "explain": (["explain"], "cwd: the folder that the program ran in does not exist any more, got '/gone/{name}'"),
     "resume": (["resume"], "To continue, give it a larger budget: autotune resume {call} "),
     "sync": (["sync"], "{name}: nothing is tracked"),
     "apply": (["apply"], "COMMAND: missing, and {folder}/best.yaml was made for your own program"),

@@ -250,7 +250,7 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     failed = "batch 128 0.39x, batch 4096 host_oom, compile default timeout"
-    told = f"not kept: {failed} (one trial each, the fastest with that value, against the best configuration's first trial)"
+    told = f"not kept: {failed} (each the fastest trial with that value, relative to the best configuration's first)"
     assert f"tried  {told}" in lines(summary, folder.path)
     assert told in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
     foreach = {**summary["trials"][2], "number": 8, "changed": {"optimizer.implementation": "foreach"}, "value": 39.5}
@@ -267,7 +267,7 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     kept = {**summary, "best": {**summary["baseline"], "overrides": {}}, "minimality": None, "attribution": []}
     (line,) = [line for line in lines(kept, folder.path) if line.startswith("tried")]
     assert line.startswith("tried  not kept: bf16 2.42x, channels_last 2.42x, workers 2 2.42x, batch 64 2.42x and ")
-    assert line.endswith(" (one trial each, the fastest with that value, against the baseline's first trial)")
+    assert line.endswith(" (each the fastest trial with that value, relative to the baseline's first)")
 
 
 def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path):

@@ -92,7 +92,7 @@ def test_doubled_braces_stand_for_themselves(folder: Path) -> None:
         ("{loader.batchsize}", "no such placeholder, got '{loader.batchsize}'. Did you mean 'loader.batch_size'?"),
         ("{train.lr}", "no such placeholder"),
         ("{batch_size}", "a placeholder without its group, got '{batch_size}'. Write {loader.batch_size}."),
-        ("{loader.batch_size", "an unclosed placeholder"),
+        ("{loader.batch_size", "a malformed placeholder"),
         ("{loader.batch_size=x}", "not a whole number, got 'x'"),
         ("{loader.batch_size=}", "not a whole number, got ''"),
         ("{loader.num_workers=9999}", "more than this machine can serve"),

@@ -49,7 +49,7 @@ def test_a_domain_of_secrets_is_searched_as_numbered_stand_ins(make):
     assert composed.secrets.text("login with beta") == "login with ***"
 
 
-def test_the_environment_s_own_value_is_the_baseline_s_stand_in(make):
+def test_a_value_that_the_environment_already_has_gets_the_baseline_s_stand_in(make):
     composed = make("env.OWN_TOKEN=choice(first-of-all,second)")
     assert composed.space.domains["env.OWN_TOKEN"] == Choice(("***", "***1"))
     assert composed.hidden.environment({"OWN_TOKEN": "***"})["OWN_TOKEN"] == "first-of-all"
@@ -102,7 +102,7 @@ def test_a_secret_that_was_typed_is_taken_from_the_environment_or_asked_for(make
     assert recovered(*parts).environment({"MY_TOKEN": "***"})["MY_TOKEN"] == "abc"
 
 
-def test_typed_domains_and_arguments_are_not_guessed(make):
+def test_secrets_typed_in_domains_and_arguments_are_not_guessed(make):
     command = [sys.executable, "-c", "pass", "--api-key", "abc"]
     with pytest.raises(BadInput) as caught:
         recovered(*written_down(make("env.MY_TOKEN=choice(alpha,beta)", command=command)))
@@ -110,5 +110,5 @@ def test_typed_domains_and_arguments_are_not_guessed(make):
     assert "abc" not in str(caught.value)
 
 
-def test_both_sides_know_a_stand_in_by_the_same_beginning():
+def test_tuner_and_harness_use_the_same_prefix_of_stand_ins():
     assert STAND_IN == MASK

@@ -78,7 +78,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["python", "train.py", "{a.b.c}"], "no such placeholder, got '{a.b.c}'"),
     (["python", "train.py", "{batch_size}"], "a placeholder without its group, got '{batch_size}'"),
     (["python", "train.py", "{num_workers=4}"], "Write {loader.num_workers}"),
-    (["python", "train.py", "{loader.batch_size"], "an unclosed placeholder, got '{loader.batch_size'"),
+    (["python", "train.py", "{loader.batch_size"], "a malformed placeholder, got '{loader.batch_size'"),
     (["python", "train.py", "{loader.batch_size}"], "without the baseline's value, got '{loader.batch_size}'"),
     (["python", "train.py", "{threads.intra}"], "without the baseline's value, got '{threads.intra}'"),
     (["python", "train.py", "{loader.batch_size=x}"], "not a whole number, got 'x'"),

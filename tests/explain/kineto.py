@@ -49,7 +49,7 @@ class Kineto:
         self._add("cpu_op", name, start, length, PROCESS, thread, {**shapes, **more})
 
     def kernel(self, name: str, start: float, length: float, *, launched: float | None = None, **more: Any) -> None:
-        """Adds a kernel of stream 7, and its launch of 5 us on the training thread if `launched` gives a time."""
+        """Adds a kernel or copy (by default of stream 7), and its launch of 5 us if `launched` gives a time."""
         self._correlation += 1
         stream, category = more.pop("stream", 7), more.pop("category", "kernel")
         launch = {

@@ -486,6 +486,18 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
 
 
+def test_memory_that_is_returned_and_requested_again_has_a_setting():
+    domains = {"memory.malloc": ["glibc", "glibc_keep"]}
+    document = made.lines(FORWARD_LINE, page_faults=10_000.0)
+    finding = top(made.evidence(document, domains=domains))
+    assert (finding.cause, finding.knob, finding.value) == ("page faults", "memory.malloc", "glibc_keep")
+    assert finding.evidence.startswith("10,000 pages a step")
+    assert finding.gain.mid == pytest.approx(1 / (1 - 10_000 * 1.1e-6 / 0.1) - 1)
+    assert "MALLOC_MMAP_MAX_=0" in top(made.evidence(document)).code
+    assert causes(made.evidence(document, host_context=GPU)) == []
+    assert causes(made.evidence(made.lines(FORWARD_LINE, page_faults=1_000.0))) == []
+
+
 def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
     work = made.line("history.append(sum(window))", 0.03, line=55)
 
@@ -615,7 +627,7 @@ def test_a_findings_document_can_be_read_again():
 
 
 def test_every_rule_has_a_name_of_its_own_and_a_test():
-    assert len(RULES) == 22
+    assert len(RULES) == 23
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])

@@ -21,7 +21,7 @@ ALONE = ("search_space=none", "study.budget.trials=1", "search.warm_start=off", 
 
 @pytest.fixture(scope="module")
 def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
-    """What the three passes wrote of a program that is bound by its device, and never waits for it."""
+    """What the three passes wrote about a program whose speed its GPU limits, and which never waits for the GPU."""
     if not gpus():  # this fixture comes before the one that skips each test
         pytest.skip("no CUDA device")
     runs, command = tmp_path_factory.mktemp("runs"), [sys.executable, str(PROGRAM), "--size", "224", "--batch", str(BATCH)]
@@ -46,7 +46,7 @@ def test_phases_are_the_device_s_and_no_step_in_flight_is_lost(
     assert "optimizer.step()" not in [site.text for site in lines.syncs if site.kind == "synchronize"]
 
 
-def test_the_second_trace_has_the_kernels(passes: Passes, record_property: Callable[[str, object], None]) -> None:
+def test_the_trace_that_is_kept_has_the_kernels(passes: Passes, record_property: Callable[[str, object], None]) -> None:
     traced = passes.traced[0]
     record_property("step ms", [round(1e3 * (seconds or 0.0), 2) for seconds in (traced.plain_step_s, traced.step_s)])
     record_property("peaks", {name: f"{value:.3g}" for name, value in traced.peaks.items()})

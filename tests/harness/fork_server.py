@@ -34,7 +34,7 @@ LIMIT_S = 120
 
 
 class Main(types.ModuleType):
-    """The main module under the name by which workers that are not forked know it: always the current one."""
+    """The main module under the name `__mp_main__`, which spawned workers use: always what `__main__` is now."""
 
     def __getattr__(self, name):
         return getattr(sys.modules["__main__"], name)
@@ -46,7 +46,7 @@ def become(job: dict, added: "dict[str, str | None]") -> None:
     sys.modules["__mp_main__"] = Main("__mp_main__")
     signal.alarm(LIMIT_S)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the server's has read ahead)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  (the inherited sys.stdin may have read ahead)
     for descriptor, path in enumerate(job["logs"], start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
     for name, value in added.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SERVER = Path(__file__).with_name("fork_server.py")
-TORCH = ("torch", "torch._dynamo")  # the first optimizer would import the second
+TORCH = ("torch", "torch._dynamo")  # the first optimizer would import torch._dynamo
 
 
 class Ended(NamedTuple):

@@ -86,6 +86,12 @@ def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
     assert not [line for line in found["lines"] if line["text"].startswith("time.sleep(0.01)")]
 
 
+def test_pages_that_the_kernel_gives_again_are_counted(trial: Trial) -> None:
+    assert document(explain(trial, LINES, "blocks"), LINES)["page_faults"] >= 2**26 / 4096
+    assert document(explain(trial, LINES), LINES)["page_faults"] < 1000
+    assert document(explain(trial, LINES, "evaluate"), LINES)["page_faults"] is None
+
+
 def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}

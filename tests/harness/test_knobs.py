@@ -42,7 +42,7 @@ def test_all_knobs_at_once_are_applied_and_observed(trial: Trial) -> None:
         ((), {"env.SOME_VARIABLE": "seen"}, OVERRIDDEN, "'seen' was requested, but the process has None"),
     ],
 )
-def test_what_cannot_be_turned_says_why(
+def test_a_knob_that_cannot_be_applied_says_why(
     trial: Trial, words: tuple[str, ...], knobs: dict[str, Any], status: str, reason: str
 ) -> None:
     found = trial("basic.py", *words, knobs=knobs, mode="inspect").result()
@@ -64,7 +64,7 @@ def test_autocast_inside_the_module_is_seen(trial: Trial) -> None:
 
 @BY_NEW_API
 @pytest.mark.parametrize(("precision", "value"), [("tf32", "high"), ("bf16", "medium"), ("ieee", "highest")])
-def test_a_program_that_sets_its_precision_by_the_new_api_is_read(trial: Trial, precision: str, value: str) -> None:
+def test_a_precision_that_the_program_sets_by_the_new_api_is_read(trial: Trial, precision: str, value: str) -> None:
     found = trial("basic.py", f"precision={precision}", mode="inspect").result()
     assert "harness_problems" not in found.detected
     assert found.observed["precision.matmul"] == value

@@ -1,4 +1,4 @@
-"""The rate that can last, computed from the counters of a simulated queue whose true rates are known."""
+"""The rate that the loader can sustain with empty queues, from the counters of a simulated queue of known rates."""
 
 import os
 import time
@@ -19,7 +19,7 @@ BATCH = 8
 
 
 class Queue:
-    """A queue that workers fill and steps empty, at known rates; `at` returns the counters at a given time."""
+    """A queue that workers fill and training steps drain, at known rates; `at` returns the counters at a given time."""
 
     def __init__(self, *, workers: int, make_per_s: float, take_per_s: float, full: float, **cpu: float) -> None:
         self.workers, self.make_per_s, self.take_per_s, self.full = workers, make_per_s, take_per_s, full
@@ -55,13 +55,13 @@ def window(queue: Queue, monkeypatch: pytest.MonkeyPatch, *, begin_s: float = 1.
     return found, BATCH * (queue.at(end_s).taken - queue.at(begin_s).taken) / (end_s - begin_s)
 
 
-def test_a_level_queue_s_consumed_rate_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measured_rate_is_sustained_if_the_queue_keeps_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     found, rate = window(Queue(workers=2, make_per_s=50, take_per_s=50, full=8), monkeypatch)
     assert found.fall_frac == pytest.approx(0.0)
     assert found.lasting_per_s(rate, found.capacity_per_s()) == rate == pytest.approx(50 * BATCH)
 
 
-def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_queue_shrinks_the_rate_of_workers_with_their_own_cores_is_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
     found, rate = window(Queue(workers=2, make_per_s=40, take_per_s=100, full=1000), monkeypatch)
     assert found.is_falling
     assert rate == pytest.approx(100 * BATCH)
@@ -69,15 +69,15 @@ def test_while_a_queue_falls_workers_with_cores_of_their_own_say_what_lasts(monk
     assert found.lasting_per_s(rate, found.capacity_per_s()) == pytest.approx(40 * BATCH)
 
 
-def test_where_they_share_the_cores_steps_wait_for_what_they_lack_at_the_loader_s_own_speed(
+def test_with_shared_cores_a_step_waits_for_the_missing_part_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Three threads share two cores. A step of 30 ms processor time takes 22.5 ms. The worker needs 20 ms of processor time for
-    # a batch and makes 33.3 batches per second.
+    # The step's two threads and a worker share two cores, so 30 ms of processor time take 22.5 ms. The worker needs 20 ms of
+    # processor time for a batch and makes 33.3 batches per second.
     queue = Queue(workers=1, make_per_s=100 / 3, take_per_s=1 / 0.0225, full=1000, step_cpu_s=0.03, batch_cpu_s=0.02)
     found, rate = window(queue, monkeypatch)
     assert found.regime(2) == SHARED
-    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # and 5 ms of waiting for 1/4 batch
+    assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # and 5 ms for the missing 1/4 batch
 
 
 def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyP
     assert found.capacity_per_s() == pytest.approx(2 / 0.01 * BATCH)
 
 
-def test_sleeping_workers_share_nothing_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_mostly_sleep_do_not_share_the_cores_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(workers=8, make_per_s=100, take_per_s=100, full=8, step_cpu_s=0.02, batch_cpu_s=0.0002)
     found, _ = window(queue, monkeypatch)
     assert found.regime(2) == SEPARATE
@@ -117,7 +117,9 @@ def test_without_workers_nothing_is_corrected() -> None:
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
 
 
-def test_a_worker_counts_what_it_does_and_the_next_epoch_s_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_counts_its_batches_and_the_next_epoch_s_worker_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(tmp_path / "loader0.bin")
     worker.create(path, 2)
     fetcher: Any = fetch._MapDatasetFetcher(list(range(100)), True, lambda items: time.sleep(0.02), False)

@@ -16,7 +16,7 @@ from tests.machine.fakes import fake_nvml, refuse
 ABLE = {"has_energy_counter": True, "has_power_reading": True}
 
 
-def test_every_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_of_a_gpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = fake_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1", **ABLE}
@@ -30,7 +30,7 @@ def test_what_a_device_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_name_that_is_no_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def garbage(_: object) -> str:
-        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what drivers 555 return under WSL
+        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what version 555 of the driver returns under WSL
 
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetName=garbage))
     assert [(gpu["name"], gpu["uuid"]) for gpu in gpus()] == [(None, "GPU-0"), (None, "GPU-1")]
@@ -45,7 +45,7 @@ def test_what_a_device_cannot_count_is_known(monkeypatch: pytest.MonkeyPatch, qu
     assert [gpu[fact] for gpu in gpus()] == [False, False]
 
 
-def test_a_gpu_in_slices_measures_no_slice_s_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_mig_divides_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMigMode=lambda handle: [handle, 1]))
     assert [(gpu["has_energy_counter"], gpu["has_power_reading"]) for gpu in gpus()] == [(True, True), (False, False)]
 
@@ -86,7 +86,7 @@ def test_another_package_of_that_name_is_no_nvml(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])
-def test_a_driver_shows_in_the_devices(tmp_path, name):
+def test_a_driver_is_seen_by_its_device_file(tmp_path, name):
     (tmp_path / "nvme0").touch()
     assert not has_gpu_driver(tmp_path)
     (tmp_path / name).touch()

@@ -118,7 +118,7 @@ def test_the_share_of_an_operator_is_of_the_whole_step_as_in_the_other_figures(w
 
 def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
     said = part(page_of(make_study(tmp_path / "runs")), "changes")
-    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (one trial each, the fastest" in said
+    assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (each the fastest trial with" in said
 
 
 def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):

@@ -157,7 +157,7 @@ def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, sl
     process_of("agent", launcher).kill()
     assert lost(running, 15).evidence["node_lost"]
     slurm.kill("slurmctld", for_s=0.2)  # before it has saved that the job is over
-    assert slurm.jobs(), "it has saved it"
+    assert slurm.jobs(), "the controller has saved it"
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 60).cause == "result"
 
@@ -297,7 +297,7 @@ def test_a_stopped_process_of_the_job_is_told_in_time_and_nothing_is_left(make, 
     stopped.suspend()
     try:
         assert lost(running, 45).evidence["node_lost"]
-        if victim == "slurmstepd":  # the node cannot end the job, so the agent must end its trial, and its own lease
+        if victim == "slurmstepd":  # the node cannot end the job, so the agent must, at the latest when its lease ends
             assert nothing_left(folder.parent.parent, pids, list, 40)
         else:
             assert nothing_left(folder.parent.parent, pids, here, 40)
@@ -324,7 +324,7 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
 def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
     launcher = ready(make(cpus=2))
     slurm.save()
-    steady = program('progress("warmup", 1); time.sleep(14); result()')  # longer than the silence after which Slurm is asked
+    steady = program('progress("warmup", 1); time.sleep(14); result()')  # so long that Slurm is asked about the silent agent
     running = launcher.start(a_launch(folder, steady))
     slurm.kill("slurmctld")
     try:
@@ -357,7 +357,7 @@ def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slur
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, here, 20)  # its note tells the agent before its lease is over
+        assert nothing_left(folder.parent.parent, pids, here, 20)  # the note says so before the agent's lease is over
     finally:
         slurm.start("n2")
 
@@ -418,7 +418,7 @@ def test_a_job_that_reaches_its_time_limit_is_told_and_the_next_trial_has_a_new_
 
 @contextlib.contextmanager
 def urgent_job(seconds):
-    """Runs a job that preempts those of the partitions other and spare, as it needs the whole node."""
+    """Runs a job that needs the whole node, so that it preempts those of the partitions `other` and `spare`."""
     argv = ["srun", "--partition=urgent", "--nodes=1", "--ntasks=1", "--cpus-per-task=4", "sleep", str(seconds)]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as process:
         yield

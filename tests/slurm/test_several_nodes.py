@@ -78,13 +78,13 @@ def _no_rank_is_left(mark: str, slurm: PrivateSlurm) -> bool:
 
 
 def torchrun(port: str, *words: str, train: Path = FAULTY / "ranks.py") -> list[str]:
-    """Returns a torchrun for each node. The far node has a name that nothing resolves, so each gives its address."""
+    """Returns a command that starts a torchrun on each node. Each is given its address: the far node's name means nothing."""
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7", "--local_addr=127.0.0.1"]
     return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, str(train)]
 
 
 @pytest.mark.thorough
-def test_ranks_on_both_nodes_are_one_trial_by_the_clock_of_the_tuner(trial):
+def test_ranks_on_both_nodes_form_one_trial_in_the_time_of_the_tuner(trial):
     differences_s = []
 
     def look(running):
@@ -123,7 +123,7 @@ def test_what_happens_to_a_rank_on_the_other_node_is_the_trial_s_outcome(trial, 
 
 
 @pytest.mark.thorough
-def test_ranks_leave_together_where_a_shared_folder_shows_new_files_late(trial):
+def test_ranks_stop_after_the_same_step_if_a_shared_folder_shows_new_files_late(trial):
     found = trial([*SRUN, *TASK], FAULT="new files are seen late")
     assert found.outcome in (Outcome.ok, Outcome.unsteady), found.reason  # other programs may disturb the test
     assert [result.status for result in found.results] == ["measured", "measured"]
@@ -226,7 +226,7 @@ def test_apply_sets_every_knob_of_ranks_that_train_together_on_two_nodes(slurm, 
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert sorted(rank.pop("host") for rank in found) == sorted([HERE, FAR])
-    assert found[0] == found[1]  # so the weights, too: the ranks have trained together
+    assert found[0] == found[1]  # the weights are equal, too: the ranks have trained together
     assert found[0].pop("weights")
     assert found[0] == {
         "ranks": 2, "batches": [8], "dtypes": ["torch.bfloat16"], "workers": 1, "threads": 1, "is_view": True, "is_fused": True,

@@ -33,13 +33,13 @@ def test_server_imports_what_the_program_has():
 
 
 @pytest.mark.parametrize(("changed", "is_imported"), [([], True), (["TORCH_LOGS"], False), (None, False)])
-def test_server_imports_the_compiler_if_the_program_does_and_it_would_find_the_same_variables(changed, is_imported):
+def test_server_imports_the_compiler_if_the_program_does_and_has_not_changed_its_variables_before(changed, is_imported):
     startup = ALLOWS if changed is None else {**ALLOWS, "changed_before_compiler": changed}
     assert modules(warm_starts(startup=startup)) == (("torch", "torch._dynamo", "torchvision") if is_imported else BOTH)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.search])
-def test_what_is_reported_starts_as_the_user_s_own_run(kind):
+def test_trials_of_all_kinds_but_search_start_fresh(kind):
     assert modules(warm_starts(), kind) == ()
 
 
@@ -68,7 +68,7 @@ def test_nothing_starts_warm_before_the_baseline_has_told():
     [{"threads.omp": 1}, {"threads.mkl": 1}, {"threads.affinity": "numa"}, {"loader.own_cores": True}, {"env.ANY": "1"},
      {"memory.allocator": "expandable_segments"}, {"nccl.algo": "Ring"}],
 )  # fmt: skip
-def test_what_libraries_read_as_they_are_loaded_starts_fresh(changed):
+def test_trials_with_settings_that_libraries_read_while_loading_start_fresh(changed):
     assert modules(warm_starts(), changed=changed) == ()
 
 
@@ -79,7 +79,7 @@ def test_other_knobs_start_warm():
     assert modules(warm_starts(), changed={"memory.malloc": "glibc_keep"}) == BOTH
 
 
-def test_pinned_variables_are_the_server_s_and_pinned_cores_are_not():
+def test_pinned_variables_allow_a_warm_start_and_pinned_cores_do_not():
     assert modules(warm_starts(), pinned={"threads.omp": 1, "env.ANY": "1"}) == BOTH
     assert modules(warm_starts(), pinned={"threads.affinity": "numa"}) == ()
 
@@ -122,7 +122,7 @@ def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, fa
 
 
 def test_trial_that_hangs_warm_before_its_first_step_is_repeated_fresh(bench, monkeypatch):
-    """It uses up its time, and its stack shows the user's code. Usually, both mean that the configuration hangs."""
+    """It uses up its time, and its stack shows the user's code. Usually, either means that the configuration hangs."""
     hangs, due_s = Failure(cause="deadline", hang="user code", num_steps=0), FakeRunning._due_s
     monkeypatch.setattr(FakeRunning, "_due_s", lambda self: 1e9 if self._failure is hangs else due_s(self))
     study = bench(Surface(facts=FACTS, failures=once({1}, hangs)), "study.budget.trials=3", minutes=20)
@@ -134,7 +134,7 @@ def test_trial_that_hangs_warm_before_its_first_step_is_repeated_fresh(bench, mo
     assert any("From now on every trial starts in a fresh interpreter" in line for line in study.listener.named("notice"))
 
 
-def test_configuration_that_fails_either_way_is_its_own_fault(bench):
+def test_a_configuration_that_fails_warm_and_fresh_is_blamed(bench):
     def failures(trial, knobs):
         return RAISED if trial in (1, 2, 3) else None
 

@@ -73,7 +73,7 @@ def test_nothing_is_left_however_it_ends(runs):
     assert len(set(ports.values())) == len(KINDS), "each on a port of its own"
     assert all(len(terminal.known) >= 3 for terminal in terminals.values())
     below = [process for terminal in terminals.values() for process in terminal.known.values() if process.pid != terminal.pid]
-    assert not [process for process in below if "hunter2" in " ".join(process.cmdline())], "arguments are for all to read"
+    assert not [process for process in below if "hunter2" in " ".join(process.cmdline())], "all users can see arguments"
     for how, terminal in terminals.items():
         terminal.end(how)
     assert {how: terminal.left() for how, terminal in terminals.items()} == {how: [] for how in KINDS}

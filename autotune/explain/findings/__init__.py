@@ -35,6 +35,7 @@ RULES: dict[str, Rule] = {
     "rank skew": ranks.skew,
     "allocator retries": memory.allocator_retries,
     "memory fragmentation": memory.fragmentation,
+    "page faults": memory.page_faults,
 }
 
 

@@ -1,4 +1,4 @@
-"""Rules for the GPU's memory: the allocator runs out and retries, or reserves memory that it cannot use."""
+"""Rules for memory: the GPU's allocator retries or reserves memory that it cannot use; the host's returns memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings.device import BATCH, gain_of_larger_batch, idle_frac
 from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import Memory
+from autotune.knobs.malloc import GLIBC_KEEP, KEEPING
 from autotune.quantities import percent_text
 
 ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"
+MALLOC = "memory.malloc"
 OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
+# Seconds of a page fault in a step: at least, usually, at most. For seven networks, the gain with glibc_keep was .7 to 2.1
+# microseconds for each page fault that it avoided (`python -m tests.benchmarks.allocator`, two cores of an AMD EPYC).
+FAULT_S = (0.5e-6, 1.1e-6, 2.5e-6)
 LEAST_UNUSED_FRAC = 0.2  # there is a finding only if at least this share of the reserved memory is unused at the peak
 FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
 
@@ -58,6 +63,25 @@ def fragmentation(evidence: Evidence) -> Iterator[Finding]:
         gain=gain_of_larger_batch(idle, times),
         basis=f"a batch {times:.2g} times as large, while the device is idle for {percent_text(idle)} of the step",
         code=f"{ALLOCATOR}={EXPANDABLE}, and then a larger batch",
+    )
+
+
+def page_faults(evidence: Evidence) -> Iterator[Finding]:
+    """Yields a finding if a step on a CPU works in memory that the last step has returned to the kernel."""
+    faults = evidence.first.page_faults
+    if not faults or evidence.is_cuda:
+        return
+    low, mid, high = (min(faults * seconds, evidence.step_s) for seconds in FAULT_S)
+    remedy: dict[str, Any] = {"code": f"start Python with {' '.join(f'{name}={text}' for name, text in KEEPING.items())}"}
+    if evidence.may_set(MALLOC, GLIBC_KEEP):
+        remedy = {"knob": MALLOC, "value": GLIBC_KEEP}
+    yield Finding(
+        cause="page faults",
+        where="memory allocator of the host",
+        evidence=f"{faults:,.0f} pages a step are requested from the kernel again after they were returned to it",
+        gain=evidence.gain(low, mid, high, "predicted"),
+        basis="the usual cost of a page fault",
+        **remedy,
     )
 
 

@@ -163,6 +163,9 @@ class Lines:
         notes: what could not be measured, and why.
         busy_cpu_s: CPU seconds per step that the training thread uses in all phases but "input"; None if unknown.
         is_stream: whether the training loader reads an iterable data set.
+        page_faults: page faults of the training process per step, without those that made it larger than ever before: each
+            touches a page of memory that was returned to the kernel and requested again. None if unknown, as in a pass with an
+            evaluation.
     """
 
     rank: int
@@ -188,6 +191,7 @@ class Lines:
     notes: List[str] = dataclasses.field(default_factory=list)
     busy_cpu_s: Optional[float] = None
     is_stream: bool = False
+    page_faults: Optional[float] = None
     schema: int = SCHEMA
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -26,6 +27,12 @@ INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the operating system does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
+
+
+def pages_touched() -> int:
+    """Returns this process's page faults so far that did not make it larger than ever before, in pages."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 
 
 class Collections:
@@ -64,7 +71,7 @@ class LinesPass(Pass):
         super().__init__(context)
         self._sources = Sources()
         self._began_s = 0.0
-        self._before = (0, 0, 0.0, 0.0)
+        self._before, self._pages = (0, 0, 0.0, 0.0), 0
         self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these waited for the loader
 
     def begin(self) -> None:
@@ -88,7 +95,7 @@ class LinesPass(Pass):
         self._compile_s = compiling.compile_seconds()
         if context.world_size > 1:
             context.communication.begin(is_compiled=context.modules.num_graphs() > 0)
-        self._before = self._now()
+        self._before, self._pages = self._now(), pages_touched()
         self._syncs.install()
         marks.install()
         if self._device is not None:
@@ -153,6 +160,7 @@ class LinesPass(Pass):
         if training is None:
             self.notes.append(NO_LOADER)
         sampler, device = self._sampler, self._device
+        pages = None if self._marks.num_left_out else max(0, pages_touched() - self._pages) / num_steps
         return Lines(
             rank=context.rank,
             world_size=context.world_size,
@@ -176,6 +184,7 @@ class LinesPass(Pass):
             communication=context.communication.summary(),
             busy_cpu_s=self._marks.busy_cpu_s / num_steps,
             is_stream=training is not None and training.is_stream,
+            page_faults=pages,
         )
 
     def _scale(self) -> Dict[str, float]:

@@ -1,4 +1,4 @@
-"""Begins a pass once the program is warm, in all ranks at the same step, and ends it."""
+"""Begins a pass of mode "explain" after the warm-up, in all ranks at the same step, and ends it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Explained:
     def look(self) -> None:
         """Begins the pass once it is due; after that, reports the steps to it.
 
-        Called after every step if `looks_at_every_step`, otherwise after steps at least a tenth of a second apart.
+        Called after every step if `looks_at_every_step`, in the first steps and with several ranks too; otherwise after
+        steps at least a tenth of a second apart.
         """
         if self._has_begun:
             self._pass.step_done()

@@ -91,7 +91,7 @@ EDIT = st.sampled_from(("add", "add", "value", "value", "drop", "repeat", "spoil
 
 @st.composite
 def command_lines(draw: Draw) -> Case:
-    """Returns a command line with words added, replaced, left out, repeated, damaged and exchanged."""
+    """Returns a command line with words added, replaced, left out, repeated, damaged and moved forward."""
     words = list(draw(LINE))
     for _ in range(draw(FEW)):
         at, how = draw(st.integers(0, len(words) - 1)), draw(EDIT)
@@ -179,7 +179,7 @@ AFTERWARDS = st.sampled_from((["show", "resnet18"], ["list"], ["export", "resnet
 
 @st.composite
 def journals(draw: Draw) -> Case:
-    """Returns a damaged journal of a study that is shown, exported or gone on with."""
+    """Returns a damaged journal, and a command that reads its study or continues it."""
     content = spoiled(draw, json_lines(damaged_list(draw, JOURNAL)) + b"\n")
     return Case(words=draw(AFTERWARDS), files={"runs/resnet18/optuna.journal": content})
 
@@ -187,7 +187,7 @@ def journals(draw: Draw) -> Case:
 # A study's folder ----------------------------------------------------------------------------------------------------------
 
 OLD_STUDY = Path(__file__).parents[2] / "data/written-by-0.1.0/study.tar.gz"
-MADE_DOCUMENTS: dict[str, Any] = {  # documents that no study of the place has
+MADE_DOCUMENTS: dict[str, Any] = {  # documents that the other studies lack
     "tracking.json": {"uri": "sqlite:///mlflow.db", "mirrored": 3, "pending": [4, 5], "problem": "no answer"},
     "owner.json": {"host": "bench", "pid": 1, "started_at": 1_780_000_000.0},
     "explanation.json": {
@@ -218,7 +218,7 @@ READING = st.sampled_from((
 
 @st.composite
 def study_folders(draw: Draw) -> Case:
-    """Returns a command that reads a study, of whose documents one is damaged."""
+    """Returns a command that reads a study, and one damaged document of this study."""
     name, words = draw(STUDY_DOCUMENT), list(draw(READING))
     words += ["--format", draw(FORMATS)] if words[0] == "export" else []
     document = damaged(draw, STUDY_DOCUMENTS[name])
@@ -248,7 +248,7 @@ CALL = st.sampled_from((
 
 @st.composite
 def environments(draw: Draw) -> Case:
-    """Returns a command and variables that it reads, with odd values."""
+    """Returns a command and variables that autotune may read, with odd values."""
     env = {name: draw(TEXTS) if draw(st.booleans()) else spoiled_text(draw, VARIABLES[name]) for name in draw(NAMES)}
     return Case(words=list(draw(CALL)), env={name: word(value).replace("\0", "") for name, value in env.items()})
 

@@ -17,7 +17,7 @@ ROUND_TRIP_S = 0.0008
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):
-    """Records of the vault, smoothed."""
+    """Spectra of the vault's records, smoothed."""
 
     def __init__(self, folder: Path, length: int) -> None:
         self.paths, self.length = sorted(folder.glob("*.npy")), length
@@ -28,7 +28,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     def fetch(self, path: Path) -> bytes:
         body = path.read_bytes()
         if REVISION_A == 1:
-            time.sleep(ROUND_TRIP_S)  # what the vault's client waits for an answer
+            time.sleep(ROUND_TRIP_S)  # stands for the client's wait for the vault's answer
         return body
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Trains a small network. Each word on its command line adds something slow for the passes of mode "explain" to find."""
+"""Trains a small network. Each word of its command line adds something that the passes of mode "explain" find or survive."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def evaluate(model, optimizer):
 
 def main():
     folder = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
-    if "blocked" in WORDS:  # where the trace is written first
+    if "blocked" in WORDS:  # a folder where the trace is written first
         os.mkdir(os.path.join(folder, "unfinished.trace.rank0.json.gz"))
     if "ranks" in WORDS:
         torch.distributed.init_process_group("gloo")
@@ -76,6 +76,8 @@ def main():
         optimizer.step()
         if "sync" in WORDS:
             report(loss)
+        if "blocks" in WORDS:
+            b"x" * 2**26  # larger than what the C library keeps
         if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
             burn()
         if "evaluate" in WORDS and number % 4 == 3:

@@ -1,4 +1,4 @@
-"""Builds DataLoaders as programs do; the first word names the kind. Prints what the loader's workers saw."""
+"""Trains with DataLoaders built as programs do; the first word names the kind. Prints what the held-out loader has."""
 
 import itertools
 import sys

@@ -47,7 +47,7 @@ def test_pair_that_hinders_each_other_is_learned():
     assert np.abs(model.mean(everywhere()) - truth(CODES, pair=-0.4)).max() < 0.1
 
 
-def test_draws_are_sure_where_it_was_measured_and_unsure_elsewhere():
+def test_draws_vary_little_where_a_rate_was_measured_and_more_elsewhere():
     places = [0, 3, 6]
     model = fitted(places, truth(CODES[places]))
     draws = model.draws(everywhere(), num=1600, rng=np.random.default_rng(1))
@@ -63,7 +63,7 @@ def test_measurement_known_to_be_rough_moves_the_model_less():
     assert rough.mean(features)[0] < 0.2
 
 
-def test_absent_knob_has_no_columns_and_a_range_gets_levels_of_what_was_met():
+def test_columns_of_an_absent_knob_are_zero_and_values_met_in_a_range_become_levels():
     coding = Coding(
         {"loader.prefetch_factor": CategoricalDistribution([2, 4]), "x": IntDistribution(1, 1000, log=True)}, [{"x": 48}]
     )
@@ -92,7 +92,7 @@ def test_variances_agree_with_joint_draws():
     assert own + of_first - 2 * shared == pytest.approx(between, rel=0.1, abs=2e-4)
 
 
-def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(monkeypatch):
+def test_interactions_equal_the_inner_products_of_all_pairs_of_columns(monkeypatch):
     coding = Coding(SPACE)
     codes = coding.all_codes()
     columns = [knob.pair_columns()[codes[:, place]] for place, knob in enumerate(coding.knobs)]
@@ -108,7 +108,7 @@ def test_inner_products_of_pairs_are_those_of_all_products_of_two_knobs_columns(
     assert features.of_interactions(features) == pytest.approx(listed @ listed.T)
 
 
-def test_configuration_that_differs_in_three_knobs_is_forecast_less_certainly_than_sums_and_pairs_allow():
+def test_forecast_is_less_certain_the_more_knobs_differ_from_what_was_measured():
     one_each = [0, 1, 2, 3, 4, 6, 12, 18, 16, 20]
     model = fitted(one_each, truth(CODES[one_each]))
     own, _, _ = model.variances(everywhere(), everywhere()[:1])
@@ -117,7 +117,7 @@ def test_configuration_that_differs_in_three_knobs_is_forecast_less_certainly_th
     assert own[num_known > 0].max() < own[differing == 1].mean() < own[differing == differing.max()].max()
 
 
-def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
+def test_modes_in_an_order_inherit_the_effect_of_the_one_before():
     modes = ("off", "default", "reduce-overhead", "max-autotune")
     coding = Coding(
         {"compile.mode": CategoricalDistribution(["max-autotune", "off", "default"])}, ladders={"compile.mode": (modes, 0.6)}
@@ -127,7 +127,7 @@ def test_modes_of_a_ladder_are_as_alike_as_they_are_near():
     assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "what compiling costs, max-autotune costs, too"
 
 
-def test_expected_results_have_the_same_effect_as_a_new_fit_with_them():
+def test_conditioning_on_expected_results_equals_a_new_fit_with_them():
     places, more = [0, 3, 1, 2], [6, 12, 17]
     model, features = fitted(places, truth(CODES[places])), CODING.features(CODES[more])
     noise = np.array([1.0, 2.0, 8.0])
