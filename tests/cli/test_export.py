@@ -101,7 +101,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(cli, encoding):
     cli.environment["PYTHONIOENCODING"] = encoding
     name = os.fsdecode("ü".encode() + b"\xff.html")
     shown = "wrote \\xfc\\udcff.html\n" if encoding == "ascii:strict" else "wrote ü\\udcff.html\n"
-    assert [(ended.returncode, ended.stdout, ended.stderr) for ended in [cli("report", "-o", name)]] == [(0, shown, "")]
+    assert cli.start("report", "-o", name).communicate()[0] == shown  # a fork would keep this process's encoding
     assert (cli.cwd / name).exists()
     assert json.loads(cli("report", "-o", name, "--json").stdout)["file"] == name
     assert cli("sync", "--uri", "none").returncode == 0

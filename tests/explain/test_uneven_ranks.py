@@ -23,7 +23,7 @@ def test_the_rank_with_slow_input_and_its_line_are_named(tmp_path: Path) -> None
     assert entry["passes"]["lines"]["outcome"] == "ok", entry
     finding = next(finding for finding in entry["findings"] if finding["cause"] == "rank skew")
     lines = (PROGRAMS / "uneven.py").read_text().splitlines()
-    number = next(number for number, line in enumerate(lines, 1) if "# the slow shard" in line)
+    number = next(number for number, line in enumerate(lines, 1) if "# reading is slow on rank 1" in line)
     assert finding["where"] == f"rank 1 at uneven.py:{number}"
     assert "in input: `time.sleep(0.003)" in finding["evidence"]
     assert finding["gain"]["low"] > 1  # rank 1 sleeps 12 ms of each step, and a step without that takes less than 6 ms
