@@ -82,6 +82,8 @@ FRACTION = Knob(
 
 
 def _mallocs(here: HostContext) -> list[KnobValue]:
+    if here.observed.get("memory.malloc") == malloc.GLIBC_KEEP:  # by variables of the user's own, which no trial unsets
+        return [malloc.GLIBC_KEEP, *malloc.installed()]
     keeping = [] if here.has_cuda else [malloc.GLIBC_KEEP]  # with a GPU, large blocks are the GPU's: not worth a trial
     return [malloc.GLIBC, *keeping, *malloc.installed()]
 
@@ -123,8 +125,9 @@ MALLOC = Knob(
         "blocks to the kernel and requests them again in the next step, at the cost of a page fault for each 4 KiB."
     ),
     hurts=(
-        "Memory kept for reuse makes processes larger; with glibc_keep, memory between blocks of different sizes may stay "
-        "unused. A GPU that does all of the work leaves little to gain."
+        "Memory kept for reuse makes processes larger: with glibc_keep, up to twice as large if the shapes of batches differ. "
+        "Without autotune (`--format env`), loader workers that are forked in later epochs hold what their parent kept, too. A "
+        "GPU that does all of the work leaves little to gain."
     ),
 )
 

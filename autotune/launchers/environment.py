@@ -7,7 +7,7 @@ from pathlib import Path
 
 import autotune
 from autotune.harness import protocol
-from autotune.knobs.malloc import KEEPING
+from autotune.knobs.malloc import GLIBC_KEEP, KEEPING
 from autotune.launchers.base import Launch
 from autotune.launchers.injection import first_on
 
@@ -81,9 +81,11 @@ def server_environment(launch: Launch) -> dict[str, str]:
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
-    if KEEPING.items() <= launch.env.items():  # the harness produces their effect in the trial
+    if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness produces the variables' effect in the trial
         for name in KEEPING:
-            del environment[name]
+            environment.pop(name, None)
+            if name in os.environ:
+                environment[name] = os.environ[name]
     environment[protocol.MARK_VARIABLE] = mark_of(study_of(launch.folder), SERVER, launch.slot)
     return environment
 

@@ -83,6 +83,18 @@ for step in range(20):
     del block
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 """
+FORKING = """
+import os
+from autotune.harness.knobs.memory import keep_freed_memory, return_freed_memory
+keep_freed_memory()
+os.register_at_fork(before=return_freed_memory)
+block = b"x" * 2**28
+del block
+if os.fork() == 0:
+    print(next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")))
+else:
+    os.wait()
+"""
 KEEP_LATER = """
 from autotune.harness.knobs.memory import keep_freed_memory
 assert keep_freed_memory()
@@ -102,15 +114,28 @@ def test_the_c_library_keeps_freed_memory() -> None:
     assert page_faults(f"{KEEP_LATER}{BLOCKS}", "glibc") < 0.1 * usual
 
 
-@pytest.mark.parametrize("is_set_at_start", [True, False])
-def test_keeping_is_seen_in_the_process(trial: Trial, is_set_at_start: bool) -> None:
+@pytest.mark.parametrize("at_start", [{}, malloc.KEEPING, {**malloc.KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
+def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
+    """Also if variables of the user's own take precedence over those that autotune sets."""
     assert memory.KEEPING == malloc.KEEPING
-    environment = malloc.variables_for("glibc_keep", {}, {}) if is_set_at_start else {}
-    found = trial(
-        "basic.py", knobs={"memory.malloc": "glibc_keep"}, mode="inspect", env=environment, is_fresh=is_set_at_start
-    ).result()
+    knobs = {"memory.malloc": "glibc_keep"}
+    run = trial("basic.py", "blocks=1", knobs=knobs, mode="inspect", env=at_start, is_fresh=bool(at_start))
+    found = run.result()
     report = found.knobs["memory.malloc"]
     assert (report.status, report.observed, found.observed["memory.malloc"]) == (APPLIED, "glibc_keep", "glibc_keep")
+    assert int(run.stdout.split()[0]) < 2**26 // 4096
+
+
+def test_what_the_user_s_variables_keep_is_kept(trial: Trial) -> None:
+    found = trial("basic.py", knobs={"memory.malloc": "glibc"}, mode="inspect", env=malloc.KEEPING, is_fresh=True).result()
+    assert found.knobs["memory.malloc"].status == OVERRIDDEN
+    assert found.knobs["memory.malloc"].reason.endswith("; unset MALLOC_MMAP_MAX_ and MALLOC_TRIM_THRESHOLD_")
+
+
+def test_workers_do_not_hold_what_their_parent_has_kept() -> None:
+    """A forked process sees as little memory as without keeping."""
+    ended = subprocess.run([sys.executable, "-c", FORKING], env=os.environ, capture_output=True, text=True, timeout=60)
+    assert int(ended.stdout) < 2**27 // 1024, ended.stderr
 
 
 def test_a_c_library_that_cannot_keep_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

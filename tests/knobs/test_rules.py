@@ -132,6 +132,7 @@ def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.Monke
     assert knob("memory.malloc").domain(GPU) == ["glibc"]
     assert [knob("memory.malloc").expert(each) for each in (CPU, GPU)] == ["glibc_keep", None]
     assert knob("memory.malloc").expert(replace(CPU, observed={"memory.malloc": "jemalloc"})) is None
+    assert knob("memory.malloc").domain(replace(CPU, observed={"memory.malloc": "glibc_keep"})) == ["glibc_keep"]
     found["jemalloc"] = "/usr/lib/libjemalloc.so.2"
     assert knob("memory.malloc").needs_fresh_start("jemalloc")
     assert knob("memory.malloc").domain(CPU) == ["glibc", "glibc_keep", "jemalloc"]

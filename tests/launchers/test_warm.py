@@ -12,6 +12,7 @@ import torch
 
 from autotune.knobs.malloc import KEEPING
 from autotune.launchers import warm
+from autotune.launchers.environment import server_environment
 from autotune.launchers.local import LocalLauncher
 from tests.launchers.test_local import SHORT
 from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
@@ -354,10 +355,21 @@ def test_other_environment_than_the_server_s_means_a_fresh_start(launcher, folde
 def test_freed_memory_is_kept_in_a_warm_trial_and_not_in_the_server(launcher, folder):
     """The harness makes the trial keep it, so the server that other trials are forked from need not."""
     found = "open(folder + '/found', 'w').write(os.environ['MALLOC_MMAP_MAX_'] + open('/proc/self/environ').read())\nresult()"
-    assert wait(launcher.start(a_launch(folder, program(found), env=KEEPING))).start == "warm"
+    launch = a_launch(folder, program(found), env=KEEPING)
+    launch.spec.knobs["memory.malloc"] = "glibc_keep"
+    assert wait(launcher.start(launch)).start == "warm"
     assert (folder / "found").read_text().startswith("0")
     assert "MALLOC_MMAP_MAX_" not in (folder / "found").read_text()
     assert wait(launcher.start(a_launch(folder, program("result()")))).start == "warm"
+
+
+def test_variables_that_the_user_sets_reach_the_server_whatever_the_trial_s_allocator(folder, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    plain, kept = a_launch(folder, ["python"]), a_launch(folder, ["python"], env=KEEPING)
+    kept.spec.knobs["memory.malloc"] = "glibc_keep"
+    assert server_environment(kept) == server_environment(plain)
+    typed = a_launch(folder, ["python"], env=KEEPING)  # env.MALLOC_... is pinned: the harness has no knob to set
+    assert KEEPING.items() <= server_environment(typed).items()
 
 
 @pytest.mark.parametrize(

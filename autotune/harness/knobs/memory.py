@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
+KEEP = "glibc_keep"
 COLLECTING = "collect_80"  # torch's allocator frees unused blocks early only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
 # The variables with which the C library keeps freed memory: a copy of `autotune.knobs.malloc.KEEPING`. A running process gets
@@ -32,12 +33,17 @@ class MemoryKnobs(KnobHandler):
 
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
-        self._is_kept = False
+        self._host_allocator = "glibc"
 
     def on_torch(self) -> None:
-        """Lets the C library keep freed memory, if the process was started without the variables for it."""
-        if self.asked.get(MALLOC) == "glibc_keep" and host_allocator() == "glibc":
-            self._is_kept = keep_freed_memory()
+        """Lets the C library keep freed memory.
+
+        Variables alone do not suffice: a warm trial was started without them, and GLIBC_TUNABLES takes precedence over them.
+        """
+        self._host_allocator = host_allocator()
+        if self.asked.get(MALLOC) == KEEP and self._host_allocator in ("glibc", KEEP):
+            self._host_allocator = KEEP if keep_freed_memory() else "glibc"
+            os.register_at_fork(before=return_freed_memory)
 
     def on_activate(self) -> None:
         """Limits the device's memory; if `device.memory_limit` is also set, the lower limit applies."""
@@ -49,7 +55,7 @@ class MemoryKnobs(KnobHandler):
 
     def observe(self) -> Dict[str, Any]:
         """Returns the host's allocator; the device's settings can only be compared with a requested value."""
-        return {MALLOC: self._host_allocator()}
+        return {MALLOC: self._host_allocator}
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
@@ -57,13 +63,10 @@ class MemoryKnobs(KnobHandler):
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         if key == MALLOC:
-            return _verify_malloc(asked, self._host_allocator())
+            return _verify_malloc(asked, self._host_allocator)
         if self._context.device != "cuda":
             return KnobReport(NOT_APPLICABLE, NO_CUDA)
         return _verify_allocator(asked) if key == ALLOCATOR else _verify_fraction(asked, self._context.device_index)
-
-    def _host_allocator(self) -> str:
-        return "glibc_keep" if self._is_kept else host_allocator()
 
 
 def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[int]) -> None:
@@ -92,8 +95,8 @@ def host_allocator() -> str:
     """Returns "glibc", "glibc_keep", "jemalloc" or "tcmalloc", by how this process was started."""
     if found := OTHER_MALLOCS.search(read("/proc/self/maps")):
         return found.group(1)
-    at_start = read("/proc/self/environ").split("\0")  # glibc has read it; `os.environ` may have changed since
-    return "glibc_keep" if all(f"{name}={text}" in at_start for name, text in KEEPING.items()) else "glibc"
+    at_start = read("/proc/self/environ").split("\0")  # what glibc has read; `os.environ` may have changed since
+    return KEEP if all(f"{name}={text}" in at_start for name, text in KEEPING.items()) else "glibc"
 
 
 def keep_freed_memory() -> bool:
@@ -105,12 +108,21 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))
 
 
+def return_freed_memory() -> None:
+    """Returns freed memory to the kernel before this process forks.
+
+    Otherwise a loader's workers would hold the pages of all memory that was in use before, once this process writes to them.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 def _verify_malloc(asked: str, found: str) -> KnobReport:
     if found == asked:
         return KnobReport(APPLIED, "", found)
     if not asked.startswith("glibc") and asked not in os.environ.get("LD_PRELOAD", ""):
         return KnobReport(NOT_APPLICABLE, f"no lib{asked} was preloaded: it is not installed here", found)
-    return KnobReport(OVERRIDDEN, f"{asked} was requested, but the process allocates with {found}", found)
+    reason = f"{asked} was requested, but the process allocates with {found}"
+    return KnobReport(OVERRIDDEN, reason + (f"; unset {' and '.join(KEEPING)}" if found == KEEP else ""), found)
 
 
 def _verify_allocator(asked: str) -> KnobReport:
