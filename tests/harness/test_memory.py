@@ -123,7 +123,7 @@ def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) 
     found = run.result()
     report = found.knobs["memory.malloc"]
     assert (report.status, report.observed, found.observed["memory.malloc"]) == (APPLIED, "glibc_keep", "glibc_keep")
-    assert int(run.stdout.split()[0]) < 2**26 // 4096
+    assert int(run.stdout.split()[0]) < 1000  # of 9,766 pages
 
 
 def test_what_the_user_s_variables_keep_is_kept(trial: Trial) -> None:

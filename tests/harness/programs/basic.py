@@ -21,10 +21,10 @@ def make_model():
 
 def blocks():
     """Prints how many page faults it takes to write a block that has been written and freed before."""
-    for _ in range(4):  # small blocks may take places of the first ones
-        torch.ones(2**24)
+    for _ in range(20):  # small blocks may take places of the first ones
+        torch.ones(10_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(2**24)
+    torch.ones(10_000_000)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
