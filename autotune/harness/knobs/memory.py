@@ -42,8 +42,10 @@ class MemoryKnobs(KnobHandler):
         """
         self._host_allocator = host_allocator()
         if self.asked.get(MALLOC) == KEEP and self._host_allocator in ("glibc", KEEP):
-            self._host_allocator = KEEP if keep_freed_memory() else "glibc"
-            os.register_at_fork(before=return_freed_memory)
+            is_kept = keep_freed_memory()
+            self._host_allocator = KEEP if is_kept else "glibc"
+            if is_kept:
+                os.register_at_fork(before=return_freed_memory)
 
     def on_activate(self) -> None:
         """Limits the device's memory; if `device.memory_limit` is also set, the lower limit applies."""
