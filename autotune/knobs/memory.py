@@ -103,7 +103,7 @@ MALLOC = Knob(
     environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
     variables=("LD_PRELOAD", *malloc.KEEPING),
     set_later=tuple(malloc.KEEPING),
-    # Six networks on two cores (torchvision's resnet18 and mobilenet_v2, a transformer, an MLP), glibc_keep: 1.02x to 1.23x.
+    # Seven networks on two cores, glibc_keep: 1.01x to 1.22x (`python -m tests.benchmarks.allocator`).
     usual_gain=0.07,
     usual_spread=0.1,
     brief="allocator of host memory",
