@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from autotune.harness.protocol import KEEPING
+
 # File names of the libraries. If a folder has several, the last by name is used: libtcmalloc_minimal, not libtcmalloc.
 LIBRARIES = {
     "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
@@ -17,12 +19,7 @@ LIBRARIES = {
 FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/lib64")
 ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values()))
 
-# The C library's allocator, but freed memory stays in the process. By default it returns every block above 32 MB to the kernel
-# at once (smaller ones under a threshold that adapts), so that the next step's first touch of each page is a page fault.
-# No block is mapped by itself (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its end is free
-# (M_TRIM_THRESHOLD).
 GLIBC, GLIBC_KEEP = "glibc", "glibc_keep"
-KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @functools.cache

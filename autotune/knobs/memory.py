@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from autotune.harness.protocol import KEEPING
 from autotune.knobs import malloc
 from autotune.knobs.base import HostContext, Knob
 from autotune.knobs.ranges import no_cuda
@@ -101,8 +102,8 @@ MALLOC = Knob(
     domain=_mallocs,
     expert=_expert_malloc,
     environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
-    variables=("LD_PRELOAD", *malloc.KEEPING),
-    set_later=tuple(malloc.KEEPING),
+    variables=("LD_PRELOAD", *KEEPING),
+    set_later=tuple(KEEPING),
     # Seven networks on two cores, glibc_keep: 1.01x to 1.22x (`python -m tests.benchmarks.allocator`).
     usual_gain=0.07,
     usual_spread=0.1,
@@ -110,7 +111,7 @@ MALLOC = Knob(
     phrase="{}",
     in_code={
         malloc.GLIBC: "preload no other allocator (LD_PRELOAD)",
-        malloc.GLIBC_KEEP: " ".join(f"{name}={text}" for name, text in malloc.KEEPING.items()) + " before Python starts",
+        malloc.GLIBC_KEEP: " ".join(f"{name}={text}" for name, text in KEEPING.items()) + " before Python starts",
         "jemalloc": "LD_PRELOAD=libjemalloc.so.2 before Python starts, where it is installed",
         "tcmalloc": "LD_PRELOAD=libtcmalloc_minimal.so.4 before Python starts, where it is installed",
     },

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import autotune
 from autotune.harness import protocol
-from autotune.knobs.malloc import GLIBC_KEEP, KEEPING
+from autotune.harness.protocol import KEEPING
+from autotune.knobs.malloc import GLIBC_KEEP
 from autotune.launchers.base import Launch
 from autotune.launchers.injection import first_on
 

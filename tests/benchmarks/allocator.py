@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 
-from autotune.knobs.malloc import KEEPING
+from autotune.harness.protocol import KEEPING
 from autotune.stats import paired_ratio
 from tests.benchmarks.reporting import interval, machine_lines, table
 

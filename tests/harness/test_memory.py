@@ -17,7 +17,7 @@ import torch
 from autotune.harness import process
 from autotune.harness.knobs import memory
 from autotune.harness.process import MemoryWatch
-from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
+from autotune.harness.protocol import APPLIED, KEEPING, NOT_APPLICABLE, OVERRIDDEN
 from autotune.knobs import malloc
 from autotune.knobs.memory import configuration
 from tests.harness.conftest import Trial
@@ -73,7 +73,7 @@ def test_what_else_is_preloaded_stays() -> None:
     assert malloc.variables_for("glibc", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so"}
     assert malloc.variables_for("glibc", {"LD_PRELOAD": "/opt/libprofile.so"}, installed) == {}
     assert malloc.variables_for("tcmalloc", mine, installed) == {}
-    assert malloc.variables_for("glibc_keep", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so", **malloc.KEEPING}
+    assert malloc.variables_for("glibc_keep", mine, installed) == {"LD_PRELOAD": "/opt/libprofile.so", **KEEPING}
 
 
 BLOCKS = """
@@ -114,10 +114,9 @@ def test_the_c_library_keeps_freed_memory() -> None:
     assert page_faults(f"{KEEP_LATER}{BLOCKS}", "glibc") < 0.1 * usual
 
 
-@pytest.mark.parametrize("at_start", [{}, malloc.KEEPING, {**malloc.KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
+@pytest.mark.parametrize("at_start", [{}, KEEPING, {**KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
 def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
     """Also if variables of the user's own take precedence over those that autotune sets."""
-    assert memory.KEEPING == malloc.KEEPING
     knobs = {"memory.malloc": "glibc_keep"}
     run = trial("basic.py", "blocks=1", knobs=knobs, mode="inspect", env=at_start, is_fresh=bool(at_start))
     found = run.result()
@@ -127,7 +126,7 @@ def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) 
 
 
 def test_what_the_user_s_variables_keep_is_kept(trial: Trial) -> None:
-    found = trial("basic.py", knobs={"memory.malloc": "glibc"}, mode="inspect", env=malloc.KEEPING, is_fresh=True).result()
+    found = trial("basic.py", knobs={"memory.malloc": "glibc"}, mode="inspect", env=KEEPING, is_fresh=True).result()
     assert found.knobs["memory.malloc"].status == OVERRIDDEN
     assert found.knobs["memory.malloc"].reason.endswith("; unset MALLOC_MMAP_MAX_ and MALLOC_TRIM_THRESHOLD_")
 

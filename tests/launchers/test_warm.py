@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from autotune.knobs.malloc import KEEPING
+from autotune.harness.protocol import KEEPING
 from autotune.launchers import warm
 from autotune.launchers.environment import server_environment
 from autotune.launchers.local import LocalLauncher

@@ -9,7 +9,8 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings.device import BATCH, gain_of_larger_batch, idle_frac
 from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import Memory
-from autotune.knobs.malloc import GLIBC_KEEP, KEEPING
+from autotune.harness.protocol import KEEPING
+from autotune.knobs.malloc import GLIBC_KEEP
 from autotune.quantities import percent_text
 
 ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"

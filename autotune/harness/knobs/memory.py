@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from ..cores import read
-from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
+from ..protocol import APPLIED, KEEPING, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
 if TYPE_CHECKING:
@@ -18,9 +18,8 @@ ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.mal
 KEEP = "glibc_keep"
 COLLECTING = "collect_80"  # torch's allocator frees unused blocks early only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
-# The variables with which the C library keeps freed memory: a copy of `autotune.knobs.malloc.KEEPING`. A running process gets
-# the same effect through mallopt(3), except that -1 stands for a threshold that is never reached.
-KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+# A running process gets the effect of the variables `KEEPING` through mallopt(3), where -1 stands for a threshold that is never
+# reached.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 OTHER_MALLOCS = re.compile(r"lib(jemalloc|tcmalloc)[^/]*\.so")
 FRACTION_TOLERANCE = 1e-3  # allowed difference between a requested fraction and the one read back: torch stores bytes
