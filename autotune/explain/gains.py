@@ -28,6 +28,11 @@ class Gain:
     high: float
     kind: Kind
 
+    @property
+    def width(self) -> float:
+        """Width of the interval as a fraction of the rate: 0.3 for a gain of 50 % [30, 75]."""
+        return (self.high - self.low) / (1 + self.mid)
+
     def holds(self, measured: float) -> bool:
         """Returns whether a measured gain lies inside the interval."""
         return self.low <= measured <= self.high

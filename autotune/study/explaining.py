@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -40,6 +40,9 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
+# When `autotune explain` has tried all findings, it repeats checks in the time left, as long as their intervals are wider than
+# WIDE_FRAC of the rate, each up to MAX_PAIRS pairs.
+WIDE_FRAC, MAX_PAIRS = 0.1, 8
 # If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry, or after the
 # program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names --retry.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
@@ -200,10 +203,17 @@ class Explaining:
             if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
                 self._run_pass(record, which, ends_s=None)
         self._is_retrying = wanted.is_retrying
-        self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60)
+        self.explain(record, role, ends_s=session.inputs.clock.monotonic() + wanted.minutes * 60, is_repeating=True)
 
-    def explain(self, record: TrialRecord, role: str, *, ends_s: float | None) -> None:
-        """Finds what costs time in a trial, from the passes that ran, and checks findings while there is time."""
+    def explain(self, record: TrialRecord, role: str, *, ends_s: float | None, is_repeating: bool = False) -> None:
+        """Finds what costs time in a trial, from the passes that ran, and checks findings while there is time.
+
+        Args:
+            record: the trial.
+            role: its role in the study.
+            ends_s: when the checks end, as the study's clock shows it; None if nothing limits them.
+            is_repeating: whether uncertain checks are repeated in the time left.
+        """
         passes = self._passes(record)
         if not passes:
             return
@@ -217,7 +227,7 @@ class Explaining:
         findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *notes])
         num_before = len(self._session.records)
-        findings, made = self._tried(evidence, findings, ends_s)
+        findings, made = self._tried(evidence, findings, ends_s, is_repeating=is_repeating)
         if made or any(one.unskippable or _is_open(one) for one in findings):
             findings = [found for one in findings for found in _left(one, evidence)]
             ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
@@ -271,39 +281,46 @@ class Explaining:
     # Checks -----------------------------------------------------------------------------------------------------------------
 
     def _tried(
-        self, evidence: Evidence, findings: Sequence[Finding], ends_s: float | None
+        self, evidence: Evidence, findings: Sequence[Finding], ends_s: float | None, *, is_repeating: bool
     ) -> tuple[list[Finding], list[checks.Check]]:
-        """Tries findings while there is time, the largest gains first, in one ABBA round each.
+        """Tries findings while there is time, the largest gains first, in one ABBA round each, and may repeat uncertain ones.
 
         A finding is tried with the setting that it proposes, or without the stages that cost too much. Returns all findings,
         each with its check if it was tried, and these checks.
         """
-        kept: list[Finding] = []
-        made: list[checks.Check] = []
-        num_new, number = 0, evidence.record.number
-        for finding in findings:
-            check = None
-            if _is_open(finding):
-                check = checks.made_before(finding, number, (self.document or {}).get("checks") or ())
-                if check is None and num_new < MAX_CHECKS and (check := self._try(evidence, finding, ends_s)):
-                    num_new += 1
-            if check:
-                made.append(check)
-            kept.append(checks.with_check(finding, check) if check else finding)
-        return kept, made
+        earlier = (self.document or {}).get("checks") or ()
+        made: dict[int, checks.Check] = {}  # index of a finding -> its check
+        pairs: dict[int, list[Pair]] = {}  # index of a finding that is tried now -> its pairs
+        for index, finding in enumerate(findings):
+            if not _is_open(finding):
+                continue
+            if before := checks.made_before(finding, evidence.record.number, earlier):
+                made[index] = before
+            elif len(pairs) < MAX_CHECKS and (found := self._try(evidence, finding, ends_s)):
+                pairs[index], made[index] = found, self._check_of(evidence, finding, found)
+        while is_repeating and (index := _least_certain(made, pairs)) is not None:
+            if not (found := self._try(evidence, findings[index], ends_s)):
+                break
+            pairs[index] += found
+            made[index] = self._check_of(evidence, findings[index], pairs[index])
+        kept = [checks.with_check(one, made[index]) if index in made else one for index, one in enumerate(findings)]
+        return kept, list(made.values())
 
-    def _try(self, evidence: Evidence, finding: Finding, ends_s: float | None) -> checks.Check | None:
+    def _try(self, evidence: Evidence, finding: Finding, ends_s: float | None) -> list[Pair]:
+        """Measures what a finding's remedy gains in one ABBA round. Returns its pairs; [] if it was not measured."""
         session, record, cause = self._session, evidence.record, finding.cause
         knobs, skipped = self._remedied(record, finding)
         has_failed = not self._is_retrying and self._failed_without(evidence, finding) is not None
         if has_failed or not self._is_time_for(self._pairs_s(record, knobs), ends_s):
-            return None
+            return []
         new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
         sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
         pairs = self._abba(record, cause, sides, ends_s)
-        if len(pairs) < len(ORDER) // 2:  # a single pair shows no spread
-            return None
-        return self._check(record, finding, pairs, how=WITHOUT if skipped else checks.PAIRS)
+        return pairs if len(pairs) == len(ORDER) // 2 else []  # a single pair shows no spread
+
+    def _check_of(self, evidence: Evidence, finding: Finding, pairs: Sequence[Pair]) -> checks.Check:
+        how = WITHOUT if self._remedied(evidence.record, finding)[1] else checks.PAIRS
+        return self._check(evidence.record, finding, pairs, how=how)
 
     def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
         """Returns the last trial that skipped the stages of a finding and failed; None if there is none.
@@ -405,6 +422,18 @@ class Explaining:
         made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
         self.document = explanation.with_check(self.document or explanation.empty(), made)
         session.folder.write_explanation(self.document)
+
+
+def _least_certain(made: Mapping[int, checks.Check], pairs: Mapping[int, Sequence[Pair]]) -> int | None:
+    """Returns the index of the finding whose check is to be repeated: the least certain; None if all are certain enough.
+
+    Args:
+        made: index of a finding -> its check.
+        pairs: index of a finding that can be repeated -> its pairs.
+    """
+    widths = {index: made[index].measured.width for index, found in pairs.items() if len(found) < MAX_PAIRS}
+    index = max(widths, key=lambda each: widths[each], default=None)
+    return index if index is not None and widths[index] > WIDE_FRAC else None
 
 
 def _left(finding: Finding, evidence: Evidence) -> list[Finding]:

@@ -30,6 +30,9 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
+# The late proposals wait for the running trials, because one of them may become the best. If there are at most FEW_FRAC as many as
+# finished ones, that is too unlikely to leave slots idle.
+FEW_FRAC = 0.1
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
@@ -272,12 +275,13 @@ class Search:
 
     def _late(self) -> Iterator[Proposal]:
         """Yields the best so far: with each costly value, then without ineffective changes, then restricted to lower tiers."""
-        self._session.schedule.drain()  # a trial that still runs may become the best
+        self._wait_for_the_best()
         best = self._incumbent
         for why, key, value in self._costly:
             if not self._settled.is_measured(key, value):
                 yield Proposal(knobs=self._space.active({**self._incumbent.knobs, key: value}), why=why, origin=LATE)
-        self._session.schedule.drain()
+        if self._costly:
+            self._session.schedule.drain()
         if self._sampler_name != "grid" and (trimmed := self._trimmed()):
             yield trimmed
         for tier in (Tier.numerics, Tier.exact):
@@ -286,6 +290,12 @@ class Search:
                 knobs = self._space.active({**self._space.reference, **kept})
                 why = f"the best so far (trial {best.number}) as far as tier {tier} allows"
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
+
+    def _wait_for_the_best(self) -> None:
+        """Waits until no trial runs, unless the running trials are too few to expect that one of them becomes the best."""
+        schedule = self._session.schedule
+        if schedule.num_running > FEW_FRAC * self._budget.num_searched:
+            schedule.drain()
 
     def _trimmed(self) -> Proposal | None:
         """Returns the best so far without its ineffective changes, so that the finals measure what is exported."""

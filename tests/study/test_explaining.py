@@ -19,7 +19,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import MAX_CHECKS, explainable
+from autotune.study.explaining import MAX_CHECKS, MAX_PAIRS, WIDE_FRAC, explainable
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
@@ -230,6 +230,18 @@ def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
     assert finding["gain"]["mid"] == pytest.approx(0.216, abs=0.05)  # less than 30 %, because loading takes time, too
     assert finding["check"]["predicted"]["kind"] == "predicted"
     assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
+
+
+def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench.run()
+    summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
+    check = summary["explanation"]["explained"][0]["findings"][0]["check"]
+    trials = [trial for trial in made_bench.trials if trial.kind is Kind.check]
+    assert check["num_pairs"] == len(trials) / 2 > 2
+    gain = Gain(**check["measured"])
+    assert gain.width <= WIDE_FRAC or check["num_pairs"] == MAX_PAIRS
+    assert summary["explanation"]["accuracy"]["checked"] == 1
 
 
 def decoding(which, knobs):

@@ -144,12 +144,15 @@ def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
     assert search._reason == ANSWER_FIRST
 
 
-def test_late_proposals_restrict_the_best_of_all_trials_that_have_begun():
+@pytest.mark.parametrize(("num_searched", "best"), [(49, "b"), (50, "a")], ids=["one-may-win", "one-will-hardly-win"])
+def test_late_proposals_wait_for_running_trials_unless_they_are_few(num_searched, best):
     """The best when the late proposals begin may be one that still runs."""
     first, second = (SimpleNamespace(number=number, knobs={key: 1}, changed={key: 1}) for number, key in ((3, "a"), (4, "b")))
+    schedule = SimpleNamespace(num_running=5, drain=lambda: setattr(search, "_incumbent", second))
     search = SimpleNamespace(_incumbent=first, _costly=[], _sampler_name="tpe", _trimmed=lambda: None)
-    search._session = SimpleNamespace(schedule=SimpleNamespace(drain=lambda: setattr(search, "_incumbent", second)))
+    search._session, search._budget = SimpleNamespace(schedule=schedule), SimpleNamespace(num_searched=num_searched)
+    search._wait_for_the_best = lambda: Search._wait_for_the_best(search)
     search._space = SimpleNamespace(reference={"a": 0, "b": 0}, active=lambda knobs: knobs, tier=lambda _: Tier.exact)
     proposals = list(Search._late(search))
-    assert [proposal.knobs for proposal in proposals] == [{"a": 0, "b": 1}] * 2
-    assert all("trial 4" in proposal.why for proposal in proposals)
+    assert [proposal.knobs for proposal in proposals] == [{"a": 0, "b": 0, best: 1}] * 2
+    assert all(f"trial {({'a': 3, 'b': 4})[best]}" in proposal.why for proposal in proposals)
