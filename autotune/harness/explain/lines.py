@@ -30,13 +30,13 @@ NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for inp
 
 
 def pages_touched() -> int:
-    """Returns this process's page faults so far that did not make it larger than ever before, in pages."""
+    """Returns the number of this process's page faults so far, without those that made it larger than ever before."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process; those in the sampler's thread go to its `collected_s`."""
+    """Times garbage collections in the training process. Those in the sampler's thread are also added to its `collected_s`."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
@@ -72,7 +72,7 @@ class LinesPass(Pass):
         self._sources = Sources()
         self._began_s = 0.0
         self._before, self._pages = (0, 0, 0.0, 0.0), 0
-        self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these waited for the loader
+        self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these steps waited for the loader
 
     def begin(self) -> None:
         """See the base class."""
