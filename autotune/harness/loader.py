@@ -161,7 +161,7 @@ class Loader:
         return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether this loader has trained and `other` is the same loader made again (each epoch, say): same site and arguments.
+        """Whether this loader has trained and `other` is the same loader made again (e.g. each epoch): same site and arguments.
 
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.
@@ -187,7 +187,7 @@ def _nothing() -> Any:
 def _weakly(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value) if value is not None else _nothing
-    except TypeError:  # a list, say
+    except TypeError:  # for example a list
         return lambda: value
 
 

@@ -150,7 +150,7 @@ class ModuleWatch:
         if self._calls_left > 0:
             self.look()
             return
-        self.is_looking = False  # the new optimizer never steps: it is a copy, say
+        self.is_looking = False  # the new optimizer never steps, for example because it is a copy
         self.settle()
 
     def uninstall(self) -> None:

@@ -12,7 +12,7 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class ove
 
 
 class _NoSubclassHook:
-    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (a registry, say) is not called.
+    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (e.g. a registry) is not called.
 
     This class has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
     """

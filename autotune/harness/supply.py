@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken. Only its changes mean something: if an epoch is cut short, some are never taken."""
+        """Batches made and not yet taken. Only its changes are meaningful: if an epoch is cut short, some are never taken."""
         return self.made - self.taken
 
 

@@ -18,8 +18,8 @@ from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has
-# seen that many or until it has lasted MOST times that length.
+# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it continues until it
+# has seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
 # A sample takes a larger share of a short step. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The

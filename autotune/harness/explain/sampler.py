@@ -75,7 +75,7 @@ class LineSampler(threading.Thread):
         sys.setswitchinterval(self._switch_s)
 
     def run(self) -> None:
-        """Samples until told to stop."""
+        """Samples until `stop` is called."""
         draw, clock, interval_s = random.Random(0).uniform, time.perf_counter, self._interval_s
         last_s = began_s = clock()
         while not self._is_over:

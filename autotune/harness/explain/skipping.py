@@ -209,7 +209,7 @@ def check_skipped() -> None:
     """Checks that the functions were skipped.
 
     Raises:
-        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (a list of callbacks, say).
+        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (e.g. a list of callbacks).
     """
     if _not_skipped_yet:
         why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
