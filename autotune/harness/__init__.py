@@ -48,7 +48,7 @@ from typing import Optional
 
 
 def wake(spec_path: str) -> None:
-    """Arms this process: once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
+    """Prepares this process. Once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
 
     Args:
         spec_path: the value of the environment variable protocol.SPEC_VARIABLE.
@@ -65,7 +65,7 @@ def wake(spec_path: str) -> None:
 
 
 def join(spec: str) -> None:
-    """Arms a process that has called `autotune.apply`; `spec` is JSON, not a path. torch may already be imported."""
+    """Prepares a process that has called `autotune.apply`; `spec` is JSON, not a path. torch may already be imported."""
     from . import boot, state
 
     state.is_called = True

@@ -124,7 +124,7 @@ def _interval_of_transformers(trainer: Any) -> Optional[int]:
     return int(arguments.logging_steps)
 
 
-def _seldom_of_transformers(trainer: Any, steps: int) -> None:
+def _set_interval_of_transformers(trainer: Any, steps: int) -> None:
     arguments = trainer.args
     arguments.logging_nan_inf_filter = arguments.logging_nan_inf_filter and steps == 1
     if arguments.logging_steps >= 1:
@@ -145,7 +145,7 @@ def _interval_of_lightning(trainer: Any) -> Optional[int]:
     return min(found, default=None)
 
 
-def _seldom_of_lightning(trainer: Any, steps: int) -> None:
+def _set_interval_of_lightning(trainer: Any, steps: int) -> None:
     bar = _bar_of_lightning(trainer)
     if bar is not None and _counts_batches(bar):
         bar._refresh_rate = max(int(bar.refresh_rate), steps)
@@ -164,10 +164,10 @@ def _why_not_of_lightning(trainer: Any) -> str:
 
 
 _LIGHTNING = MetricReader(  # `fit` and the like call `_run`; they stay unpatched, because a CLI inspects their signatures
-    "Trainer", "_run", _interval_of_lightning, _seldom_of_lightning, _why_not_of_lightning
+    "Trainer", "_run", _interval_of_lightning, _set_interval_of_lightning, _why_not_of_lightning
 )
 METRIC_READERS: Dict[str, MetricReader] = {  # by the module that defines the class
-    "transformers.trainer": MetricReader("Trainer", "train", _interval_of_transformers, _seldom_of_transformers),
+    "transformers.trainer": MetricReader("Trainer", "train", _interval_of_transformers, _set_interval_of_transformers),
     "lightning.pytorch.trainer.trainer": _LIGHTNING,
     "pytorch_lightning.trainer.trainer": _LIGHTNING,
 }

@@ -1,4 +1,4 @@
-"""Keeps workers that a knob has added (loader.num_workers) from yielding samples of an outdated copy of the data set.
+"""Prevents workers that a knob has added (loader.num_workers) from yielding samples of an outdated copy of the data set.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
 the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers

@@ -28,7 +28,7 @@ class Applied:
     def __init__(self, context: TrialContext, *, is_called: bool) -> None:
         self._context, self._is_called = context, is_called
         self._spec = spec = context.spec
-        self._is_told = self._has_trained = False
+        self._has_reported = self._has_trained = False
         late = {**spec.late, **_impossible(spec.knobs)}
         self._left_out = {key: protocol.KnobReport(protocol.NOT_APPLICABLE, why) for key, why in late.items()}
         self._asked = {**spec.knobs, **spec.passed}
@@ -54,8 +54,8 @@ class Applied:
         context = self._context
         if not context.loaders.is_uninstalled:
             context.loaders.take_step(0.0, context.modules.unit)
-        if not self._is_told:
-            self._tell([])
+        if not self._has_reported:
+            self._report([])
         if not context.modules.is_looking:
             context.writes.stand_down()
             context.loaders.uninstall()
@@ -65,16 +65,16 @@ class Applied:
     def at_exit(self) -> None:
         """Called as the program ends: reports what took effect, unless a step has already triggered the report."""
         has_failed = getattr(sys, "last_value", None) is not None  # the traceback is enough information for the user
-        if self._is_told or has_failed or not (self._has_trained or self._is_called):
+        if self._has_reported or has_failed or not (self._has_trained or self._is_called):
             return
         hint = "no optimizer step was seen"
         if self._is_called and not self._has_trained:
             hint += " after autotune.apply(): call it before the model, the loader and the optimizer are made"
-        self._tell([hint])
+        self._report([hint])
 
-    def _tell(self, lines: List[str]) -> None:
+    def _report(self, lines: List[str]) -> None:
         """Reports once per job which settings are in effect, and whether torch or the device differs from `Spec.made_on`."""
-        self._is_told = True
+        self._has_reported = True
         ranks = process.group()
         rank = ranks.get_rank() if ranks else protocol.launched_rank(os.environ)
         if rank != 0 or not self._asked:

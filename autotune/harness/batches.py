@@ -78,7 +78,7 @@ class Sizes:
         return self.dimension is not None
 
     def count(self, batch: Any, shape: Tuple[int, ...], asked: int, batch_size: Optional[int]) -> float:
-        """Returns the samples of a batch, or its tokens if `unit` says so.
+        """Returns the samples of a batch, or its tokens if `unit` is "tokens".
 
         Args:
             batch: as the loader yields it.
@@ -190,7 +190,7 @@ class CallSizes:
         self._first = first
         self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if the input is a single sample
         self.unit = "samples"
-        self.odd_shape: Optional[Tuple[int, ...]] = None  # of an input in which no dimension is the requested batch size
+        self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None
 
     @property
@@ -199,7 +199,7 @@ class CallSizes:
         return self._dimension is not None
 
     def count(self, args: Any, kwargs: Any) -> float:
-        """Returns the samples of one call, or its tokens if `unit` says so."""
+        """Returns the samples of one call, or its tokens if `unit` is "tokens"."""
         tensor = next(_tensors(args), None)
         if tensor is None:
             tensor = next(_tensors(kwargs), None)

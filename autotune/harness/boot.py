@@ -93,8 +93,8 @@ def wait_for_torch(spec_path: str) -> None:
 def keep_records_away() -> None:
     """Prevents a trial from logging to the user's account and tracking server, even if the program's code selects them.
 
-    The environment of a trial already does so (offline mode, a separate store). This function covers programs that override
-    their environment.
+    The environment of a trial already prevents this (offline mode, a separate store). This function covers programs that
+    override their environment.
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
 

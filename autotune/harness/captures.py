@@ -59,24 +59,24 @@ class CapturedSteps:
             def counted_replay(graph: Any) -> None:
                 samples = self._graphs.get(graph)
                 if samples is not None:
-                    self._begins(samples)
+                    self._replay_begins(samples)
                 replay(graph)
                 if samples is not None:
-                    self._ends()
+                    self._replay_ends()
 
             return counted_replay
 
         patches.install(torch.cuda.CUDAGraph, "capture_end", around_end)
         patches.install(torch.cuda.CUDAGraph, "replay", around_replay)
 
-    def _begins(self, samples: float) -> None:
+    def _replay_begins(self, samples: float) -> None:
         try:
             self._context.clock.batch_is_there()
             self._context.modules.give_samples(samples)
         except Exception:
             self._context.broke("timing the replay of a step")
 
-    def _ends(self) -> None:
+    def _replay_ends(self) -> None:
         if self._context.losses is not None:
             self._context.losses.replayed()
         self._context.step_done()

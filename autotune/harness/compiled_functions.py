@@ -92,5 +92,5 @@ class CompiledFunctions:
 
 
 def _inputs(values: Iterable[Any]) -> List[Any]:
-    """Returns the arguments of a function that may hold a batch: no module or trainer, whose parameters would be counted."""
+    """Returns the arguments that may hold a batch; leaves out modules and trainers, whose parameters would be counted."""
     return [v for v in values if isinstance(v, (list, tuple, dict)) or (isinstance(v, Tensor) and not v.requires_grad)]

@@ -22,9 +22,9 @@ PATIENCE_S, PATIENCE_TIMES = 10.0, 4.0
 # Gaps make cycles only if at least LIKE_FRAC of the distances between them, in steps, are within a factor of LIKE of the median
 # distance. A loader's stalls come at random, so the distances between them differ more.
 LIKE, LIKE_FRAC = 1.5, 0.6
-# A gap like the baseline's is awaited until TOLD_TIMES times the seconds and TOLD_STEPS_TIMES times the steps of the baseline's
-# cycle have passed. After that, this trial is assumed to have no cycles, or shorter cycles.
-TOLD_TIMES, TOLD_STEPS_TIMES = 3.0, 1.5
+# A gap like the baseline's is awaited until BASELINE_TIMES times the seconds and BASELINE_STEPS_TIMES times the steps of the
+# baseline's cycle have passed. After that, this trial is assumed to have no cycles, or shorter cycles.
+BASELINE_TIMES, BASELINE_STEPS_TIMES = 3.0, 1.5
 MAX_GAPS = 64  # number of most recent gaps that are kept
 
 
@@ -54,13 +54,13 @@ class Cycles:
     Args:
         width: number of the loader's workers, or 1; gaps every `width` steps are the loader's bursts.
         frequent_s: gaps closer together than this make no cycles.
-        told: the baseline's cycle, `Spec.cycle`. If it is {} (the baseline had no cycles), gaps with evaluations are left out.
+        baseline: its cycle, `Spec.cycle`. If it is {} (the baseline had no cycles), gaps with evaluations are left out.
     """
 
-    def __init__(self, width: int, frequent_s: float, *, told: Optional[Dict[str, float]] = None) -> None:
+    def __init__(self, width: int, frequent_s: float, *, baseline: Optional[Dict[str, float]] = None) -> None:
         self._width, self._frequent_s = width, frequent_s
-        self._has_told_none = told == {}
-        self._told_s, self._told_steps = (told["seconds"], told["steps"]) if told else (0.0, 0.0)
+        self._baseline_has_none = baseline == {}
+        self._baseline_s, self._baseline_steps = (baseline["seconds"], baseline["steps"]) if baseline else (0.0, 0.0)
         self._gaps: List[Gap] = []
         self._from_steps, self._from_s = 0, 0.0  # beginning of the steps over which the mean is taken
         self._typical_s: Optional[float] = None
@@ -68,7 +68,7 @@ class Cycles:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to look for: no gap was seen, and none is expected from the baseline."""
-        return not self._gaps and not self._told_s
+        return not self._gaps and not self._baseline_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
         """Restarts the mean of normal steps, after a step that must not count, for example because something was compiled."""
@@ -89,7 +89,7 @@ class Cycles:
             self._typical_s = (end_s - step_s - self._from_s) / before
         if self._typical_s is None or step_s < GAP_TIMES * self._typical_s:
             return False
-        if is_evaluation and self._has_told_none:
+        if is_evaluation and self._baseline_has_none:
             self.begin_after(steps, end_s)
             return True
         gap = Gap(steps, end_s, samples, step_s, end_s - self._from_s, is_evaluation)
@@ -109,14 +109,14 @@ class Cycles:
         while left:
             least_s = max(gap.size_s for gap in left) / SAME_KIND
             kind = [gap for gap in left if gap.size_s >= least_s]
-            if self._comes_again(kind, now_s):
+            if self._may_recur(kind, now_s):
                 return kind
             left = [gap for gap in left if gap.size_s < least_s]
         return []
 
-    def _comes_again(self, kind: List[Gap], now_s: float) -> bool:
-        longest_s, patience_s = max(gap.size_s for gap in kind), max(PATIENCE_S, TOLD_TIMES * self._told_s)
-        steps, seconds = _apart(kind)
+    def _may_recur(self, kind: List[Gap], now_s: float) -> bool:
+        longest_s, patience_s = max(gap.size_s for gap in kind), max(PATIENCE_S, BASELINE_TIMES * self._baseline_s)
+        steps, seconds = _distances(kind)
         if len(kind) > 1:
             is_frequent = sum(steps) <= 2 * self._width * len(steps) or sum(seconds) <= self._frequent_s * len(steps)
             if is_frequent or not _are_alike(steps):
@@ -127,7 +127,7 @@ class Cycles:
 
     def is_awaited(self, steps: int, seconds: float) -> bool:
         """Whether a gap like the baseline's may still come after `steps` steps and `seconds` seconds of the window."""
-        return seconds < TOLD_TIMES * self._told_s or steps < TOLD_STEPS_TIMES * self._told_steps
+        return seconds < BASELINE_TIMES * self._baseline_s or steps < BASELINE_STEPS_TIMES * self._baseline_steps
 
 
 class Whole(NamedTuple):
@@ -156,7 +156,7 @@ def whole(gaps: List[Gap]) -> Optional[Whole]:
     if len(gaps) < 2:
         return None
     first, last = gaps[0], gaps[-1]
-    block_s = _apart(gaps)[1]
+    block_s = _distances(gaps)[1]
     samples = [b.samples - a.samples for a, b in zip(gaps, gaps[1:])]  # noqa: B905, RUF007 (Python 3.9)
     rates = [each / seconds for each, seconds in zip(samples, block_s)]  # noqa: B905
     return Whole(first, last.steps - first.steps, last.end_s - first.end_s, last.samples - first.samples, rates, block_s)
@@ -167,7 +167,7 @@ def in_words(steps: float, seconds: float) -> str:
     return f"steps come in cycles of {steps:.0f} steps in {seconds:.3g} s"
 
 
-def _apart(gaps: List[Gap]) -> Tuple[List[int], List[float]]:
+def _distances(gaps: List[Gap]) -> Tuple[List[int], List[float]]:
     """Returns steps and seconds from each gap to the next."""
     pairs = list(zip(gaps, gaps[1:]))  # noqa: B905, RUF007 (Python 3.9)
     return [b.steps - a.steps for a, b in pairs], [b.end_s - a.end_s for a, b in pairs]

@@ -109,7 +109,7 @@ class Delayed(Tensor):
             handled = _handled(name, first, args[1:], kwargs)
             if handled is not None:
                 return handled
-        elif name == "stack" and state.is_on and _is_along_new_rows(args, kwargs) and _is_alike(first):
+        elif name == "stack" and state.is_on and _is_along_first_dimension(args, kwargs) and _is_alike(first):
             return _stack(first, torch.stack)
         return func(*tree_map(plain, args), **tree_map(plain, kwargs))
 
@@ -166,11 +166,11 @@ def _handled(name: str, image: Delayed, args: Any, kwargs: Dict[str, Any]) -> An
     if name == "clone":
         return Delayed.of(Content(image.content.data, image.content.steps), image.kind)
     if name in ARITHMETIC and len(args) == 1:
-        return _noted(image, name, _operand(args[0], image.content.data.shape))
+        return _record_operation(image, name, _operand(args[0], image.content.data.shape))
     return None
 
 
-def _noted(image: Delayed, name: str, operand: Optional[Operand]) -> Any:
+def _record_operation(image: Delayed, name: str, operand: Optional[Operand]) -> Any:
     if operand is None:
         return None
     content, steps = image.content, (*image.content.steps, (ARITHMETIC[name], operand))
@@ -218,7 +218,7 @@ def _moved(image: Delayed, args: Any, kwargs: Dict[str, Any]) -> Any:
 # --- batches ---
 
 
-def _is_along_new_rows(args: Any, kwargs: Dict[str, Any]) -> bool:
+def _is_along_first_dimension(args: Any, kwargs: Dict[str, Any]) -> bool:
     return args[1:] in ((), (0,)) and kwargs in ({}, {"dim": 0})
 
 

@@ -91,16 +91,16 @@ class Ending:
                 context.modules.is_looking = False
                 context.modules.uninstall()
             return
-        is_kernels = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
+        is_kernel_fault = FAULT_OF_A_KERNEL.search(_message(sys.exc_info()[1])) is not None
         with contextlib.suppress(OSError):  # the disk is full
-            said = "an earlier kernel of the program failed, which was noticed" if is_kernels else "the harness failed"
+            said = "an earlier kernel of the program failed, which was noticed" if is_kernel_fault else "the harness failed"
             sys.stderr.write(f"autotune: {said} while {doing}\n{traceback.format_exc()}")
         if context.is_over:
             return
         context.is_over = True
         self._note(*sys.exc_info())
         assert self.error is not None
-        if not is_kernels:
+        if not is_kernel_fault:
             what = f"{doing} ({self.error['knob']})" if "knob" in self.error else doing
             self.error["message"] = f"autotune's harness failed while {what}: {self.error['message']}"
         try:

@@ -142,7 +142,7 @@ class Gradients:
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
-        """Whether the harness drives this optimizer's steps: true for the first that steps, until a second one does."""
+        """Whether the harness drives this optimizer's steps: true for the first one that steps, until a second one steps."""
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -158,7 +158,7 @@ class Gradients:
         return True
 
     def _own(self) -> Any:
-        """Returns the optimizer that steps; before the first step, the one made last. None if it no longer exists."""
+        """Returns the optimizer that steps; before the first step, the optimizer made last. None if it no longer exists."""
         if self._optimizer is not None:
             return self._optimizer()
         return next(reversed(self._context.optimizers.optimizers()), None)

@@ -53,7 +53,7 @@ def _put(name: str, around: Callable[[Call], Call]) -> None:
 
 
 class Function:
-    """A callable that, like a built-in, does not become a method as a class attribute; pathlib of Python 3.9 needs that."""
+    """A callable that, like a built-in, does not become a method when a class holds it. pathlib of Python 3.9 needs that."""
 
     __module__ = "os"  # where pickle looks it up
 
@@ -139,7 +139,7 @@ class Kept:
                 remove(path, dir_fd=dir_fd)
             except OSError as error:
                 folder = os.path.realpath(_at(path, dir_fd))
-                if error.errno != errno.ENOTEMPTY or not self._holds_kept(folder):
+                if error.errno != errno.ENOTEMPTY or not self._holds_only_kept(folder):
                     raise
                 self._removed.add(folder)
 
@@ -180,7 +180,7 @@ class Kept:
     def _is_any_in(self, folder: str) -> bool:
         return any(_is_within(kept, folder) for kept in self._paths)
 
-    def _holds_kept(self, folder: str) -> bool:
+    def _holds_only_kept(self, folder: str) -> bool:
         self._read()
         return all(any(_is_within(kept, entry.path) for kept in self._paths) for entry in os.scandir(folder))
 

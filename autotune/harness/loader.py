@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import batches, members, persistent, sites, startable, worker
 
-# The data set is examined after each of the first NUM_TOLD batches. It counts as changing after MIN_CHANGED changes.
-NUM_TOLD, MIN_CHANGED = 4, 2
+# The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
+NUM_EXAMINED, MIN_CHANGED = 4, 2
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -44,8 +44,8 @@ class Loader:
         self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
-        self.told: Optional[List[Any]] = None  # facts about the data set after the last batch; None if they are not needed
-        self._num_told = self._num_changed = 0
+        self.last_facts: Optional[List[Any]] = None  # facts about the data set after the last batch; None if not needed
+        self._num_examined = self._num_changed = 0
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -94,19 +94,19 @@ class Loader:
         return {"dataset": self.dataset} if loader is None else {name: members.attribute(loader, name) for name in names}
 
     @property
-    def is_to_be_told(self) -> bool:
-        """Whether to note facts about the data set: true for the first NUM_TOLD batches of a loader without workers."""
-        return self._num_told < NUM_TOLD and not self.num_workers
+    def needs_facts(self) -> bool:
+        """Whether to note facts about the data set: true for the first NUM_EXAMINED batches of a loader without workers."""
+        return self._num_examined < NUM_EXAMINED and not self.num_workers
 
-    def tell(self) -> None:
+    def note_facts(self) -> None:
         """Notes facts about the data set after a batch."""
-        self._num_told += 1
-        self.told = persistent.facts([self.dataset])
+        self._num_examined += 1
+        self.last_facts = persistent.facts([self.dataset])
 
     def compare(self) -> None:
         """Compares the data set with what it was after the last batch; called before the next batch is fetched."""
-        self._num_changed += persistent.facts([self.dataset]) != self.told
-        self.told = None
+        self._num_changed += persistent.facts([self.dataset]) != self.last_facts
+        self.last_facts = None
 
     @property
     def is_changed_between_batches(self) -> bool:
@@ -161,7 +161,7 @@ class Loader:
         return any(each.has_asked for each in worker.read(self.counters_file)) if self.counters_file else False
 
     def is_rebuilt_as(self, other: "Loader") -> bool:
-        """Whether this loader has trained and `other` is the same loader made again (each epoch, say): same site and arguments.
+        """Whether this loader has trained and `other` is the same loader made again (e.g. each epoch): same site and arguments.
 
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.
@@ -187,7 +187,7 @@ def _nothing() -> Any:
 def _weakly(value: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(value) if value is not None else _nothing
-    except TypeError:  # a list, say
+    except TypeError:  # for example a list
         return lambda: value
 
 

@@ -123,7 +123,7 @@ class LoaderWatch:
                 if info is None:
                     return advance(self)
                 watch._current = info
-                if info.told is not None:
+                if info.last_facts is not None:
                     watch._compare(info)
                 began_s = monotonic()
                 batch = advance(self)
@@ -372,8 +372,8 @@ class LoaderWatch:
                 info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
-            if self._is_measuring and self._spec.target is None and info.is_to_be_told:
-                info.tell()
+            if self._is_measuring and self._spec.target is None and info.needs_facts:
+                info.note_facts()
                 info.usual_batch = None  # the next batches must come here as well
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
@@ -392,9 +392,9 @@ class LoaderWatch:
             info.evaluated()
 
     def begin_first_step(self) -> None:
-        """Forgets the batches of steps that were not counted, except the last, which belongs to the step that now begins.
+        """Forgets the batches of steps that were not counted. Keeps the last batch, which belongs to the step that now begins.
 
-        How much of the samples and the wait belongs to it is not known, so it gets the mean over these batches.
+        Samples and wait of the last batch were not recorded separately, so it gets the mean over these batches.
         """
         for info in self.touched:
             info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1

@@ -14,7 +14,7 @@ from .context import TrialContext
 from .knobs import attention
 from .patches import patches
 
-FIRST_GAP_S = 0.25  # doubled before each use: `look_again` has losses recorded 0, 0.5, 1.5, 3.5, ... s after its first call
+FIRST_GAP_S = 0.25  # doubled before each use, so `look_again` records losses 0, 0.5, 1.5, 3.5, ... s after its first call
 MAX_LOSSES = 64  # losses that are recorded one by one
 SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be undone here"
 
@@ -42,7 +42,7 @@ class LossWatch:
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: number of optimizer steps, counted from the first, whose losses are all recorded; None for the first 64.
+        num_steps: all losses of this many first optimizer steps are recorded one by one; if None, the first MAX_LOSSES losses.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
@@ -109,7 +109,7 @@ class LossWatch:
         return bool(self._context.num_steps < self._wanted_steps)
 
     def replayed(self) -> None:
-        """Records the loss of a step that a CUDA graph has made again; called before that step is counted."""
+        """Records the loss of a step that a CUDA graph has replayed; called before that step is counted."""
         if self._captured is None:
             return
         self._last = self._captured

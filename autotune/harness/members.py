@@ -105,7 +105,7 @@ def held(thing: Any) -> Dict[str, Any]:
     """Returns an object's own attributes; {} if it has slots or is implemented in C, or if reading them fails."""
     try:
         own: Any = object.__getattribute__(thing, "__dict__")
-    except Exception:  # no AttributeError if the program's class has its own property `__dict__`, as lazy proxies have
+    except Exception:  # any error, if the program's class has its own property `__dict__`, as lazy proxies have
         return {}
     return own if isinstance(own, (dict, MappingProxyType)) else {}  # type: ignore[return-value]  # the attributes of a class
 

@@ -76,7 +76,7 @@ class Meter:
         self._other_steps, self._other_s, self._other_samples = 0, 0.0, 0.0
         self._opened_s = 0.0  # seconds of `_position` at which the window opened
         self._evaluated_at_s = -math.inf
-        self._cycles = Cycles(self.width, rules.min_s / FREQUENT, told=cycle)
+        self._cycles = Cycles(self.width, rules.min_s / FREQUENT, baseline=cycle)
 
     def feed(self, step_s: float, samples: float, *, is_quiet: bool = True) -> str:
         """Processes a finished step and returns the phase that the trial is now in.
@@ -95,8 +95,8 @@ class Meter:
     def feed_evaluation(self, step_s: float, samples: float) -> str:
         """Processes a step with an evaluation in it, which may be a rollout, and returns the phase.
 
-        If the step is no gap (cycles.py), or evaluations are frequent, it counts like any other step. Otherwise it counts only
-        as part of a cycle.
+        If the step is not a gap (cycles.py), or evaluations are frequent, it counts like any other step. Otherwise it only
+        counts as part of a cycle.
         """
         ended_s = self._position[1] + step_s
         is_often = ended_s - self._evaluated_at_s <= self.rules.min_s / FREQUENT
@@ -139,7 +139,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # longer if the last was not quiet
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice if the last was not quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 
@@ -245,7 +245,7 @@ class Meter:
         width = self._spread_frac
         if width is None:
             return
-        if self._is_narrow() and not self._is_dependent():
+        if self._is_narrow() and not self._is_too_correlated():
             self._end("interval narrow enough")
         elif len(self._window) >= 2 * max(self._checked_at, rules.min_blocks):
             if width > 0.9 * self._checked_width:
@@ -349,12 +349,12 @@ class Meter:
         return f"{found}, and the window of at most {most:g} s holds no whole cycle: {more}"
 
     def _end(self, reason: str) -> None:
-        if not self.is_draining and self._still_moves():  # a draining queue also changes the step time
+        if not self.is_draining and self._restarts_for_trend():  # a draining queue also changes the step time
             return
         self.phase = DONE
         self.reason = self.reason or reason
 
-    def _still_moves(self) -> bool:
+    def _restarts_for_trend(self) -> bool:
         """Returns whether another window was started because the step time changed during this one."""
         found = self._whole()
         rates, between = (found.rates_per_s, []) if found else (self._window.rates_per_s, self._warm.rates_per_s)
@@ -375,7 +375,7 @@ class Meter:
     def _spread_frac(self) -> Optional[float]:
         return spread_frac(self._window.rates_per_s, min_blocks=self.rules.min_blocks)
 
-    def _is_dependent(self) -> bool:
+    def _is_too_correlated(self) -> bool:
         # A longer window helps if the blocks are too correlated for an interval. With few blocks their correlation is unknown,
         # and with slow steps it would cost too much to find out.
         blocks = self._window

@@ -145,12 +145,12 @@ class ModuleWatch:
         else:
             self.look()
 
-    def _look_on(self) -> None:
+    def _continue_search(self) -> None:
         self._calls_left -= 1
         if self._calls_left > 0:
             self.look()
             return
-        self.is_looking = False  # the new optimizer never steps: it is a copy, say
+        self.is_looking = False  # the new optimizer never steps, for example because it is a copy
         self.settle()
 
     def uninstall(self) -> None:
@@ -302,7 +302,7 @@ class ModuleWatch:
             self._parallel.let_go(held)
             if self.is_looking:
                 self._sharding.look()
-                self._look_on()
+                self._continue_search()
 
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
@@ -468,7 +468,7 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
     original = type(root.module)
 
     def root_of(module: Any) -> Optional[Root]:
-        return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is no root
+        return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is not a root
 
     return subclass(root.module, {"__call__": _around_root(watch, root_of, lambda: original.__call__)})
 
@@ -478,7 +478,7 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
 
     Args:
         watch: runs the roots.
-        root_of: returns the root of a module; None if the module is no root.
+        root_of: returns the root of a module; None if the module is not a root.
         own: returns the program's own `__call__`, which a library may replace at any time.
     """
     nesting = watch.nesting

@@ -33,7 +33,7 @@ class Overflows:
 
     def __init__(self) -> None:
         self._new: List[Any] = []
-        self._sum: Any = None  # number of skipped steps among those that have left `_new`
+        self._sum: Any = None  # number of skipped steps, from the tensors that are no longer in `_new`
 
     def note(self, optimizer: Any) -> None:
         """Notes whether a step overflowed; called during the scaler's call of the optimizer's step."""

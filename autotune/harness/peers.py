@@ -27,7 +27,7 @@ from .interval import mean_half_width_frac
 CLAIM = "peer{}.json"  # with the claim's number; holds {"host", "pid", "memory", "beat", "open_s", "full_s"}
 LEADER = "peer.leader.json"  # written by rank 0 of a process group; holds {"host", "pid"}
 LOOK_S = 0.1  # seconds between two looks (`Peers.look`) for other processes
-MET = 2  # another process counts as training once it has renewed its claim this many times
+MIN_RENEWALS = 2  # another process counts as training once it has renewed its claim this many times
 # A peer counts as having stopped training if it has not renewed its claim for SILENT_S seconds and for SILENT_LOOKS times the
 # time between our last two looks.
 SILENT_S, SILENT_LOOKS = 10.0, 5.0
@@ -135,7 +135,7 @@ class Peers:
             if document["beat"] != beat:
                 num_renewed, renewed_s = num_renewed + 1, now_s
             self._seen[number] = (document["beat"], num_renewed, renewed_s)
-            if num_renewed >= MET and now_s - renewed_s < silent_s:
+            if num_renewed >= MIN_RENEWALS and now_s - renewed_s < silent_s:
                 active[number] = document
         return active
 
@@ -184,8 +184,8 @@ class Peers:
         if not os.path.exists(path):
             return False
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
-        self.span = tuple(told["span"]) if context.pid in told["pids"] else None
+            announced = json.load(file)
+        self.span = tuple(announced["span"]) if context.pid in announced["pids"] else None
         return True
 
     def window(self) -> Optional[protocol.Window]:

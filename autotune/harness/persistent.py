@@ -1,4 +1,4 @@
-"""Keeps persistent workers (loader.persistent_workers) from changing the results of a program written without them.
+"""Prevents persistent workers (loader.persistent_workers) from changing the results of a program written without them.
 
 Torch gives a loader with persistent workers a single iterator. So if the program begins an iteration while another one is under
 way, both share this iterator, which starts again from the first batch. Moreover, if the program changes the data set or the
@@ -103,7 +103,7 @@ def _install() -> None:
 
 
 def _prepare(kept: Dict[str, Any]) -> None:
-    """If the iteration that is about to begin cannot use the old workers, makes torch start new ones.
+    """Makes torch start new workers if the iteration that is about to begin cannot use the old ones.
 
     Args:
         kept: the attributes of the loader.

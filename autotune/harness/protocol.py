@@ -41,9 +41,9 @@ MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a 
 STAND_IN = "***"
 HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
 # Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns blocks above 32 MB to
-# the kernel at once (smaller ones under a threshold that adapts), so that the next step's first touch of each page is a page
-# fault. Here no block is mapped by itself (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its end is free
-# (M_TRIM_THRESHOLD).
+# the kernel at once (smaller ones, too, above a threshold that adapts), so that the next step's first touch of each page is a
+# page fault. With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at
+# its end is free (M_TRIM_THRESHOLD).
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"

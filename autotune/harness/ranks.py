@@ -68,9 +68,9 @@ class Communication:
         """Records the communication of a step; called after each observed step."""
         buffers_s, self._buffers_s = self._buffers_s, 0.0
         logged: Any = Wrapped._get_ddp_logging_data
-        told: List[Dict[str, Any]] = [logged(wrapper) for wrapper in self._parallel.living]
-        ns = sum(each["backward_comm_time"] - each["backward_compute_comm_overlap_time"] for each in told if _is_timed(each))
-        if any(map(_is_timed, told)):
+        timers: List[Dict[str, Any]] = [logged(wrapper) for wrapper in self._parallel.living]
+        ns = sum(each["backward_comm_time"] - each["backward_compute_comm_overlap_time"] for each in timers if _is_timed(each))
+        if any(map(_is_timed, timers)):
             self._exposed_s.append(max(0.0, ns / 1e9) + buffers_s)
 
     def summary(self) -> Dict[str, Any]:
@@ -137,5 +137,5 @@ def await_end(work: Any, device_type: str) -> None:
     work.wait()
 
 
-def _is_timed(told: Dict[str, Any]) -> bool:
-    return bool(told.get("backward_comm_time", 0) > 0)
+def _is_timed(timers: Dict[str, Any]) -> bool:
+    return bool(timers.get("backward_comm_time", 0) > 0)

@@ -121,33 +121,33 @@ def _unguarded(made_line: Optional[int], began_lines: List[int]) -> str:
         tree = ast.parse(source)
     except SyntaxError:  # the file has changed since the start
         return ""
-    if _asks_in_function(tree):
+    if _compares_name_in_function(tree):
         return ""  # `if is_main(): ...`, which cannot be analysed
-    asks = _guards(tree)
-    lines = began_lines or ([] if made_line is None or (asks and _is_assigned(tree, made_line)) else [made_line])
-    if all(any(_covers(each, line) for each in asks) for line in lines):
+    guards = _guards(tree)
+    lines = began_lines or ([] if made_line is None or (guards and _is_assigned(tree, made_line)) else [made_line])
+    if all(any(_covers(each, line) for each in guards) for line in lines):
         return ""
-    return UNGUARDED.format(os.path.basename(path), OUTSIDE if asks else NO_GUARD)
+    return UNGUARDED.format(os.path.basename(path), OUTSIDE if guards else NO_GUARD)
 
 
 def _guards(tree: ast.Module) -> List[ast.AST]:
     """Returns the nodes that depend on the module's name, at any level: `if __name__ == ...`, `__name__ == ... and main()`."""
     names = {"__name__"}  # and variables set from it: is_main = __name__ == "__main__"
     for each in ast.walk(tree):
-        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _asks(each.value, names):
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Compare) and _mentions(each.value, names):
             names |= {target.id for target in each.targets if isinstance(target, ast.Name)}
     tested = (
         (each, each.values[0] if isinstance(each, ast.BoolOp) else getattr(each, "test", None)) for each in ast.walk(tree)
     )
-    return [each for each, test in tested if test is not None and not isinstance(each, ast.Assert) and _asks(test, names)]
+    return [each for each, test in tested if test is not None and not isinstance(each, ast.Assert) and _mentions(test, names)]
 
 
-def _asks_in_function(tree: ast.Module) -> bool:
+def _compares_name_in_function(tree: ast.Module) -> bool:
     functions = (each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.Lambda)))
-    return any(isinstance(each, ast.Compare) and _asks(each, {"__name__"}) for one in functions for each in ast.walk(one))
+    return any(isinstance(each, ast.Compare) and _mentions(each, {"__name__"}) for one in functions for each in ast.walk(one))
 
 
-def _asks(test: ast.AST, names: Set[str]) -> bool:
+def _mentions(test: ast.AST, names: Set[str]) -> bool:
     return any(isinstance(node, ast.Name) and node.id in names for node in ast.walk(test))
 
 

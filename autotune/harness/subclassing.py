@@ -12,7 +12,7 @@ _CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class ove
 
 
 class _NoSubclassHook:
-    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (a registry, say) is not called.
+    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (e.g. a registry) is not called.
 
     This class has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
     """
@@ -38,7 +38,7 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     def show_class(self: Any) -> type:
         return original
 
-    def undressed(method: str) -> Callable[..., Any]:
+    def with_original_class(method: str) -> Callable[..., Any]:
         def call(self: Any, *args: Any) -> Any:
             kind = type(self)
             _CLASS.__set__(self, original)
@@ -51,9 +51,9 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
 
     body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
     body.update(methods)
-    body.update(__class__=property(show_class, _CLASS.__set__), __reduce_ex__=undressed("__reduce_ex__"))
+    body.update(__class__=property(show_class, _CLASS.__set__), __reduce_ex__=with_original_class("__reduce_ex__"))
     if hasattr(original, "__deepcopy__"):
-        body["__deepcopy__"] = undressed("__deepcopy__")
+        body["__deepcopy__"] = with_original_class("__deepcopy__")
     try:
         metaclass: Any = type(original)
         _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))

@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
     @property
     def stock(self) -> float:
-        """Batches made and not yet taken. Only its changes mean something: if an epoch is cut short, some are never taken."""
+        """Batches made and not yet taken. Only its changes are meaningful: if an epoch is cut short, some are never taken."""
         return self.made - self.taken
 
 
@@ -138,7 +138,7 @@ class Supply:
             return None
         seconds = end.now_s - begin.now_s
         own = num_threads if num_threads is not None else min(1.0, (end.cpu_s - begin.cpu_s) / seconds)
-        workers_cpu_s = sum(now.cpu_s - _of(begin, index).cpu_s for index, now in enumerate(end.workers))
+        workers_cpu_s = sum(now.cpu_s - _counters_of(begin, index).cpu_s for index, now in enumerate(end.workers))
         asked = own + workers_cpu_s / seconds
         cores = self._num_cores()
         return SHARED if asked > cores + max(SHARED_FRAC * cores, SHARED_CORES) else SEPARATE
@@ -159,7 +159,7 @@ class Supply:
         rates, batches, cpu_s = [], 0.0, 0.0
         for index, now in enumerate(end.workers):
             made, busy_s = now.batches, now.busy_s - now.delay_s
-            before = _of(self._opened, index)
+            before = _counters_of(self._opened, index)
             batches, cpu_s = batches + made - before.batches, cpu_s + now.cpu_s - before.cpu_s
             if made - before.batches >= 3:  # use the window alone, without the first batch's cold start
                 made, busy_s = made - before.batches, busy_s - (before.busy_s - before.delay_s)
@@ -181,6 +181,6 @@ class Supply:
         return 1 / (1 / rate_per_s + self.fall_frac / capacity_per_s)
 
 
-def _of(reading: Optional[Reading], index: int) -> worker.Counters:
+def _counters_of(reading: Optional[Reading], index: int) -> worker.Counters:
     known = reading is not None and index < len(reading.workers)
     return reading.workers[index] if reading is not None and known else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)

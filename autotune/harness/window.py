@@ -32,7 +32,7 @@ class Window:
         self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
         self.is_full = self.is_cut_off = False
         self._last_seen: Any = None
-        self._held: List[Finished] = []  # the last steps, if they took no batch
+        self._held: List[Finished] = []  # the last steps, held back because they took no batch
 
     @property
     def rate_per_s(self) -> Optional[float]:

@@ -24,9 +24,9 @@ from .patches import Patch, patches
 # even a program that accumulates gradients before its first step would have made one. If the program has made one, nothing is
 # examined in its first MOST_PASSES passes, and the search ends quietly after as many more.
 MOST_PASSES = 64
-# How many writes must be seen before writes count as steps: BELIEVED if all later writes can be seen as well; BELIEVED_UNSEEN
-# if backward passes will be counted instead.
-BELIEVED, BELIEVED_UNSEEN = 3, 12
+# How many writes must be seen before writes count as steps: MIN_WRITES if all later writes can be seen as well;
+# MIN_UNSEEN_WRITES if backward passes will be counted instead.
+MIN_WRITES, MIN_UNSEEN_WRITES = 3, 12
 MIN_SHARE = 0.25  # writes count as steps only if at least this share of the tensors that change is written together
 NUM_PROBES, NUM_VALUES = 3, 16  # number of tensors watched for writes; number of values compared in each
 # If the longest step had n backward passes, and n * PATIENCE passes go by without a write, writes count as no longer visible.
@@ -124,7 +124,7 @@ class Writes:
         def around(backward: Any) -> Any:
             def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 if self._is_watching and not is_compiling() and not is_dispatched(tensor) and not is_capturing():
-                    self._begins(tensor)
+                    self._backward_begins(tensor)
                 return backward(tensor, *args, **kwargs)
 
             return watched_backward
@@ -158,7 +158,7 @@ class Writes:
             self._context.ending.give_up(BOTH)
         self.stand_down()
 
-    def _begins(self, loss: Any) -> None:
+    def _backward_begins(self, loss: Any) -> None:
         try:
             self._thread = threading.get_ident()
             if self._passes and self.source and self._count():
@@ -183,7 +183,7 @@ class Writes:
         if is_early or self._context.is_over:
             return
         self._look(loss)
-        self._believe()
+        self._begin_if_certain()
         if not self.source and self._num_looks >= MOST_PASSES:
             if not self._context.optimizers.has_any:
                 self._context.ending.give_up(UNSEEN)
@@ -201,13 +201,13 @@ class Writes:
             if id(tensor) not in self._leaves:
                 self._leaves[id(tensor)] = Leaf(tensor, self._num_looks)
 
-    def _believe(self) -> None:
+    def _begin_if_certain(self) -> None:
         """Starts counting once tensors have been written together often enough."""
         groups: Dict[Tuple[Any, ...], List[Leaf]] = {}
         for leaf in self._leaves.values():
             if any(leaf.changes):
                 groups.setdefault((leaf.since, *leaf.changes), []).append(leaf)
-        known = [group for group in groups.values() if sum(group[0].changes) >= BELIEVED]
+        known = [group for group in groups.values() if sum(group[0].changes) >= MIN_WRITES]
         largest = max(known, key=len, default=[])
         if not largest or len(largest) < MIN_SHARE * sum(map(len, groups.values())):
             return
@@ -215,7 +215,7 @@ class Writes:
         by_place = [leaf for leaf in largest if leaf.is_seen_by_place]
         gaps = _gaps(largest[0].changes)
         if not by_place and device != "cpu":
-            if sum(largest[0].changes) < BELIEVED_UNSEEN:
+            if sum(largest[0].changes) < MIN_UNSEEN_WRITES:
                 return
             if len(set(gaps)) > 1:
                 self._context.ending.give_up(IRREGULAR)

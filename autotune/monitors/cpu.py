@@ -6,7 +6,7 @@ the time of the children it has waited for, so a trial that has exited by the se
 threads and interrupts are not counted as foreign: they mostly work for the measured trial (writing back its files, decrypting
 what it reads), and are part of the machine.
 
-Three kinds of machine look alike from inside. On a machine of our own, the numbers come from the lines of /proc/stat for the
+Three kinds of machine look alike from inside. Outside containers, the numbers come from the lines of /proc/stat for the
 cores that we may use. In a container with a cgroup quota, /proc/stat shows the whole host, most of which does not concern us.
 There the numbers come from the cgroup's own usage, and the quota is the number of cores. In a container without a quota, the
 whole host counts, with all its processes, because any of them can take a core that the trial could use.

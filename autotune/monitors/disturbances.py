@@ -59,10 +59,10 @@ def of_cpu(use: CpuUse | None, *, is_trial_running: bool = True) -> list[Disturb
     found = []
     limit = max(FOREIGN_CORES, FOREIGN_FRAC * use.num_cores)
     if use.foreign_cores is not None and use.foreign_cores > limit and (_lacked_cores(use) or not is_trial_running):
-        words = f"other programs used {use.foreign_cores:.2g} of {_of(use)}{_named(use)}"
+        words = f"other programs used {use.foreign_cores:.2g} of {_cores(use)}{_culprits(use)}"
         found.append(Disturbance(kind=CPU, amount=use.foreign_cores, limit=limit, words=words))
     if use.steal_cores is not None and use.steal_cores > STEAL_CORES:
-        words = f"the hypervisor gave {use.steal_cores:.2g} of {_of(use)} to others (steal)"
+        words = f"the hypervisor gave {use.steal_cores:.2g} of {_cores(use)} to others (steal)"
         found.append(Disturbance(kind=STEAL, amount=use.steal_cores, limit=STEAL_CORES, words=words))
     return found
 
@@ -99,7 +99,8 @@ def own_share(use: CpuUse | None) -> str:
     """
     if use is None or use.seconds < MIN_WINDOW_S or (use.tuner_cores or 0.0) <= FOREIGN_CORES or not _lacked_cores(use):
         return ""
-    return f"autotune itself used {use.tuner_cores:.2g} of {_of(use)}, for which the trial waited: give the study one more core"
+    cores = f"{use.tuner_cores:.2g} of {_cores(use)}"
+    return f"autotune itself used {cores}, for which the trial waited: give the study one more core"
 
 
 def _lacked_cores(use: CpuUse) -> bool:
@@ -111,13 +112,13 @@ def _lacked_cores(use: CpuUse) -> bool:
     return use.waiting_cores is None or use.waiting_cores > WAITING_CORES
 
 
-def _of(use: CpuUse) -> str:
+def _cores(use: CpuUse) -> str:
     """Returns the number of cores that were watched, in words."""
     cores = f"{use.num_cores:g} core{'' if use.num_cores == 1 else 's'}"
     return f"the {cores} that the trial may use" if use.is_part else cores
 
 
-def _named(use: CpuUse) -> str:
+def _culprits(use: CpuUse) -> str:
     if not use.culprits:
         return " (by processes that have ended or cannot be seen)"
     anywhere = " on all cores" if use.is_part else ""

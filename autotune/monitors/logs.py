@@ -27,7 +27,7 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
 def bound(path: Path) -> None:
     """Cuts a log that has grown past MAX_BYTES back to its beginning and its end, even while the program writes to it.
 
-    Writers must have opened the log for appending, so that they go on at its new end. Linux takes the middle out of a file in
+    Writers must have opened the log for appending, so they continue at its new end. Linux takes the middle out of a file in
     one step on ext4 and XFS. Elsewhere the end is copied: what the program writes during the copy is kept, and what it writes
     between the last read and the cut is lost. A pipe would lose nothing, but then each print of the program would wait for
     our reader, and the reader's death would end the program.

@@ -20,7 +20,7 @@ from autotune.plain_text import one_line
 Value = TypeVar("Value")
 
 MIB = 1 << 20
-FOR_GOOD = (3, 4, 13)  # permanent errors: NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
+PERMANENT_ERRORS = (3, 4, 13)  # NVML_ERROR_NOT_SUPPORTED, _NO_PERMISSION, _FUNCTION_NOT_FOUND
 NONE_FOUND = 6  # NVML_ERROR_NOT_FOUND
 # For each cause, NVML counts how long the cause has held the clocks down, in nanoseconds since the driver was loaded. Drivers
 # from 550 on have these counters as field values, older ones as policies of nvmlDeviceGetViolationStatus.
@@ -281,7 +281,7 @@ class NvmlDevice(DeviceMonitor):
             return read(getattr(self._nvml, name)(self._handle, *arguments))
         except Exception as error:
             code = getattr(error, "value", None)  # None: an error of another kind, as raised by other releases or under WSL
-            if code is None or code in FOR_GOOD:  # other errors are transient: a busy driver answers the next time
+            if code is None or code in PERMANENT_ERRORS:  # other errors are transient: a busy driver answers the next time
                 self._unsupported.add(name)
             return if_none_found if code == NONE_FOUND else None
 

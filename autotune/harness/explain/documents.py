@@ -1,8 +1,8 @@
 """Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
 
 Like `protocol`, this module needs only Python 3.9 and the standard library, because both the harness and the tuner import it.
-Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in a process of
-its own, which writes one of these files:
+Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in its own
+process, which writes one of these files:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,

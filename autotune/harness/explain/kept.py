@@ -72,7 +72,7 @@ class Again:
         return other
 
     def __getstate__(self) -> Dict[str, Any]:
-        return {**vars(self), "stage": None}  # workers that are not forked have a stage of their own
+        return {**vars(self), "stage": None}  # each worker that is not forked has its own stage
 
 
 def kind_of(stage: Any) -> str:
@@ -205,7 +205,7 @@ class _Pickler(pickle.Pickler):
 
 
 def copied(batch: Any) -> Any:
-    """Returns a copy of a batch, with tensors of its own. Copying them takes no longer than the collating that is skipped."""
+    """Returns a copy of a batch and of its tensors. Copying them takes no longer than the collating that is skipped."""
     if hasattr(batch, "clone"):
         return batch.clone()
     if isinstance(batch, MutableMapping):

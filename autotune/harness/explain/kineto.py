@@ -35,10 +35,10 @@ def quiet(notes: List[str]) -> Iterator[None]:
             os.close(kept)
             written.seek(0)
             for line in written:
-                _sort(line, notes)
+                _pass_on(line, notes)
 
 
-def _sort(line: bytes, notes: List[str]) -> None:
+def _pass_on(line: bytes, notes: List[str]) -> None:
     refused = REFUSED.search(line)
     if refused is not None:
         notes.append(NO_KERNELS.format(refused.group().decode()))

@@ -18,8 +18,8 @@ from .sources import Sources
 from .stages import Stages, stages_of
 from .syncs import SyncSites
 
-# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it goes on until it has
-# seen that many or until it has lasted MOST times that length.
+# The pass lasts LENGTH_S (or the trial's `max_s`). If it has seen fewer than MIN_STEPS steps by then, it continues until it
+# has seen that many or until it has lasted MOST times that length.
 LENGTH_S, MIN_STEPS, MOST = 5.0, 20, 3.0
 INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
 # A sample takes a larger share of a short step. So if steps are shorter than SHORT_S, samples are SHORT_INTERVAL_S apart. The
@@ -30,13 +30,13 @@ NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for inp
 
 
 def pages_touched() -> int:
-    """Returns this process's page faults so far that did not make it larger than ever before, in pages."""
+    """Returns the number of this process's page faults so far, without those that made it larger than ever before."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_minflt - used.ru_maxrss * 1024 // resource.getpagesize()
 
 
 class Collections:
-    """Times the garbage collector's runs in the training process; those in the sampler's thread go to its `collected_s`."""
+    """Times garbage collections in the training process. Those in the sampler's thread are also added to its `collected_s`."""
 
     def __init__(self, sampler: LineSampler) -> None:
         self.seconds, self.count, self._began_s = 0.0, 0, 0.0
@@ -72,7 +72,7 @@ class LinesPass(Pass):
         self._sources = Sources()
         self._began_s = 0.0
         self._before, self._pages = (0, 0, 0.0, 0.0), 0
-        self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these waited for the loader
+        self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these steps waited for the loader
 
     def begin(self) -> None:
         """See the base class."""

@@ -193,8 +193,8 @@ class MemoryPass(Pass):
                 "parameters": known + sum(storage_of(each)[1] for each in own),
                 "flops": flops.get(name, 0.0),
             }
-        told = [row for row in rows.values() if row["activations"] or row["parameters"] or row["flops"]]
-        return sorted(told, key=lambda row: (-row["activations"], -row["flops"]))
+        shown = [row for row in rows.values() if row["activations"] or row["parameters"] or row["flops"]]
+        return sorted(shown, key=lambda row: (-row["activations"], -row["flops"]))
 
 
 def _named(roots: List[Any]) -> Iterator[Tuple[Any, str]]:

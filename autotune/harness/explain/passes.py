@@ -46,8 +46,8 @@ class Explained:
     def look(self) -> None:
         """Begins the pass once it is due; after that, reports the steps to it.
 
-        Called after every step if `looks_at_every_step`, in the first steps and with several ranks too; otherwise after
-        steps at least a tenth of a second apart.
+        Called after every step if `looks_at_every_step` is true, in the first steps, and with several ranks. Otherwise, calls
+        are at least a tenth of a second apart.
         """
         if self._has_begun:
             self._pass.step_done()

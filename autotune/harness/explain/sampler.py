@@ -57,7 +57,7 @@ class LineSampler(threading.Thread):
         self.phases_s: Dict[str, float] = {}
         self._self_s: Dict[Key, float] = {}
         self._total_s: Dict[Key, float] = {}
-        self._inner_s: Dict[Key, float] = {}  # of library lines that were the innermost of all
+        self._inner_s: Dict[Key, float] = {}  # seconds of library lines that were the innermost lines of all
         self._callees: Dict[Key, Dict[Any, float]] = {}
         self._switch_s = 0.0
         self.after_sample: Optional[Callable[[], None]] = None
@@ -75,7 +75,7 @@ class LineSampler(threading.Thread):
         sys.setswitchinterval(self._switch_s)
 
     def run(self) -> None:
-        """Samples until told to stop."""
+        """Samples until `stop` is called."""
         draw, clock, interval_s = random.Random(0).uniform, time.perf_counter, self._interval_s
         last_s = began_s = clock()
         while not self._is_over:

@@ -200,7 +200,7 @@ def skip_functions(names: Iterable[str], *, is_needed: bool = True) -> None:
                 raise RuntimeError(f"autotune: {function} cannot be skipped: it is in no module or class of the program")
             if _is_running(file, function):
                 raise RuntimeError(f"autotune: {function} cannot be skipped, because it calls the optimizer")
-            _never.add(function)
+            _not_skipped_yet.add(function)
             for owner, attribute in places:
                 patches.install(owner, attribute, functools.partial(_around, function, vars(owner)[attribute]))
 
@@ -209,11 +209,11 @@ def check_skipped() -> None:
     """Checks that the functions were skipped.
 
     Raises:
-        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (a list of callbacks, say).
+        RuntimeError: a function was not skipped: the program rarely calls it, or keeps it elsewhere (e.g. a list of callbacks).
     """
-    if _never:
+    if _not_skipped_yet:
         why = "the program rarely calls it, or keeps it elsewhere than in its module or class"
-        raise RuntimeError(f"autotune: {', '.join(sorted(_never))} was never skipped: {why}")
+        raise RuntimeError(f"autotune: {', '.join(sorted(_not_skipped_yet))} was never skipped: {why}")
 
 
 def _is_running(file: str, name: str) -> bool:
@@ -302,7 +302,7 @@ def _skipping(name: str, function: Any) -> Any:
             result = _independent(function(*args, **kwargs))
             again.keep(apart(result))
             return result
-        _never.discard(name)
+        _not_skipped_yet.discard(name)
         return apart(again.next())
 
     skipped._torchdynamo_disable = True  # type: ignore[attr-defined]
@@ -332,7 +332,7 @@ def _leaves(result: Any) -> Iterator[Any]:
 
 
 _skipped: Optional[SkippedStages] = None
-_never: Set[str] = set()  # functions to skip that were not skipped yet
+_not_skipped_yet: Set[str] = set()  # functions to skip that were not skipped yet
 _left: Dict[int, Left] = {}  # number of a loader -> results that its workers have saved
 
 

@@ -17,9 +17,9 @@ ON_THE_CPU = "the program trains on the CPU"
 class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
-    Handlers are made once torch is imported, in the order of `registry.Handlers`. Some families also have work of their own: to
-    change the arguments of a DataLoader, or a module before its first call. Their handlers have methods for it, called by the
-    class that watches loaders or modules.
+    Handlers are made once torch is imported, in the order of `registry.Handlers`. Some families do other work as well: they
+    change the arguments of a DataLoader, or a module before its first call. Their handlers have methods for this, which the
+    class that watches loaders or modules calls.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.

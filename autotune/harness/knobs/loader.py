@@ -32,7 +32,7 @@ WITHOUT_WORKERS = {
 ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not set in a constructor's arguments
 FORK = "fork"
 
-NOT_THE_BASELINE_S = "it is not the loader that trained in the baseline"
+NOT_TRAINED_IN_BASELINE = "it is not the loader that trained in the baseline"
 NOT_SHUFFLED = "it does not shuffle, and the settings do not say which loader trains, so only loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
@@ -40,7 +40,7 @@ OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a bat
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
-CHANGED = "the program changes its data set between batches, which workers would not see: each has a copy of its own"
+CHANGED = "the program changes its data set between batches, which workers would not see: each has its own copy"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -102,7 +102,7 @@ class LoaderKnobs(KnobHandler):
     def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
         """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
 
-        Called for a program without workers of its own, whose author may never have noticed that workers cannot start that way.
+        Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start that way.
         """
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
@@ -157,7 +157,7 @@ class LoaderKnobs(KnobHandler):
             return None
         if observed != value:
             is_known = self._context.spec.target is not None
-            missed = "" if training.is_target else f" ({NOT_THE_BASELINE_S if is_known else NOT_SHUFFLED})"
+            missed = "" if training.is_target else f" ({NOT_TRAINED_IN_BASELINE if is_known else NOT_SHUFFLED})"
             why = f"{value!r} was requested, but the training loader{missed} has {observed!r}"
             return KnobReport(OVERRIDDEN, why, observed)
         if key == PREFIX + "num_workers" and value and training.why_without_workers:

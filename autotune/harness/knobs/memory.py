@@ -37,7 +37,7 @@ class MemoryKnobs(KnobHandler):
     def on_torch(self) -> None:
         """Lets the C library keep freed memory.
 
-        Variables alone do not suffice: a warm trial was started without them, and GLIBC_TUNABLES takes precedence over them.
+        Variables alone are not enough: a warm trial was started without them, and GLIBC_TUNABLES takes precedence over them.
         """
         self._host_allocator = host_allocator()
         if self.asked.get(MALLOC) == KEEP and self._host_allocator in ("glibc", KEEP):
@@ -112,7 +112,7 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> None:
     """Returns freed memory to the kernel before this process forks.
 
-    Otherwise a loader's workers would hold the pages of all memory that was in use before, once this process writes to them.
+    Otherwise a loader's workers would hold old copies of the freed pages, once this process writes to these pages again.
     """
     ctypes.CDLL(None).malloc_trim(0)
 

@@ -26,7 +26,7 @@ BY_ITSELF = (
 NEVER = "the program's trainer reads no metrics during an epoch"
 
 
-class Met:
+class KnownTrainer:
     """A library's trainer that began to train; it is not kept alive.
 
     Attributes:
@@ -56,7 +56,7 @@ class MetricKnobs(KnobHandler):
         super().__init__(context)
         self._asked: Optional[int] = context.spec.knobs.get(METRICS)
         self._passed: Optional[int] = context.spec.passed.get(METRICS)
-        self._met: List[Met] = []
+        self._trainers: List[KnownTrainer] = []
         self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
         self._gap = 0  # largest number of steps or iterations between two readings; 0 before the second reading
         for name, reader in adapters.METRIC_READERS.items():
@@ -85,11 +85,11 @@ class MetricKnobs(KnobHandler):
         patches.install(kind, reader.method, around)
 
     def _meet(self, trainer: Any, reader: adapters.MetricReader) -> None:
-        if all(known.trainer() is not trainer for known in self._met):
-            self._met.append(Met(trainer, reader))
+        if all(known.trainer() is not trainer for known in self._trainers):
+            self._trainers.append(KnownTrainer(trainer, reader))
         if self._asked is not None:
             reader.seldom(trainer, int(self._asked))
-        for known in self._met:
+        for known in self._trainers:
             known.look()
 
     def _count(self) -> None:
@@ -123,9 +123,9 @@ class MetricKnobs(KnobHandler):
     @property
     def _interval(self) -> Optional[int]:
         """Steps between two readings by a library's loop; None if no loop reads metrics."""
-        for each in self._met:
+        for each in self._trainers:
             each.look()
-        return min((each.interval for each in self._met if each.interval is not None), default=None)
+        return min((each.interval for each in self._trainers if each.interval is not None), default=None)
 
     def observe(self) -> Dict[str, Any]:
         """Returns the current number of steps between two readings; {} if not known."""
@@ -138,17 +138,17 @@ class MetricKnobs(KnobHandler):
         """Returns knob key -> why it cannot be changed in this program."""
         if self._passed is not None:
             return {}
-        why = next((each.why_not for each in self._met if each.why_not), "")
+        why = next((each.why_not for each in self._trainers if each.why_not), "")
         if self._interval is None:
-            why = NEVER if self._met else BY_ITSELF
+            why = NEVER if self._trainers else BY_ITSELF
         return {METRICS: why} if why else {}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         found = self._interval
-        if found is None and any(each.is_reader for each in self._met):
+        if found is None and any(each.is_reader for each in self._trainers):
             return KnobReport(APPLIED, "", asked)  # a trainer read metrics before and no longer does
         if found is None:
-            return KnobReport(NOT_APPLICABLE, NEVER if self._met else BY_ITSELF)
+            return KnobReport(NOT_APPLICABLE, NEVER if self._trainers else BY_ITSELF)
         if found >= asked:
             return KnobReport(APPLIED, "", asked)
         why = f"the program or its progress bar reads metrics every {found} steps"

@@ -135,10 +135,10 @@ def _move_step_counters(optimizer: Any) -> None:
     # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them. Fused and capturable
     # optimizers need them on the parameter's device. Torch's other optimizers read each counter in each step, so they need them
     # on the CPU.
-    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
     for group in optimizer.param_groups:
         is_on_device = group.get("fused") or group.get("capturable")
-        for parameter in group["params"] if is_on_device or is_torchs else ():
+        for parameter in group["params"] if is_on_device or is_of_torch else ():
             state = optimizer.state.get(parameter)
             counter: Any = state.get("step") if isinstance(state, dict) else None
             if isinstance(counter, torch.Tensor):

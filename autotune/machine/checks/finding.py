@@ -37,13 +37,13 @@ class Finding:
     command: str = ""
 
 
-def gpus_text(indices: Sequence[int], everybody: Collection[object] = ()) -> str:
-    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3"; "all 8 GPUs" if they are all of `everybody` and more than one."""
-    if len(indices) == len(everybody) > 1:
+def gpus_text(indices: Sequence[int], all_gpus: Collection[object] = ()) -> str:
+    """Returns a name for some GPUs: "GPU 3", "GPUs 0, 3"; "all 8 GPUs" if they are all of `all_gpus` and more than one."""
+    if len(indices) == len(all_gpus) > 1:
         return f"all {len(indices)} GPUs"
     return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
 
 
-def gpus_option(indices: Sequence[int], everybody: Collection[object]) -> str:
+def gpus_option(indices: Sequence[int], all_gpus: Collection[object]) -> str:
     """Returns nvidia-smi's option that selects some GPUs: " -i 0,3", or "" for all of them."""
-    return "" if len(indices) == len(everybody) else f" -i {','.join(map(str, indices))}"
+    return "" if len(indices) == len(all_gpus) else f" -i {','.join(map(str, indices))}"

@@ -16,7 +16,7 @@ SHARED_MEMORY_BYTES = GIB
 # A limit of open files below this gives a warning: torch's loaders pass tensors as open files, and a few workers that
 # prefetch many tensors exhaust the usual 1,024.
 OPEN_FILES = 4096
-# If more swap than this is in use, memory was short at some time. A smaller amount is no sign of that, because the kernel swaps
+# If more swap than this is in use, memory was short at some time. A smaller amount does not show that, because the kernel swaps
 # some memory out even while memory is free.
 SWAP_BYTES = 256 << 20
 
