@@ -57,7 +57,7 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments to print."""
         for segment in super().render(renderable, options):
-            is_plain = segment.control or segment.text.isprintable()  # most are; this halves the time for a long list
+            is_plain = segment.control or segment.text.isprintable()  # true for most; halves the time for a long list
             yield segment if is_plain else segment._replace(text=plain(segment.text))
 
 
@@ -75,7 +75,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 class _Unpadded:
-    """A stream that removes blanks at the ends of lines. Tables pad their lines with them."""
+    """A stream that removes the blanks with which tables pad their lines."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream

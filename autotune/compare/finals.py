@@ -54,18 +54,18 @@ class Finals:
 
     Args:
         session: the study.
-        apart: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
+        ablate: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
             Returns the trial to report.
-        known_part: returns the trial that `apart` would return from what is known so far, without measuring.
+        known_part: returns the trial that `ablate` would return from what is known so far, without measuring.
     """
 
     def __init__(
         self,
         session: Session,
-        apart: Callable[[TrialRecord, Kept], TrialRecord] = lambda chosen, _: chosen,
+        ablate: Callable[[TrialRecord, Kept], TrialRecord] = lambda chosen, _: chosen,
         known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
     ) -> None:
-        self._session, self._apart, self._known_part = session, apart, known_part
+        self._session, self._ablate, self._known_part = session, ablate, known_part
         self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = countable(session.records)
@@ -125,8 +125,8 @@ class Finals:
     def _left_in(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. A
-        configuration that was chosen after these failures stays, even if a single round of it has failed since.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The
+        configuration that was chosen after these failures stays, even if one of its rounds has failed since.
 
         Only the leader's losses are compared now. Those of another finalist are compared when it is chosen, since a comparison
         may take as long as a pair of the finals.
@@ -166,7 +166,7 @@ class Finals:
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one without its ineffective changes."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        return self._able(self._apart(chosen, self._kept(chosen)), chosen)
+        return self._able(self._ablate(chosen, self._kept(chosen)), chosen)
 
     def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
         """Returns `part` (some of the changes of `chosen`), or `chosen` if `part` failed too often or violates a constraint."""
@@ -312,7 +312,7 @@ class Finals:
         rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
         others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
-        own = rounds[max(others, default=0) :]  # not those with chosen.number: a lost round may have only the baseline
+        own = rounds[max(others, default=0) :]  # includes lost rounds that measured only the baseline
         return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
@@ -338,8 +338,8 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
-        What the search had to compile, this measurement takes from the study's compile cache. A disturbed trial takes longer
-        than usual, so it counts only if there is no other trial.
+        The study's compile cache now contains what the search had to compile. A disturbed trial takes longer than usual, so it
+        counts only if there is no other trial.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
         again = [record for record in finals if record.repeats == first.number]

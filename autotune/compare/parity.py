@@ -158,7 +158,7 @@ class Parity:
         record = self._run(changed, candidate, self._seed) if _is_usable(reference) else reference
         found = self._comparison(record, reference)
         if found.may_be_chance:
-            found = self._beside_chance(found, record, reference, candidate)
+            found = self._compared_with_chance(found, record, reference, candidate)
         self._settled[configuration_key(changed)] = found
         if record is reference:  # the baseline's own run failed, so there is nothing to compare with
             return dataclasses.replace(reference, changed=changed)
@@ -172,7 +172,7 @@ class Parity:
         self._session.folder.write_trial(record)
         return record
 
-    def _beside_chance(
+    def _compared_with_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
         """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance.
@@ -235,11 +235,11 @@ class Parity:
             record.evidence["barred_for"] = sorted(failed.changed)
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
-        self._give_back_raced()
+        self._readmit_raced()
         self._session.recount()
         return [record.number for record in barred]
 
-    def _give_back_raced(self) -> None:
+    def _readmit_raced(self) -> None:
         """Readmits trials that were stopped early for being slower than a trial that is now ruled out."""
         searched = self._session.searched
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)

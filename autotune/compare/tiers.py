@@ -23,11 +23,10 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin.
+    """Returns the best search trial of this tier or a lower one, or the baseline if no trial beat it by more than the margin.
 
-    If the baseline violates a constraint, the best trial is returned even if it is slower.
-
-    Leaves out trials whose configuration failed when the finals measured it again.
+    If the baseline violates a constraint, the best trial is returned even if it is slower. Leaves out trials whose
+    configuration failed when the finals measured it again.
     """
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed

@@ -95,7 +95,7 @@ class Verification:
         self._random = random.Random(session.inputs.config.study.seed)
         self._round = max((record.round or 0 for record in session.records), default=0)
         self.decision = Decision()
-        self._is_overrun_told = False
+        self._is_overrun_reported = False
 
     def run(self) -> Decision:
         """Measures and returns the decision. If the user interrupts the rounds, `decision` holds the decision so far."""
@@ -139,8 +139,8 @@ class Verification:
             if is_late and len(pairs) >= MIN_ROUNDS:
                 session.listener.notice(f"{len(pairs)} of {verify.rounds} rounds fit into {verify.minutes:g} min.")
                 break
-            if is_late and not self._is_overrun_told:
-                self._is_overrun_told = True
+            if is_late and not self._is_overrun_reported:
+                self._is_overrun_reported = True
                 session.listener.notice(
                     f"At least {MIN_ROUNDS} rounds always run, and they do not fit into {verify.minutes:g} min: they take "
                     f"about {seconds_text(needed_s)} from now."

@@ -316,7 +316,9 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if the workers, which keep up with it, use the cores less.
+    """Returns the seconds of a step that the training thread saves if the workers use the cores less.
+
+    Applies only if the workers keep up with the training thread.
 
     Args:
         evidence: what is known of the configuration.
@@ -372,7 +374,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds that more workers save, which make the input while the step computes, maybe on the same cores."""
+    """Returns the seconds of a step that more workers save: they make the input while the step computes, maybe on its cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
