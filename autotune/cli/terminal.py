@@ -62,7 +62,7 @@ class PlainConsole(Console):
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Returns a console that replaces characters that the stream cannot encode, instead of failing."""
+    """Returns a console that replaces characters that its stream cannot encode; it does not fail on them."""
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -114,7 +114,7 @@ class Lines:
 
 
 def can_redraw(out: Console) -> bool:
-    """Whether a line on this console can be drawn again: not in a pipe, nor on a dumb terminal (such as a shell of Emacs)."""
+    """Whether a line on this console can be drawn again; False in a pipe and on a dumb terminal (such as Emacs' shell)."""
     return out.is_terminal and not out.is_dumb_terminal
 
 

@@ -33,9 +33,9 @@ ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out:
 NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
 # Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
-# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations with 200 winners
-# at 5 % noise, each with one change that gains 30 % and three without an effect, one of the three stayed in 16 % of the studies
-# with 0.02, and in 2 % with 0.05.
+# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations at 5 % noise, 200
+# winners each had one change that gains 30 % and three without an effect. One of the three stayed in 16 % of the studies with
+# 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONFIDENCE interval ends below this
 # A change of tier `training`, such as another batch size, is exported only if it gains more than this and more than the
@@ -231,7 +231,7 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
+        """Returns the part without all the changes that seem to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. While rounds show that the winner is faster than the
         part, the reverted change with the largest effect is kept after all.

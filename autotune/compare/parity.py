@@ -73,7 +73,7 @@ class Parity:
                 if not found.is_unfinished:  # an unfinished comparison is completed if there is more time now
                     self._settled[configuration_key(record.changed)] = found
                 if found.verdict is Verdict.failed:
-                    self._bar(record)
+                    self._rule_out(record)
 
     @property
     def is_possible(self) -> bool:
@@ -140,7 +140,7 @@ class Parity:
             with contextlib.suppress(OutOfTime):  # if time runs out, all of the changes are ruled out together
                 alone = self._compared({first: arithmetic_changes[first]}, candidate)
                 record = alone if self._of(alone).verdict is Verdict.failed else record
-        numbers = self._bar(record)
+        numbers = self._rule_out(record)
         barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         self._session.listener.notice(
             f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Ruled out with it: {barred}."
@@ -184,7 +184,7 @@ class Parity:
         except OutOfTime:
             why = "no time was left to see whether two runs of the baseline differ as much"
         else:
-            if not (lacks := _lacks(other)):
+            if not (lacks := _why_unusable(other)):
                 return self._comparison(record, reference, other)
             why = f"whether two runs of the baseline differ as much is not known, because the second one {lacks}"
         return dataclasses.replace(found, verdict=Verdict.unknown, reason=f"{found.reason}; {why}")
@@ -226,7 +226,7 @@ class Parity:
         spare_s = each_s - without_window_s(self._session.baseline)
         return max(MIN_S, min(MAX_S, BUDGET_FRAC * budget.total_s, spare_s))
 
-    def _bar(self, failed: TrialRecord) -> list[int]:
+    def _rule_out(self, failed: TrialRecord) -> list[int]:
         """Rules out the search trials that contain the changes of a failed run; returns their numbers."""
         self._failed.append(failed)
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
@@ -307,7 +307,7 @@ def _is_usable(reference: TrialRecord) -> bool:
     return reference.outcome not in UNTRAINED and bool(reference.losses)
 
 
-def _lacks(other: TrialRecord) -> str:
+def _why_unusable(other: TrialRecord) -> str:
     """Returns why a run of the baseline cannot show how much losses differ by chance: "made only 3 steps"; "" if it can."""
     if not _is_usable(other):
         return f"ended as {other.outcome}: {other.reason or no_losses(other)}"

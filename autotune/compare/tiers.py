@@ -65,7 +65,7 @@ class TierFinals:
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
         for number, found in leaders.items():
-            pairs = pairs_of(by_round(session.records, TIERS), number)  # those of earlier runs of the study
+            pairs = pairs_of(by_round(session.records, TIERS), number)  # measured by earlier runs of the study
             if pairs:
                 self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)

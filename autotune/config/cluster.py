@@ -181,7 +181,7 @@ def _is_one_of(names: Sequence[str], word: str) -> bool:
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """Returns srun's own options with their values, which are the words before the command that it starts."""
+    """Returns srun's own options with their values: the words before the command that srun starts."""
     found: list[str] = []
     for word in words:
         is_option = word.startswith("-") and word != "--"

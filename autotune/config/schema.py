@@ -264,7 +264,7 @@ class RayOptions:
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
         cpus: number of CPUs that Ray reserves, so that other Ray jobs do not get them. Trials may use every core of the node.
-        autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
+        autoscaling: whether the cluster adds nodes on demand. If so, autotune waits for a node that does not exist yet.
     """
 
     address: str = "auto"

@@ -100,7 +100,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
     if not products:
-        return "16-bit products are usually 1.1 to 8 times as fast; the pass `memory` times those of this program"
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass `memory` measures the products of this program"
     times = products[WIDE] / products[NARROW]
     return f"the program's products, timed alone: {times:.2g} times as fast in 16 bits"
 

@@ -263,7 +263,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, but at most those in which the GPU is idle; estimate not checked on a GPU yet",
+        basis="seconds inside the copies, at most the seconds in which the GPU is idle; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

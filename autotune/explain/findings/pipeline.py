@@ -32,8 +32,8 @@ NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader counts as fast enough
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
-# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
-# training thread by ALONE_TIMES: (highest, likeliest, lowest).
+# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
+# thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
 # Share of a cost that remains after its remedy: at most, usually, at least. Decoded inputs still have to be read, a faster
@@ -102,14 +102,14 @@ def parts(evidence: Evidence) -> list[Part]:
         is_apart = blocked_s >= max(least_s, LEAST_BLOCKED_FRAC * (cpu_s + blocked_s))
         for cause, share in _shares(stage, evidence).items():
             costs = (stage, share * cpu_s, 0.0 if is_apart else share * blocked_s)
-            found.setdefault((cause, _together(stage)), []).append(costs)
+            found.setdefault((cause, _part_key(stage)), []).append(costs)
         if is_apart:
             found.setdefault((STORAGE, ""), []).append((stage, 0.0, blocked_s))
     made = [_part(evidence, cause, costs) for (cause, _), costs in found.items()]
     return sorted(made, key=lambda part: -part.work_s)
 
 
-def _together(stage: Stage) -> str:
+def _part_key(stage: Stage) -> str:
     """Returns the key by which stages with the same cause are combined into one part."""
     if not stage.name.startswith(TRANSFORM):
         return ""
@@ -128,7 +128,7 @@ def service_s(evidence: Evidence) -> float:
 
 
 def _work(stage: Stage) -> tuple[float, float]:
-    """Returns the seconds per sample that a stage spends on a CPU, and those in which it is blocked."""
+    """Returns the seconds per sample that a stage spends on a CPU, and the seconds per sample in which it is blocked."""
     cpu_s = stage.seconds if stage.cpu_s is None else stage.cpu_s
     return cpu_s, max(0.0, stage.seconds - cpu_s) if stage.blocked_s is None else stage.blocked_s
 
@@ -242,7 +242,7 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 
 
 def _without(evidence: Evidence, part: Part) -> Without | None:
-    """Returns how to measure the program without a part; None if most of what would be skipped is other work.
+    """Returns how to measure the program without a part; None if most of the work that would be skipped is other work.
 
     Opening a file, and the data set's own code, can be skipped only by skipping the whole sample, which skips other work, too.
     A remedy would not remove this other work, so `remaining` includes it.
