@@ -1,6 +1,6 @@
 """Implements `autotune prune`: lists files that no command needs any more, with their sizes, and removes them with --yes.
 
-In a study that stays, only files that match OF_STUDY or OF_TRIAL are removed. Other files, such as those in `trials/*/kept`,
+In a study that stays, only files that match OF_STUDY or OF_TRIAL are removed. Other files, such as files in `trials/*/kept`,
 may be the user's own. Links are neither followed nor removed, because their targets may belong to someone else.
 """
 

@@ -259,10 +259,10 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
-        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), is not
-        slower according to the estimates, and keeps every change with a proven effect, except changes of tier `training` that
-        gain too little. Of these parts, the one with the fewest changes is returned. It is replaced by a measured part with
-        even fewer changes if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and is not
+        slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
+        that gain too little. Of these parts, the one with the fewest changes is returned. A measured part with even fewer
+        changes replaces it if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
         since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
@@ -293,7 +293,7 @@ class AblationResults:
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.
 
-        A part must also lack every change of tier `training` that `idle` leaves out for gaining too little.
+        A part must also lack every change of tier `training` that `idle` leaves out because it gains too little.
         """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []

@@ -9,8 +9,8 @@ the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-Comparing takes time that the finals need. So losses are compared only if this leaves the finals enough time for the pairs that
-an interval needs: without the finals, a gain is not proven, even if the losses agree.
+Comparing takes time that the finals need. So losses are compared only if the finals keep enough time for the fewest pairs that
+give an interval. Without the finals, a gain is not proven, even if the losses agree.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.

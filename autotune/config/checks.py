@@ -77,8 +77,8 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "measure.compile_s": (None, SECONDS_A_MONTH),
     "measure.step_s": (None, SECONDS_A_MONTH),
 }
-# Ranges of the rules in measure.screening and measure.finals whose names end in "_s" or "_frac". All other rules are counts,
-# which are at least 1 if the name contains "min_".
+# Ranges of the rules in measure.screening and measure.finals whose names end in "_s" or "_frac". All other rules are counts. A
+# count must be at least 1 if its name contains "min_".
 RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")

@@ -43,7 +43,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
 def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
-    Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
+    Every call checks the guards of all graphs made so far. Once there are as many as torch's limit, code runs uncompiled.
     Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products:
     if forward takes 100 ms in addition to compiling, and backward 120 ms, forward has lost 40 ms.
     """

@@ -30,7 +30,7 @@ DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation",
 WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
-WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader counts as fast enough
+WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
 # thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
@@ -41,8 +41,8 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
 MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of all work that is then skipped
-# If decoding takes less than this share of the time of the data set's own code, all that code counts as augmentation, and vice
-# versa.
+# If decoding takes less than this share of the time of the data set's own code, all of this code counts as augmentation. If
+# augmentation takes less, all of it counts as decoding.
 LEAST_SHARE = 0.1
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of the number that just keeps up with the training thread
