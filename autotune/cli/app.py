@@ -78,7 +78,7 @@ def _options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an internal error.")] = False,
 ) -> None:
-    """Options before any command."""
+    """Declares the options that come before the command's name."""
 
 
 @app.command(cls=WithKeys, rich_help_panel=_PANEL_TUNE)
@@ -222,7 +222,7 @@ def explain(
     ] = None,
     is_retrying: Annotated[
         bool,
-        typer.Option("--retry", help="Try again to skip code whose cost is unknown because the program failed without it."),
+        typer.Option("--retry", help="Repeat the checks in which the program failed because some of its code was skipped."),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

@@ -128,7 +128,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     by_hand, problems = best.handed_over(argv, known=template.placeholders)
     if problems:
         raise BadInput(problems)
-    passed = {**by_hand, **_carried(template, best.knobs)}
+    passed = {**by_hand, **_set_by_placeholders(template, best.knobs)}
     return _Run(best=best, argv=argv, passed=passed, notes=_of_another_program(best, argv))
 
 
@@ -163,7 +163,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     facts = host_facts()
     claim = read_claim(Path(best.file), ANYWHERE)
     claim.check_parts(asked.overrides)
-    anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # so that this machine's cores set no limit for the file's values
+    anywhere = {**facts, "num_cores": ANYWHERE.num_cores}  # the file's values may exceed this machine's number of cores
     composed = compose(asked.overrides, command=None, facts=anywhere, document=claim.document(without=keys))
     knobs = {**composed.space.pinned, **best.knobs}
     epochs = composed.config.train.epochs or 1  # unlike a trial, a real run needs an end
@@ -176,7 +176,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         best=replace(best, knobs=knobs, origin=(best.origin[0], "" if notes else best.origin[1], best.origin[2])),
         argv=argv,
         notes=[*notes, f"starts the training of {composed.title} ({length}): {shlex.join(argv)}"],
-        passed=_carried(template, knobs),
+        passed=_set_by_placeholders(template, knobs),
         variables=process_environment(composed.config, facts),
     )
 
@@ -199,12 +199,12 @@ def _of_other_settings(best: Best, overrides: Sequence[str]) -> list[str]:
 
 
 def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
-    """Returns a placeholder; one without a value gets best.yaml's: "{threads.intra}" -> "{threads.intra=4}"."""
+    """Returns a placeholder, with the value from best.yaml if it has none: "{threads.intra}" -> "{threads.intra=4}"."""
     key, value = placeholder[1], placeholder[2]
     return f"{{{key}={knobs[key]}}}" if value is None and key in knobs else placeholder[0]
 
 
-def _carried(template: CommandTemplate, knobs: Knobs) -> Knobs:
+def _set_by_placeholders(template: CommandTemplate, knobs: Knobs) -> Knobs:
     return {key: knobs.get(key, value) for key, value in template.placeholders.items()}
 
 

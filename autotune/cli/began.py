@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-# Python itself starts in less time than this. A process that is older when autotune begins ran another program first, such as
-# a shell that called `exec`. Its age is then ignored.
+# Python itself starts in less time than this. A process that is older when autotune begins was another program first, such as
+# a shell that called `exec`. Then its age is ignored.
 STARTING_S = 5.0
 # rich and typer fail on sizes such as a superscript 2, 10**20 or letters, and print nothing at all into 0 columns.
 SIZE, SIZES = re.compile("[1-9][0-9]{0,3}"), ("COLUMNS", "LINES", "TERMINAL_WIDTH")

@@ -186,11 +186,11 @@ def _print(result: RankResult, rows: list[dict[str, Any]], argv: list[str], comp
         found.add_row(label, Text(composed.secrets.text(text), style="warn" if label == "doubt" else ""))
     out.print(found)
     out.print()
-    _print_turnable(out, [row for row in rows if row["can_be_turned"]])
-    _print_refused(out, [row for row in rows if not row["can_be_turned"]])
+    _print_changeable(out, [row for row in rows if row["can_be_turned"]])
+    _print_unchangeable(out, [row for row in rows if not row["can_be_turned"]])
 
 
-def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
+def _print_changeable(out: Console, rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("can be changed", "now", "tried"):
         table.add_column(name, no_wrap=name != "tried", style="key" if name == "can be changed" else "", overflow="fold")
@@ -202,7 +202,7 @@ def _print_turnable(out: Console, rows: list[dict[str, Any]]) -> None:
         out.print(f"\n{ASKED}: [command]autotune knobs NAME[/] shows how to search it.")
 
 
-def _print_refused(out: Console, rows: list[dict[str, Any]]) -> None:
+def _print_unchangeable(out: Console, rows: list[dict[str, Any]]) -> None:
     reasons: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         reasons.setdefault(row["reason"], []).append(row)

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write_nowhere(sys.stdout)
             _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
             return AutotuneError.exit_code
-        if unwritten := _unwritten(error):
+        if unwritten := _write_error_text(error):
             _say([unwritten])
             return AutotuneError.exit_code
         if debug:
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """Makes standard output escape what its encoding lacks, such as the bytes of a file name that is not UTF-8."""
+    """Makes standard output escape characters that its encoding lacks, such as bytes of a file name that is not UTF-8."""
     if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
@@ -138,7 +138,7 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
         _write_nowhere(sys.stderr)
 
 
-def _unwritten(error: Exception) -> str:
+def _write_error_text(error: Exception) -> str:
     """Returns the message if the disk is read-only or no temporary folder can be written; "" for any other error."""
     if not isinstance(error, OSError):
         return ""

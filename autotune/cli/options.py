@@ -1,4 +1,4 @@
-"""Defines what several commands share: options, the command after `--`, and checks of folders and addresses."""
+"""Defines what several commands share: options, handling of the words after `--`, checks of folders and addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_KEY = 34  # columns; longer keys wrap
 
 
 def optional(*names: str, **more: Any) -> Any:
-    """Returns an option without a default, so its help shows none; the arguments are those of `typer.Option`."""
+    """Returns an option whose help shows no default. Takes the arguments of `typer.Option`."""
     return typer.Option(*names, show_default=False, **more)
 
 

@@ -66,7 +66,7 @@ def check_ours(text: str, file: Path) -> None:
         with file.open("rb") as opened:
             old = opened.read(len(content) + HEAD_BYTES)
     except OSError:
-        return  # `write` says what is wrong
+        return  # `write` reports the problem
     if old and old != content and not any(mark in old[:HEAD_BYTES] for mark in OURS):
         raise BadInput(
             f"--output: the file exists and was not written by autotune, got {str(file)!r}. Give another file, or --force to "
@@ -90,7 +90,7 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    # A device such as /dev/full, or a pipe, is written to. In a study's folder, which may be a stranger's, it is replaced.
+    # Writes into a pipe or a device such as /dev/full. In a study's folder, which may be a stranger's, replaces it instead.
     is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Implements `autotune prune`: lists files that no command needs any more, with their sizes, and removes them with --yes.
 
-In a study that stays, only files that match OF_STUDY or OF_TRIAL are removed. Other files, such as those in `trials/*/kept`,
+In a study that stays, only files that match OF_STUDY or OF_TRIAL are removed. Other files, such as files in `trials/*/kept`,
 may be the user's own. Links are neither followed nor removed, because their targets may belong to someone else.
 """
 
@@ -41,7 +41,7 @@ OF_TRIAL = {  # of trials that are over
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
-LEAST_NAME = 16  # if a terminal leaves fewer characters for a study's name, the table has no columns for the kinds
+LEAST_NAME = 16  # characters for a study's name; if fewer would be left, the table omits the columns for the kinds
 REMOVED = ".removed"  # suffix of a study's name while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -125,7 +125,7 @@ def sizes(path: Path) -> tuple[int, int]:
     """Returns (number of files, bytes on the disk) of a file or a whole folder. Links count, but not their targets."""
     num_files = num_bytes = 0
     left = [os.fspath(path)]
-    while left:  # no recursion: a stranger's folder may be nested deeper than Python recurses
+    while left:  # a loop, because a stranger's folder may be nested deeper than Python can recurse
         at = left.pop()
         try:
             status = os.lstat(at)
@@ -161,7 +161,7 @@ def _parts(runs: Path, kept: dict[str, str]) -> Iterator[Place]:
 
 
 def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
-    """Yields whole studies: those that were named, or those that have not been written to for some time."""
+    """Yields the studies to remove as a whole: those that were named, or those not written to for `asked.older_than`."""
     if asked.studies and asked.older_than is not None:
         raise BadInput("--older-than: cannot be combined with STUDY, got both. Give one of them.")
     before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else float("inf")

@@ -39,7 +39,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
     Args:
         asked: what the user typed.
-        as_json: print the path of the file as a JSON document.
+        as_json: print the studies, and the path and size of the file, as one JSON document.
 
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.

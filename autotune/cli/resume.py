@@ -31,7 +31,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     folder = chosen(runs, name)
     study = _study(folder)
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
-        return _is_complete(folder, summary, as_json=as_json)
+        return _print_complete(folder, summary, as_json=as_json)
 
     folder.check_free()
     from autotune.cli.verify import inputs_to_resume
@@ -70,7 +70,7 @@ def _summary(folder: StudyFolder) -> Summary | None:
         return None
 
 
-def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int:
+def _print_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int:
     if as_json:
         print_json(summary)
     else:
@@ -79,11 +79,11 @@ def _is_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> int
     if verification := summary.get("verification"):
         judge(verification)
     elif not (as_json or summary.get("recording")):
-        print(plain(_go_on(folder, summary)))
+        print(plain(_how_to_continue(folder, summary)))
     return 0
 
 
-def _go_on(folder: StudyFolder, summary: Summary) -> str:
+def _how_to_continue(folder: StudyFolder, summary: Summary) -> str:
     more = f"To continue, give it a larger budget: autotune resume {call(folder)} {_more(summary)}"
     why = f"  {summary['reason']}" if summary["reason"] else ""
     return f"complete{why}. {more}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INTERPRETER = re.compile(r"^(\S*/)?python[\d.]*\s+")  # removed in the list, where only the script matters
 # Columns of the list -> how many characters of a cell must fit on one line; longer cells may wrap.
 COLUMNS = {"study": 24, "started": 16, "program": 24, "trials": 6, "verdict": 40}
-MAX_HINTS = 3  # interrupted studies for which `list` prints the command to resume
+MAX_HINTS = 3  # maximum number of interrupted studies for which `list` prints the command to resume
 
 
 def chosen(runs: Path, name: str | None) -> StudyFolder:

@@ -13,7 +13,7 @@ from autotune.errors import Interrupted
 
 @contextlib.contextmanager
 def stoppable(what: str) -> Iterator[None]:
-    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that the code within cleans up. Ignores further signals.
+    """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that the code in the `with` block cleans up. Ignores further signals.
 
     Args:
         what: what to tell the user after a signal.

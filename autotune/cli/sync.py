@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
 SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets that are not in the tuner's environment
-ENDING_S = 20.0  # how long to wait until the supervisors have ended the trials of a killed tuner
+ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a killed tuner
 
 
 class TrackingProcess:
@@ -66,16 +66,16 @@ class TrackingProcess:
         Raises:
             subprocess.TimeoutExpired: it is still running.
         """
-        self._let_go()
+        self._close_input()
         return self._process.wait(timeout)
 
     def terminate(self) -> None:
         """Kills the process immediately."""
-        self._let_go()
+        self._close_input()
         self._process.kill()  # killing it cannot corrupt anything
         self._process.wait()
 
-    def _let_go(self) -> None:
+    def _close_input(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -85,7 +85,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
     """Mirrors a study into MLflow and prints the state of the mirror. With `follow`, continues until the study is over."""
     parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
-        _give_way()
+        _lower_priority()
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
@@ -157,8 +157,8 @@ def _given_secrets() -> list[str]:
         raise BadInput(f"{SECRETS_VARIABLE}: not a JSON list of texts, got {MASK}. Unset it; autotune sets it.") from None
 
 
-def _give_way() -> None:
-    """Lowers the priority of this process and of its session: with autogroup scheduling, only the session's counts."""
+def _lower_priority() -> None:
+    """Lowers the priority of this process and of its session. With autogroup scheduling, only the session's priority counts."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")

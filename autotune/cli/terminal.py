@@ -57,12 +57,12 @@ class PlainConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments to print."""
         for segment in super().render(renderable, options):
-            is_plain = segment.control or segment.text.isprintable()  # most are; this halves the time for a long list
+            is_plain = segment.control or segment.text.isprintable()  # true for most; halves the time for a long list
             yield segment if is_plain else segment._replace(text=plain(segment.text))
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Returns a console that replaces characters that the stream cannot encode, instead of failing."""
+    """Returns a console that replaces characters that its stream cannot encode; it does not fail on them."""
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, ValueError):  # captured streams cannot be reconfigured
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
@@ -75,7 +75,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 class _Unpadded:
-    """A stream that removes blanks at the ends of lines. Tables pad their lines with them."""
+    """A stream that removes the blanks with which tables pad their lines."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -114,7 +114,7 @@ class Lines:
 
 
 def can_redraw(out: Console) -> bool:
-    """Whether a line on this console can be drawn again: not in a pipe, nor on a dumb terminal (such as a shell of Emacs)."""
+    """Whether a line on this console can be drawn again; False in a pipe and on a dumb terminal (such as Emacs' shell)."""
     return out.is_terminal and not out.is_dumb_terminal
 
 

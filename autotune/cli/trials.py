@@ -111,7 +111,7 @@ def row(
         about: as for `table`.
         baseline: the baseline's score, for the ratio.
         best: number of the trial to highlight.
-        before: the best trial until then; the changes are described relative to it.
+        before: the best of the earlier trials; the changes are described relative to it.
     """
     made = table(width, about=about, header=False)
     is_wide, is_narrow = width is None or width >= WIDE, _is_narrow(width)

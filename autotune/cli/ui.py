@@ -39,7 +39,7 @@ SERVER_ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     "PYTHONSAFEPATH": "1",  # the server's own child processes import nothing from the current folder, as with -P
 }
-NO_MODULES = "--app-dir=/"  # uvicorn imports from the current folder first, unless another is named
+NO_MODULES = "--app-dir=/"  # otherwise uvicorn would first look for modules in the current folder
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 

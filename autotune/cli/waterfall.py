@@ -24,7 +24,7 @@ TABLE_FROM = 54  # columns; narrower terminals show a line for each change inste
 EFFECT_WIDTH = 35  # columns for a change's effect; if knob and values do not fit beside it, a phrase replaces them
 PRODUCT_FROM = 84  # columns; narrower terminals do not show the running product of the factors
 # If the logarithms of the measured ratio and of the product of the factors differ by less than this, the difference is noise.
-TOLD_APART = 0.02
+LEAST_INTERACTION = 0.02
 _COLUMNS = ("knob", "change", "factor", "interval", "product", "bar")
 EFFECT_STYLES = {"faster": "win", "ambiguous": "unsure", "same": "quiet", "slower": "bad"}
 
@@ -106,7 +106,7 @@ class Waterfall:
             return []
         speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
         rows: list[tuple[Text, ...]] = []
-        if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / product)) > TOLD_APART:
+        if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / product)) > LEAST_INTERACTION:
             words = "help each other" if whole > product else "overlap"
             factor, reached = (Text(ratio_text(ratio), style="quiet") for ratio in (whole / product, whole))
             rows.append(

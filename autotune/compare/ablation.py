@@ -33,9 +33,9 @@ ESTIMATED_FRAC = 0.03  # a change with a smaller estimated gain can be left out:
 NARROW_FRAC = 0.25  # an effect is known well enough once its interval's half-width is at most this share of its gain
 # Maximum cost of dropping changes, by the point estimate, no matter how noisy the machine is. It was chosen in replays
 # of 50 studies for each recorded table. A limit of 0.05 wrongly dropped a change that gained 17 % (mlp) or 9 % (resnet18) in 11
-# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations with 200 winners
-# at 5 % noise, each with one change that gains 30 % and three without an effect, one of the three stayed in 16 % of the studies
-# with 0.02, and in 2 % with 0.05.
+# studies, a limit of 0.02 in three. With the lower limit, more changes without an effect stay. In simulations at 5 % noise, 200
+# winners each had one change that gains 30 % and three without an effect. One of the three stayed in 16 % of the studies with
+# 0.02, and in 2 % with 0.05.
 MAX_LOSS_FRAC = 0.02
 MOST_LOST_FRAC = 0.08  # a change may be left out only if its gain's LIKELY_CONFIDENCE interval ends below this
 # A change of tier `training`, such as another batch size, is exported only if it gains more than this and more than the
@@ -49,11 +49,11 @@ MAX_FAILURES = 2  # after this many failures, a part counts as impossible to mea
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Seconds of the budget that the ablation must leave for the reporting rounds; its most important trials leave the least.
+    """Seconds that the ablation must leave in the budget for the reporting rounds. More important trials may leave less.
 
     Attributes:
-        least_s: seconds to leave during single trials outside rounds: those that provide missing estimates, and the one of the
-            winner without its ineffective changes.
+        least_s: seconds to leave during single trials outside rounds: trials for missing estimates, and the trial of the winner
+            without its ineffective changes.
         rounds_s: seconds to leave during the ablation rounds.
         enough_s: seconds to leave during further trials that only make effects more precise.
     """
@@ -231,10 +231,10 @@ class AblationResults:
         return len(self._known.get(key, ()))
 
     def together(self, without: Sequence[str] = ()) -> Part | None:
-        """Returns the part that reverts every change that seems to have no effect; None if no change can be left out.
+        """Returns the part without all the changes that seem to have no effect; None if no change can be left out.
 
-        A knob that was not measured alone is judged by its estimate. As long as rounds show that the winner is faster than
-        the part, the change with the largest effect among the reverted ones is kept after all.
+        A knob that was not measured alone is judged by its estimate. While rounds show that the winner is faster than the
+        part, the reverted change with the largest effect is kept after all.
 
         Args:
             without: knobs that are not considered.
@@ -251,7 +251,7 @@ class AblationResults:
                 found[knob] = ratio.ratio
         while found:
             part = part_of(self._space, self._winner, found)
-            if not self._is_missed(part):
+            if not self._is_inferior(part):
                 return part
             del found[max(found, key=lambda knob: found[knob])]
         return None
@@ -259,10 +259,10 @@ class AblationResults:
     def minimal(self) -> Part | None:
         """Returns the part to export instead of the winner; None if the winner itself is exported.
 
-        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC), is not
-        slower according to the estimates, and keeps every change with a proven effect, except changes of tier `training` that
-        gain too little. Of these parts, the one with the fewest changes is returned. It is replaced by a measured part with
-        even fewer changes if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
+        A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and is not
+        slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
+        that gain too little. Of these parts, the one with the fewest changes is returned. A measured part with even fewer
+        changes replaces it if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
         since there may have been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
@@ -274,7 +274,7 @@ class AblationResults:
             and wanted <= {knob for knob, _ in key}
             and ratio.num_rounds >= SCREENING_ROUNDS
             and ratio.ratio <= 1 + self.loss_frac
-            and not self._is_missed(part)
+            and not self._is_inferior(part)
             and not self._is_refuted(part, ratio)
         ]
         found = min(able, key=lambda part: (len(part.key), self._ratios[part.key].ratio)) if able else None
@@ -293,7 +293,7 @@ class AblationResults:
     def _measured_without(self, idle: Part | None) -> list[Part]:
         """Returns the measured parts that keep every change that `idle` keeps.
 
-        A part must also lack every change of tier `training` that `idle` leaves out for gaining too little.
+        A part must also lack every change of tier `training` that `idle` leaves out because it gains too little.
         """
         wanted = {knob for knob in idle.keys if self._is_too_little_for_training(knob)} if idle else set()
         found = []
@@ -301,7 +301,7 @@ class AblationResults:
             missing = set(self._winner.changed) - {knob for knob, _ in key}
             if idle and missing and wanted <= missing <= idle.keys | set(idle.also):
                 part = part_of(self._space, self._winner, missing)
-                is_slow = self._is_missed(part) or self._is_far_slower(part)
+                is_slow = self._is_inferior(part) or self._is_far_slower(part)
                 found += [part] if part.key == key and not is_slow else []
         return found
 
@@ -327,7 +327,7 @@ class AblationResults:
         put_back.sort(key=self.estimate)
         while put_back:
             part = part_of(self._space, self._winner, put_back)
-            if part.key and not self._is_missed(part) and not self._is_far_slower(part):
+            if part.key and not self._is_inferior(part) and not self._is_far_slower(part):
                 return part
             put_back.pop()
         return None
@@ -355,7 +355,7 @@ class AblationResults:
         is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
         # If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
         is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
-        # Nor do estimates overrule a measured gain.
+        # Estimates do not overrule a measured gain either.
         is_gain = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
         is_contested = is_gain or self._is_far_slower(self.parts[knob])
         return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
@@ -404,8 +404,8 @@ class AblationResults:
         )
         if estimate and (worth == "not measured" or is_vague):
             basis, worth, ratio = "estimated", judged(estimate, self.margin), estimate
-        untold = "no time" if is_kept else "reverted only together with others"
-        reason = f"without it: {failure.outcome}" if failure else untold if worth == "not measured" else ""
+        why_not = "no time" if is_kept else "reverted only together with others"
+        reason = f"without it: {failure.outcome}" if failure else why_not if worth == "not measured" else ""
         return Change(
             knob=knob,
             before=self._space.reference.get(knob),
@@ -427,7 +427,8 @@ class AblationResults:
             return False
         return (ratio.ci[1] - ratio.ci[0]) / 2 > max(self.margin, NARROW_FRAC * (ratio.ratio - 1))
 
-    def _is_missed(self, part: Part) -> bool:
+    def _is_inferior(self, part: Part) -> bool:
+        """Whether the rounds show that the winner needs the changes that a part lacks: the part failed, or it is slower."""
         ratio = self.ratio(part)
         if self.failure(part):
             return True

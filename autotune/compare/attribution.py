@@ -44,7 +44,7 @@ UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # an effect is vague, and gets another trial, if its interval's half-width is larger (log scale)
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
-ROUNDS_IN_MIND = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
+PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
 
 
 @dataclass(kw_only=True)
@@ -116,7 +116,7 @@ class Attributor:
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
             number += 1
-            evidence = self._once(winner, unknown, number, kept.least_s)
+            evidence = self._revert_each_once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
             skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
@@ -126,7 +126,7 @@ class Attributor:
         rules, is_announced = self._rules(knobs, kept.rounds_s), False
         while wanted := evidence.wanted(knobs):
             num_more = max(1, SCREENING_ROUNDS - min(map(evidence.num_rounds_of, wanted)))  # a single round has no spread
-            configurations = self._that_fit([winner.knobs, *(part.knobs for part in wanted)], kept.rounds_s, num_more)
+            configurations = self._first_that_fit([winner.knobs, *(part.knobs for part in wanted)], kept.rounds_s, num_more)
             is_enough = session.budget.total_s is None and evidence.num_rounds >= UNTIMED_ROUNDS
             if len(configurations) < 2 or is_enough or self._is_lost(winner):
                 break
@@ -197,7 +197,7 @@ class Attributor:
             rules = self._rules(idle.keys, kept_s)
             self._measure_part(winner, idle.knobs, set(idle.keys), number=number, rules=rules, kept_s=kept_s)
 
-    def _once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
+    def _revert_each_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts each change once. One trial is enough for an estimate, since the spread is known from other rounds."""
         session, evidence = self._session, self._evidence(winner)
         is_announced = False
@@ -220,7 +220,7 @@ class Attributor:
         self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)
         self.found = self._attribution(winner)
 
-    def _that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
+    def _first_that_fit(self, configurations: list[Knobs], kept_s: float, num_rounds: int) -> list[Knobs]:
         """Returns the first few configurations: as many as there is time to measure `num_rounds` times each."""
         spare_s = self._left_s(kept_s) / num_rounds
         sums_s = itertools.accumulate(map(self._expected_s, configurations))
@@ -298,8 +298,8 @@ class Attributor:
         return done
 
     def _rules(self, knobs: Collection[str], kept_s: float) -> MeasureRules:
-        """Returns the finals' rules, with windows short enough for ROUNDS_IN_MIND rounds in the time left."""
-        return self._session.finals_rules((self._session.budget.left_s - kept_s) / (ROUNDS_IN_MIND * (len(knobs) + 1)))
+        """Returns the finals' rules, with windows short enough for PLANNED_ROUNDS rounds in the time left."""
+        return self._session.finals_rules((self._session.budget.left_s - kept_s) / (PLANNED_ROUNDS * (len(knobs) + 1)))
 
     def _expected_s(self, knobs: Knobs) -> float:
         """Returns the expected seconds of a measurement, from earlier ablation rounds or else from similar trials."""

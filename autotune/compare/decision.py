@@ -117,7 +117,7 @@ def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
     near = max(floor, NEAR_FRAC * (ranked[0].score or 0.0)) if ranked else 0.0
     entrants = (record for place, record in down_to(floor) if is_worthy(place))
     wholes = (
-        record for place, record in down_to(near) if not is_worthy(place) and not _is_dear_for_nothing(record, fastest_first)
+        record for place, record in down_to(near) if not is_worthy(place) and not _compiles_without_gain(record, fastest_first)
     )
     chosen = list(itertools.islice(itertools.chain(entrants, wholes), MAX_FINALISTS))
     lower = (record for place, record in down_to(floor) if record.tier is not Tier.training and is_worthy(place))
@@ -137,9 +137,9 @@ def _is_superfluous(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
     return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
 
 
-def _is_dear_for_nothing(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
+def _compiles_without_gain(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
     """Whether a trial with only some of the record's changes, and without its compilation, was as fast."""
-    return _is_superfluous(record, (part for part in _parts(record, others) if _is_dearer(record, part)))
+    return _is_superfluous(record, (part for part in _parts(record, others) if _compiles_longer(record, part)))
 
 
 def _parts(record: TrialRecord, others: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
@@ -147,10 +147,10 @@ def _parts(record: TrialRecord, others: Iterable[TrialRecord]) -> Iterator[Trial
 
 
 def _needed_frac(record: TrialRecord, part: TrialRecord) -> float:
-    return DEAR_GAIN_FRAC if _is_dearer(record, part) else stats.MARGIN_FRAC
+    return DEAR_GAIN_FRAC if _compiles_longer(record, part) else stats.MARGIN_FRAC
 
 
-def _is_dearer(record: TrialRecord, part: TrialRecord) -> bool:
+def _compiles_longer(record: TrialRecord, part: TrialRecord) -> bool:
     return record.phases_s.get("compile", 0.0) > DEAR_FACTOR * max(1.0, part.phases_s.get("compile", 0.0))
 
 
@@ -184,7 +184,7 @@ def choose(
 
 
 def countable(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns the trials of the finals that still count: those run when the finalists were the same as now."""
+    """Returns the trials of the finals that still count: when they ran, the finalists were the same as now."""
     searched = [record for record in records if record.kind in (Kind.baseline, Kind.search)]
     now = {record.number for record in finalists(searched)}
 

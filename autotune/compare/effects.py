@@ -31,7 +31,7 @@ INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the in
 # may then differ by a factor of three.
 NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
-TOLD_FRAC = 0.5  # an effect is reported only if its variance given the trials is at most this share of its prior variance
+MAX_VARIANCE_FRAC = 0.5  # an effect is reported if the trials reduce its variance to at most this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
 MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
 
@@ -78,13 +78,13 @@ def estimated(
     means, variances, priors = _averaged(design, centres, counts, contrasts, noise)
     found = {}
     for knob, contrast, mean, variance, prior in zip(known, contrasts, means, variances, priors, strict=True):
-        if variance <= TOLD_FRAC * prior or (is_any and _is_told_apart(design, contrast)):
+        if variance <= MAX_VARIANCE_FRAC * prior or (is_any and _is_determined(design, contrast)):
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
 
 
-def _is_told_apart(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
+def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
     """Whether a contrast is a weighted sum of differences between trials, so only noise and interactions make it uncertain."""
     differences = design - design.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
@@ -106,7 +106,7 @@ def _averaged(
     """Returns mean, variance and prior variance of each contrast (a weighted sum of coefficients), over the grid of scales."""
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
-    # Changes that are reverted together, such as workers and what depends on them, are reverted with their interactions.
+    # Changes that are reverted together, such as workers and knobs that depend on them, are reverted with their interactions.
     together, sizes = -contrasts @ design.T, (contrasts**2).sum(axis=1)
     weights, means, variances, priors = [], [], [], []
     centred = logs - logs.mean()

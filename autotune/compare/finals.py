@@ -54,18 +54,18 @@ class Finals:
 
     Args:
         session: the study.
-        apart: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
+        ablate: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
             Returns the trial to report.
-        known_part: returns the trial that `apart` would return from what is known so far, without measuring.
+        known_part: returns the trial that `ablate` would return from what is known so far, without measuring.
     """
 
     def __init__(
         self,
         session: Session,
-        apart: Callable[[TrialRecord, Kept], TrialRecord] = lambda chosen, _: chosen,
+        ablate: Callable[[TrialRecord, Kept], TrialRecord] = lambda chosen, _: chosen,
         known_part: Callable[[TrialRecord], TrialRecord] = lambda chosen: chosen,
     ) -> None:
-        self._session, self._apart, self._known_part = session, apart, known_part
+        self._session, self._ablate, self._known_part = session, ablate, known_part
         self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = countable(session.records)
@@ -87,10 +87,10 @@ class Finals:
     def run(self) -> Decision:
         """Measures and returns the decision. If the user ends the finals early, `decision` holds the decision so far."""
         session = self._session
-        candidates = self._left_in()
+        candidates = self._remaining_finalists()
         if not candidates:
             return self._none_left()
-        # This uses the time left, so it must follow `_left_in`, which takes time to compare losses.
+        # This uses the time left, so it must follow `_remaining_finalists`, which takes time to compare losses.
         self._rules = session.finals_rules((session.budget.left_s - session.budget.attribution_s) / WANTED_TRIALS)
         left_s = None if session.budget.total_s is None else max(0.0, session.budget.left_s)
         session.listener.finals_started([0, *(c.number for c in candidates)], left_s)
@@ -99,7 +99,7 @@ class Finals:
             if self._is_out(chosen):  # every candidate failed in each choosing round
                 self._earlier = []
             if self._is_out(chosen) or self._fails_parity(chosen):
-                candidates = self._left_in()
+                candidates = self._remaining_finalists()
                 continue
             part = self._minimal(chosen)
             if part.number == 0:  # all changes were dropped, so there is nothing to compare
@@ -109,7 +109,7 @@ class Finals:
             if self._report(part):
                 return self.decision
             self._earlier = []
-            candidates = self._left_in()
+            candidates = self._remaining_finalists()
         return self._none_left()
 
     def _none_left(self) -> Decision:
@@ -122,11 +122,11 @@ class Finals:
         """Whether any configuration has failed too often in the finals."""
         return any(key and num >= MAX_LOST_ROUNDS for key, num in self._lost.items())
 
-    def _left_in(self) -> list[TrialRecord]:
+    def _remaining_finalists(self) -> list[TrialRecord]:
         """Returns the finalists that loss parity has not ruled out.
 
-        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. A
-        configuration that was chosen after these failures stays, even if a single round of it has failed since.
+        Once a configuration has failed too often in the finals, all configurations that ever failed there are left out. The
+        configuration that was chosen after these failures stays, even if one of its rounds has failed since.
 
         Only the leader's losses are compared now. Those of another finalist are compared when it is chosen, since a comparison
         may take as long as a pair of the finals.
@@ -150,7 +150,7 @@ class Finals:
         # The candidate of the latest ablation comes first, then candidates whose known part lacks some of their changes.
         ablations = [record.origin for record in self._session.records if record.kind is Kind.attribution]
         by_part = sorted(candidates, key=lambda c: (attribution_of(c) not in ablations[-1:], self._known_part(c) is c))
-        return next((c for c in by_part if self._able(self._known_part(c), c).number == self._last_reported), None)
+        return next((c for c in by_part if self._usable_part(self._known_part(c), c).number == self._last_reported), None)
 
     @property
     def _last_reported(self) -> int | None:
@@ -160,15 +160,15 @@ class Finals:
 
     def _is_reported(self, candidate: TrialRecord) -> bool:
         """Whether an earlier run of the study chose this candidate last, and it has not failed too often since."""
-        part = self._able(self._known_part(candidate), candidate)
+        part = self._usable_part(self._known_part(candidate), candidate)
         return part.number == self._last_reported and not self._is_out(candidate) and not self._is_out(part)
 
     def _minimal(self, chosen: TrialRecord) -> TrialRecord:
         """Returns the configuration to report: the chosen one without its ineffective changes."""
         self.decision = Decision(finalist=chosen, reason="it has not been measured again against the baseline")
-        return self._able(self._apart(chosen, self._kept(chosen)), chosen)
+        return self._usable_part(self._ablate(chosen, self._kept(chosen)), chosen)
 
-    def _able(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
+    def _usable_part(self, part: TrialRecord, chosen: TrialRecord) -> TrialRecord:
         """Returns `part` (some of the changes of `chosen`), or `chosen` if `part` failed too often or violates a constraint."""
         return chosen if self._is_out(part) or part.outcome is Outcome.infeasible else part
 
@@ -204,7 +204,7 @@ class Finals:
         for index in range(CHOOSING_ROUNDS):
             if index < len(rounds):
                 continue  # measured by an earlier run of the study
-            entrants = self._that_can_be_paid(_within_reach(entrants, rounds[:index]))
+            entrants = self._affordable(_within_reach(entrants, rounds[:index]))
             if len(entrants) < 2 or not self._has_time_for_effects(entrants, is_first=not index):
                 break
             self._round += 1
@@ -229,7 +229,7 @@ class Finals:
             )
         return found
 
-    def _that_can_be_paid(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
+    def _affordable(self, entrants: list[TrialRecord]) -> list[TrialRecord]:
         """Returns the best entrants: as many as a round can measure and still leave enough time for the reporting pairs."""
         spare_s = self._session.budget.left_s - MIN_PAIRS * max(map(self._pair_s, entrants))
         paid: list[TrialRecord] = []
@@ -312,7 +312,7 @@ class Finals:
         rounds = by_round(self._earlier, REPORTED)
         pairs = pairs_of(rounds, chosen.number)
         others = (place for place, measured in enumerate(rounds, 1) if measured.keys() - {chosen.number, 0})
-        own = rounds[max(others, default=0) :]  # not those with chosen.number: a lost round may have only the baseline
+        own = rounds[max(others, default=0) :]  # includes lost rounds that measured only the baseline
         return pairs, sum(any(one.score is None for one in measured.values()) for measured in own)
 
     def _can_be_confirmed(self, candidate: TrialRecord) -> bool:
@@ -338,8 +338,8 @@ class Finals:
     def _expected_s(self, first: TrialRecord) -> float:
         """Returns the expected seconds of measuring a configuration again, from its finals trials or else from the search.
 
-        What the search had to compile, this measurement takes from the study's compile cache. A disturbed trial takes longer
-        than usual, so it counts only if there is no other trial.
+        The study's compile cache now contains what the search had to compile. A disturbed trial takes longer than usual, so it
+        counts only if there is no other trial.
         """
         finals = [record for record in self._session.records if record.kind is Kind.final]
         again = [record for record in finals if record.repeats == first.number]

@@ -1,6 +1,6 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom and so give an interval from a tenth to ten times the ratio. But a study makes other
+Two pairs have one degree of freedom, so their interval reaches from a tenth to ten times the ratio. But a study makes other
 measurements, too: the rounds that choose the winner, the ablation rounds, and the search. The search counts as one more round
 of the configurations that were measured again. Earlier studies on the same machine add evidence as well. All evidence is
 pooled, weighted by degrees of freedom.

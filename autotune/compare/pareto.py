@@ -48,7 +48,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
     """
     names = session.runner.goal.names
     found = [point for point in front(session.records, names) if point.changed and point.number not in reported]
-    points = _telling(found, names[1:])
+    points = _most_informative(found, names[1:])
     for index in range(ROUNDS):
         for point in points:
             if len([r for r in session.records if r.why == FRONT and r.repeats == point.number]) > index:
@@ -58,7 +58,7 @@ def confirm_front(session: Session, reported: set[int]) -> None:
             session.measure_again(point, round_number=index + 1, rules=session.inputs.config.measure.finals, why=FRONT)
 
 
-def _telling(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
+def _most_informative(points: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
     """Returns up to MAX_POINTS points: first the best at each secondary objective, then the others.
 
     Of the others, those that are worst at the deciding objective come first, because they differ most from the winner.

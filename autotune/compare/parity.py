@@ -9,8 +9,8 @@ the finals, because rounds of the finals take far longer.
 
 If `train.global_batch` is set, a step with another batch size sees the same samples, so its losses are compared, too.
 
-Comparing takes time that the finals need. So losses are compared only if this leaves the finals enough time for the pairs that
-an interval needs: without the finals, a gain is not proven, even if the losses agree.
+Comparing takes time that the finals need. So losses are compared only if the finals keep enough time for the fewest pairs that
+give an interval. Without the finals, a gain is not proven, even if the losses agree.
 
 With a change of tier `training`, such as a batch size, the program sees other batches, so its losses cannot be compared step
 by step. They must stay finite and must not explode, in the search and in every trial of the finals.
@@ -73,7 +73,7 @@ class Parity:
                 if not found.is_unfinished:  # an unfinished comparison is completed if there is more time now
                     self._settled[configuration_key(record.changed)] = found
                 if found.verdict is Verdict.failed:
-                    self._bar(record)
+                    self._rule_out(record)
 
     @property
     def is_possible(self) -> bool:
@@ -140,7 +140,7 @@ class Parity:
             with contextlib.suppress(OutOfTime):  # if time runs out, all of the changes are ruled out together
                 alone = self._compared({first: arithmetic_changes[first]}, candidate)
                 record = alone if self._of(alone).verdict is Verdict.failed else record
-        numbers = self._bar(record)
+        numbers = self._rule_out(record)
         barred = f"trial{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
         self._session.listener.notice(
             f"Loss parity: {changes_phrase(record.changed)} fails ({self._of(record).reason}). Ruled out with it: {barred}."
@@ -158,7 +158,7 @@ class Parity:
         record = self._run(changed, candidate, self._seed) if _is_usable(reference) else reference
         found = self._comparison(record, reference)
         if found.may_be_chance:
-            found = self._beside_chance(found, record, reference, candidate)
+            found = self._compared_with_chance(found, record, reference, candidate)
         self._settled[configuration_key(changed)] = found
         if record is reference:  # the baseline's own run failed, so there is nothing to compare with
             return dataclasses.replace(reference, changed=changed)
@@ -172,7 +172,7 @@ class Parity:
         self._session.folder.write_trial(record)
         return record
 
-    def _beside_chance(
+    def _compared_with_chance(
         self, found: Comparison, record: TrialRecord, reference: TrialRecord, candidate: TrialRecord
     ) -> Comparison:
         """Repeats a failed comparison with another run of the baseline, which shows how large a difference may be by chance.
@@ -184,7 +184,7 @@ class Parity:
         except OutOfTime:
             why = "no time was left to see whether two runs of the baseline differ as much"
         else:
-            if not (lacks := _lacks(other)):
+            if not (lacks := _why_unusable(other)):
                 return self._comparison(record, reference, other)
             why = f"whether two runs of the baseline differ as much is not known, because the second one {lacks}"
         return dataclasses.replace(found, verdict=Verdict.unknown, reason=f"{found.reason}; {why}")
@@ -226,7 +226,7 @@ class Parity:
         spare_s = each_s - without_window_s(self._session.baseline)
         return max(MIN_S, min(MAX_S, BUDGET_FRAC * budget.total_s, spare_s))
 
-    def _bar(self, failed: TrialRecord) -> list[int]:
+    def _rule_out(self, failed: TrialRecord) -> list[int]:
         """Rules out the search trials that contain the changes of a failed run; returns their numbers."""
         self._failed.append(failed)
         barred = [r for r in self._session.searched if r.outcome.has_value and failed.changed.items() <= r.changed.items()]
@@ -235,11 +235,11 @@ class Parity:
             record.evidence["barred_for"] = sorted(failed.changed)
             record.reason = f"{changes_phrase(failed.changed)}: {failed.reason} (trial {failed.number})"
             self._session.folder.write_trial(record)
-        self._give_back_raced()
+        self._readmit_raced()
         self._session.recount()
         return [record.number for record in barred]
 
-    def _give_back_raced(self) -> None:
+    def _readmit_raced(self) -> None:
         """Readmits trials that were stopped early for being slower than a trial that is now ruled out."""
         searched = self._session.searched
         best = max((r.score for r in searched if r.outcome.may_win and r.score), default=0.0)
@@ -307,7 +307,7 @@ def _is_usable(reference: TrialRecord) -> bool:
     return reference.outcome not in UNTRAINED and bool(reference.losses)
 
 
-def _lacks(other: TrialRecord) -> str:
+def _why_unusable(other: TrialRecord) -> str:
     """Returns why a run of the baseline cannot show how much losses differ by chance: "made only 3 steps"; "" if it can."""
     if not _is_usable(other):
         return f"ended as {other.outcome}: {other.reason or no_losses(other)}"

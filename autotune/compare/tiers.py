@@ -23,11 +23,10 @@ def is_barred(baseline: TrialRecord) -> bool:
 
 
 def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> TrialRecord:
-    """Returns the best search trial of this tier or a lower one, or the baseline if none beat it by more than the margin.
+    """Returns the best search trial of this tier or a lower one, or the baseline if no trial beat it by more than the margin.
 
-    If the baseline violates a constraint, the best trial is returned even if it is slower.
-
-    Leaves out trials whose configuration failed when the finals measured it again.
+    If the baseline violates a constraint, the best trial is returned even if it is slower. Leaves out trials whose
+    configuration failed when the finals measured it again.
     """
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
@@ -66,7 +65,7 @@ class TierFinals:
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
         for number, found in leaders.items():
-            pairs = pairs_of(by_round(session.records, TIERS), number)  # those of earlier runs of the study
+            pairs = pairs_of(by_round(session.records, TIERS), number)  # measured by earlier runs of the study
             if pairs:
                 self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)

@@ -95,13 +95,13 @@ class Verification:
         self._random = random.Random(session.inputs.config.study.seed)
         self._round = max((record.round or 0 for record in session.records), default=0)
         self.decision = Decision()
-        self._is_overrun_told = False
+        self._is_overrun_reported = False
 
     def run(self) -> Decision:
         """Measures and returns the decision. If the user interrupts the rounds, `decision` holds the decision so far."""
         best = self._first()
         if not best.outcome.has_value:
-            self.decision = Decision(reason=f"the file's configuration could not be measured: {_how(best)}")
+            self.decision = Decision(reason=f"the file's configuration could not be measured: {_outcome_text(best)}")
             return self.decision
         if not best.changed:
             self.decision = Decision(
@@ -139,8 +139,8 @@ class Verification:
             if is_late and len(pairs) >= MIN_ROUNDS:
                 session.listener.notice(f"{len(pairs)} of {verify.rounds} rounds fit into {verify.minutes:g} min.")
                 break
-            if is_late and not self._is_overrun_told:
-                self._is_overrun_told = True
+            if is_late and not self._is_overrun_reported:
+                self._is_overrun_reported = True
                 session.listener.notice(
                     f"At least {MIN_ROUNDS} rounds always run, and they do not fit into {verify.minutes:g} min: they take "
                     f"about {seconds_text(needed_s)} from now."
@@ -167,7 +167,7 @@ class Verification:
         return self._session.measure_again(first, round_number=self._round, rules=rules, why=why)
 
     def _round_s(self, best: TrialRecord) -> float:
-        """Returns the expected seconds of another round: those of the last round, or else those of the first measurements."""
+        """Returns the expected seconds of another round, taken from the last round or else from the first measurements."""
         last = [record.seconds for record in self._session.records if record.why == ROUND][-2:]
         return sum(last) or best.seconds + self._session.baseline.seconds
 
@@ -221,7 +221,9 @@ def _found(claim: Claim, best: TrialRecord | None, records: list[TrialRecord], d
         # The baseline could be measured, but not the file's configuration. So the claim does not hold here, unless the trial
         # was disturbed or cut off.
         verdict: Verdict = "ambiguous" if best.outcome.is_no_answer else "no longer holds"
-        return Comparison(verdict=verdict, reason=f"its configuration could not be measured: {_how(best)}", left=nothing)
+        return Comparison(
+            verdict=verdict, reason=f"its configuration could not be measured: {_outcome_text(best)}", left=nothing
+        )
     if decision is None:
         return None
     if decision.ratio is None:
@@ -272,13 +274,13 @@ def _ratio(ratio: stats.Ratio) -> dict[str, Any]:
     return {"ratio": ratio.ratio, "ci": ratio.ci}
 
 
-def _how(record: TrialRecord) -> str:
+def _outcome_text(record: TrialRecord) -> str:
     return f"{record.outcome}: {record.reason}" if record.reason else str(record.outcome)
 
 
 def _failures(records: list[TrialRecord]) -> str:
     failed = [record for record in records if record.why == ROUND and record.score is None]
-    return _how(failed[-1]) if failed else "none was begun"
+    return _outcome_text(failed[-1]) if failed else "none was begun"
 
 
 def _text(value: Any) -> str:

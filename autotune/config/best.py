@@ -119,7 +119,7 @@ def read_best(path: Path) -> Best:
     if not raw_said and not knobs and not problems:
         problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
     problems += [f"{clash_words(*pair)} Both are in {path}." for pair in clashes(knobs)]
-    problems += _lost(said.secret, knobs, path)
+    problems += _missing_secrets(said.secret, knobs, path)
     if problems:
         if said.is_newer:
             problems.append(f"BEST: made by a newer version of autotune, got {shown(said.version)} in {path}. Update autotune.")
@@ -150,7 +150,7 @@ def _value(key: str, raw: Any) -> KnobValue:
     return value_of(knob(key), text, ANYWHERE)
 
 
-def _lost(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
+def _missing_secrets(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
     """Returns a problem for each secret of the study that is neither in the file nor in this environment."""
     return [
         f"{key}: a secret whose value is neither in {shown(str(path))} nor in this environment. {_set_here(key)}"

@@ -77,8 +77,8 @@ RANGES: dict[str, tuple[float | None, float]] = {
     "measure.compile_s": (None, SECONDS_A_MONTH),
     "measure.step_s": (None, SECONDS_A_MONTH),
 }
-# Ranges of the rules in measure.screening and measure.finals whose names end in "_s" or "_frac". All other rules are counts,
-# which are at least 1 if the name contains "min_".
+# Ranges of the rules in measure.screening and measure.finals whose names end in "_s" or "_frac". All other rules are counts. A
+# count must be at least 1 if its name contains "min_".
 RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
@@ -188,7 +188,7 @@ def _warm_start(asked: Any) -> list[str]:
     names = asked if isinstance(asked, list) else [asked]
     if asked is False:  # YAML reads `off` as False
         return []
-    if names and all(isinstance(name, str) and not _hostile(name) for name in names):
+    if names and all(isinstance(name, str) and not _is_unusable(name) for name in names):
         both = [name for name in names if name in WARM] if len(names) > 1 else []
         why = f"search.warm_start: {both[0]} must stand alone, got {shown(asked)}" if both else ""
         return [f"{why}. Give {both[0]} alone, or only studies."] if both else []
@@ -203,7 +203,7 @@ def _study(config: StudyConfig) -> list[str]:
         "program.python": config.program.python,
     }
     problems = [
-        f"{key}: empty or with a NUL character, got {text!r}. Give a path." for key, text in texts.items() if _hostile(text)
+        f"{key}: empty or with a NUL character, got {text!r}. Give a path." for key, text in texts.items() if _is_unusable(text)
     ]
     if config.study.name is not None:
         try:
@@ -213,7 +213,7 @@ def _study(config: StudyConfig) -> list[str]:
     return problems
 
 
-def _hostile(text: str | None) -> bool:
+def _is_unusable(text: str | None) -> bool:
     return text is not None and (not text.strip() or "\0" in text)
 
 
@@ -256,7 +256,11 @@ def _is_server(uri: str) -> bool:
 
 def _recipe(config: StudyConfig) -> list[str]:
     problems = []
-    if config.program.python is not None and not _hostile(config.program.python) and not shutil.which(config.program.python):
+    if (
+        config.program.python is not None
+        and not _is_unusable(config.program.python)
+        and not shutil.which(config.program.python)
+    ):
         problems.append(
             f"program.python: no such program, got {config.program.python!r}. Give the path of a Python interpreter."
         )

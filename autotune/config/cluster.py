@@ -97,7 +97,7 @@ def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> lis
 
 
 def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns a problem if srun does not pass the environment on to the ranks, since the settings would not reach them."""
+    """Returns a problem if srun does not pass the environment on to the ranks: then no setting would reach them."""
     if Path(command[0]).name != SRUN:
         return []
     options = _options(command[1:])
@@ -181,7 +181,7 @@ def _is_one_of(names: Sequence[str], word: str) -> bool:
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """Returns srun's own options with their values, which are the words before the command that it starts."""
+    """Returns srun's own options with their values: the words before the command that srun starts."""
     found: list[str] = []
     for word in words:
         is_option = word.startswith("-") and word != "--"

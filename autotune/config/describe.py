@@ -43,8 +43,8 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
             rows.append(Row(_name(key, _default(field)), meaning))
         elif key in KNOB_GROUPS or not documented(typing.cast(type[Any], hint)):
             names = ", ".join(inner.name for inner in dataclasses.fields(hint))
-            is_told = bool(rows) and rows[-1].meaning.endswith(names)
-            rows.append(Row(f"{key}.*", meaning if is_told else f"{meaning.rstrip('.')}: {names}"))
+            is_listed = bool(rows) and rows[-1].meaning.endswith(names)
+            rows.append(Row(f"{key}.*", meaning if is_listed else f"{meaning.rstrip('.')}: {names}"))
         else:
             rows += overview(typing.cast(type[Any], hint), f"{key}.")
     return rows

@@ -24,7 +24,7 @@ from autotune.plain_text import shortened
 from autotune.records import Knobs, KnobValue
 from autotune.space import Choice, SearchSpace
 
-ANEW = "Start a new study; to resume one later, take secrets from the environment: env.NAME='${oc.env:NAME}'."
+START_NEW_STUDY = "Start a new study; to resume one later, take secrets from the environment: env.NAME='${oc.env:NAME}'."
 
 
 @dataclass
@@ -76,7 +76,7 @@ class HiddenValues:
             return []
         if stand_in == MASK:
             return [f"{key}: a secret, whose value was not recorded. Set the variable {name} to it and resume again."]
-        return [f"{key}: tuned over secrets, whose values were not recorded, got {stand_in!r}. {ANEW}"]
+        return [f"{key}: tuned over secrets, whose values were not recorded, got {stand_in!r}. {START_NEW_STUDY}"]
 
     def reveal(self, knobs: Knobs) -> Knobs:
         """Returns a configuration with the real values, for filling in a command line."""
@@ -121,7 +121,7 @@ def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate)
     hidden, problems = HiddenValues(), []
     if is_masked(command.parts):
         got = shortened(repr(shlex.join(command.parts)), 200)
-        problems.append(f"COMMAND: contains a secret, whose value was not recorded, got {got}. {ANEW}")
+        problems.append(f"COMMAND: contains a secret, whose value was not recorded, got {got}. {START_NEW_STUDY}")
     for key, stand_in in {**command.placeholders, **space.pinned}.items():
         if is_masked(stand_in):
             problems += hidden.recover(key, str(stand_in), config.env.get(key.removeprefix(PREFIX), MASK))

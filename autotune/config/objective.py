@@ -16,7 +16,7 @@ REPEATING_DATA = ("photos", "fake_cifar", "text", "tabular", "synthetic")
 
 
 def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
-    """Returns what keeps the objective or a constraint from being computed; `gpus` are this host's, None if unknown."""
+    """Returns why the objective or a constraint cannot be computed; `gpus` are this host's, None if unknown."""
     if problems := _names(config.objective):
         return problems
     names = objective_names(config.objective)
@@ -38,10 +38,10 @@ def problems_of_objective(config: StudyConfig, gpus: Gpus | None) -> list[str]:
             f"{config.machine.price_per_hour:g}. Leave it out, or give objective={COST}."
         )
     if ENERGY in names:
-        problems += _lacking(config, gpus, ("objective", ENERGY, "has_energy_counter", "energy counter"))
+        problems += _without_sensor(config, gpus, ("objective", ENERGY, "has_energy_counter", "energy counter"))
     if (limit := config.constraints.max_power_w) is not None:
         asked = ("constraints.max_power_w", f"{limit:g}", "has_power_reading", "power reading")
-        problems += _lacking(config, gpus, asked)
+        problems += _without_sensor(config, gpus, asked)
     return problems
 
 
@@ -80,7 +80,7 @@ def _cost(config: StudyConfig, names: tuple[str, ...]) -> list[str]:
     return problems
 
 
-def _lacking(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
+def _without_sensor(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, str, str, str]) -> list[str]:
     """Returns a problem if the study has no GPU that measures what is requested; [] if the GPUs are unknown."""
     key, value, fact, what = asked
     if gpus is None:

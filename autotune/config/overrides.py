@@ -134,7 +134,7 @@ def _place(text: str, result: Split, folders: list[Path], host_context: HostCont
         result.pinned.add(key)
     elif key in CONFIG_GROUPS or "/" in key:
         _check_group(key, override.value(), text, folders)
-        _forget(key, result)
+        _drop_earlier_choices(key, result)
         result.hydra.append(text)
     else:
         _check_value(override, host_context)
@@ -165,12 +165,12 @@ def _place_file(text: str, result: Split, folders: list[Path], host_context: Hos
         for key in chosen.keys:
             _refuse_recipe_key(key, text)
     if not plus:
-        _forget(group, result)
+        _drop_earlier_choices(group, result)
     result.files.append(chosen)
     return True
 
 
-def _forget(group: str, result: Split) -> None:
+def _drop_earlier_choices(group: str, result: Split) -> None:
     """Drops earlier choices for a group: the last override wins, as with every key."""
     result.hydra = [text for text in result.hydra if not text.startswith(f"{group}=")]
     result.files = [chosen for chosen in result.files if chosen.group != group]

@@ -199,7 +199,7 @@ def _ask(python: str, code: str) -> subprocess.CompletedProcess[str] | None:
 
 
 def _fitting(config: StudyConfig) -> list[str]:
-    """Returns what does not fit together: two models, data of the wrong kind, sizes that the model does not have."""
+    """Returns problems of parts that do not fit together: two models, the wrong kind of data, sizes the model does not have."""
     if not is_recipe(config):
         return []
     if config.model.name is not None and config.model.factory is not None:

@@ -78,8 +78,8 @@ class StudyOptions:
     Attributes:
         name: the study's name and folder; null derives it from the model or the command.
         seed: seed of the sampler, of the finals' order and of a recipe's program.
-        samples: for time_for_samples, the length of the real training in samples. If cost_per_epoch is an objective and
-            time_for_samples is not, the length of an epoch in samples, needed only if the program's loader has no length.
+        samples: for time_for_samples, the length of the real training in samples. For cost_per_epoch without
+            time_for_samples, the length of an epoch in samples; needed only if the program's loader has no length.
         budget: when the study ends.
     """
 
@@ -264,7 +264,7 @@ class RayOptions:
         python: an interpreter with the cluster's versions of Python and Ray; null for the one that autotune runs in.
         gpus: number of whole GPUs; null for one per process if the cluster has any and `device.kind` is not cpu.
         cpus: number of CPUs that Ray reserves, so that other Ray jobs do not get them. Trials may use every core of the node.
-        autoscaling: whether the cluster adds nodes on demand, so that it is worth waiting for a node that it does not have yet.
+        autoscaling: whether the cluster adds nodes on demand. If so, autotune waits for a node that does not exist yet.
     """
 
     address: str = "auto"
@@ -318,7 +318,7 @@ class MeasureOptions:
         screening: warm-up and stopping rules of baseline and search trials (a window takes at most a thirtieth of the
             budget).
         finals: stricter warm-up and stopping rules, for the finals.
-        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best so far.
+        racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far.
         quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that
             is disturbed again gets no rate. false only notes the disturbance and keeps the rate.
         start_s: limit from launch to the first batch, seconds.

@@ -92,16 +92,16 @@ def _script(program: Program, script: str, cwd: Path) -> list[str]:
     if os.path.isdir(path):
         if program.by == "python" and os.path.isfile(os.path.join(path, "__main__.py")):
             return []
-        return [f"COMMAND: a folder, not a script, got {shown(script)}. {_near(Path(path), 'train.py')}"]
+        return [f"COMMAND: a folder, not a script, got {shown(script)}. {_nearby_scripts(Path(path), 'train.py')}"]
     if os.path.exists(path):
         return [] if os.access(path, os.R_OK) else [f"COMMAND: cannot be read, got {shown(script)}. Give a readable script."]
     if program.by == "shell" and "/" not in script and shutil.which(script, os.F_OK):  # shells also search PATH
         return []
-    near = _near(Path(path).parent, Path(script).name)
+    near = _nearby_scripts(Path(path).parent, Path(script).name)
     return [f"COMMAND: no such script, got {shown(script)}; looked for in {str(cwd)!r}. {near}"]
 
 
-def _near(folder: Path, wanted: str) -> str:
+def _nearby_scripts(folder: Path, wanted: str) -> str:
     """Returns a hint: the scripts in a folder, with the names most like `wanted` first."""
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(Path(wanted).suffix or ".py"))

@@ -1,4 +1,4 @@
-"""Reads YAML files as plain values: no tags, anchors or duplicate keys, so that nothing can run, expand or hide."""
+"""Reads YAML files as plain values. Rejects tags (could run code), anchors (could fill memory) and duplicate keys."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def bytes_of(name: str, arguments: Mapping[str, Any]) -> float | None:
 
 
 def dtype_of(arguments: Mapping[str, Any]) -> str | None:
-    """Returns the dtype that an operator computes in: that of its first floating-point tensor; None if unknown."""
+    """Returns the dtype in which an operator computes: the dtype of its first floating-point tensor; None if unknown."""
     dims, types = arguments.get("dims") or [], arguments.get("types") or []
     return next((DTYPES[kind] for kind, shape in zip(types, dims, strict=False) if shape and kind in DTYPES), None)
 

@@ -9,7 +9,7 @@ from typing import Literal
 Kind = Literal["bound", "floor", "predicted", "measured"]
 Saved = tuple[float, float, float]  # seconds of a step that a change would save: at least, probably, at most
 LEAST_GAIN = 0.03  # smaller gains are not claimed
-LEAST_STEP_FRAC = 0.02  # share of a step that is assumed to remain, no matter how much is removed
+LEAST_STEP_FRAC = 0.02  # at least this share of a step is assumed to remain, no matter how much is removed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,6 @@ def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
 
 
 def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns, for each event, its own position if it is an operator, else that of the innermost operator around it, or -1."""
+    """Returns, for each event, the position of the innermost operator that is or contains the event; -1 if there is none."""
     is_operator = trace.categories[nesting.chosen] == OPERATOR
     return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))

@@ -31,7 +31,7 @@ class Nesting:
     owners: Ints
 
     def spread_down(self, values: Ints) -> Ints:
-        """Returns each event's value; an event without a value (-1) gets that of its nearest ancestor that has one."""
+        """Returns each event's value. An event without a value (-1) gets the value of its nearest ancestor with one."""
         found = values.tolist()
         for at, parent in enumerate(self.parents.tolist()):  # a parent comes first
             if found[at] < 0 and parent >= 0:
@@ -39,7 +39,7 @@ class Nesting:
         return np.array(found, dtype=np.int64)
 
     def summed_up(self, values: Floats) -> Floats:
-        """Returns, for each event, the sum of its value and of those of all events inside it."""
+        """Returns, for each event, the sum of its own value and the values of all events inside it."""
         found, parents = values.tolist(), self.parents.tolist()
         for at in range(len(found) - 1, -1, -1):
             if parents[at] >= 0:

@@ -1,7 +1,7 @@
 """Compares FLOPs and bytes per second with a device's peaks.
 
 The roofline model is by Williams et al., 2009. MFU (model FLOPs utilisation) is by Chowdhery et al., 2022: the model's FLOPs
-divided by those that the device could have done in the same time.
+divided by the FLOPs that the device could have done in the same time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Peaks:
     source: str
 
     def of(self, dtype: str | None) -> float | None:
-        """Returns the peak of a dtype; for "tf32", that of float32 if only this is known. None if unknown."""
+        """Returns the peak of a dtype; for "tf32", the peak of float32 if only this one is known. None if unknown."""
         found = self.flops_per_s.get(dtype or "")
         return self.flops_per_s.get(WIDE) if found is None and dtype == TF32 else found
 

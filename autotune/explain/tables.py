@@ -72,7 +72,7 @@ class Tables:
         tables: name -> table.
         absent: name -> why there is no such table.
         timeline: what happened in one step of the rank `timeline_rank`.
-        distortion: rank -> seconds of a step with the profiler, divided by those without it.
+        distortion: rank -> seconds of a step with the profiler, divided by the seconds of a step without it.
         traces: rank -> path of its trace, for ui.perfetto.dev.
         other_parts: rank -> parts of "other" by place, [(place, seconds per step)]; only for ranks on which "other" takes more
             than 5 % of the step.

@@ -102,18 +102,18 @@ def _merged(lane: Iterable[Rectangle], gap_s: float) -> Iterator[Rectangle]:
     group: list[Rectangle] = []
     for each in sorted(lane, key=lambda rectangle: rectangle.start_s):
         if group and (each.category != group[0].category or each.start_s > _end(group) + gap_s):
-            yield _as_one(group)
+            yield _merged_rectangle(group)
             group = []
         group.append(each)
     if group:
-        yield _as_one(group)
+        yield _merged_rectangle(group)
 
 
 def _end(group: list[Rectangle]) -> float:
     return group[-1].start_s + group[-1].seconds
 
 
-def _as_one(group: list[Rectangle]) -> Rectangle:
+def _merged_rectangle(group: list[Rectangle]) -> Rectangle:
     start_s = group[0].start_s
     longest = max(group, key=lambda each: each.seconds)
     seconds = max(each.start_s + each.seconds for each in group) - start_s

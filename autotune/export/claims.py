@@ -127,7 +127,7 @@ def worth_text(change: dict[str, Any] | None) -> str:
 def speedup_of(summary: Summary, entry: dict[str, Any], tier: Tier | None = None) -> dict[str, Any] | None:
     """Returns an entry's speedup over the baseline. The entry is the study's best or, with `tier`, the best up to this tier.
 
-    If the baseline was kept, the entry's speedup is 1, whereas `summary["speedup"]` is that of the configuration that lost.
+    If the baseline was kept, the entry's speedup is 1. `summary["speedup"]` then belongs to the configuration that lost.
     """
     compared: dict[str, Any] | None = summary["speedup"]
     if not entry.get("overrides"):

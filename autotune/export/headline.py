@@ -14,7 +14,7 @@ from autotune.quantities import number_text
 from autotune.records import THROUGHPUT, Knobs, Summary
 from autotune.wording import BETTER, gain_words, objective_of, side_texts
 
-WIDTH = 100  # of a comment line; fits the report's box
+WIDTH = 100  # characters of a comment line; fits the report's box
 MAX_WORD = 160
 INDENT = "  "
 

@@ -36,7 +36,7 @@ def provenance(claimed: Claimed) -> dict[str, Any]:
         **({"caveats": claimed.caveats} if claimed.caveats else {}),
         "tiers": _tiers(summary),
         "versions": summary["versions"],
-        **_again(summary),
+        **_for_verify_and_apply(summary),
     }
 
 
@@ -78,7 +78,7 @@ def _tiers(summary: Summary) -> dict[str, Any]:
     return found
 
 
-def _again(summary: Summary) -> dict[str, Any]:
+def _for_verify_and_apply(summary: Summary) -> dict[str, Any]:
     """Returns what is needed to verify the claim and to apply the configuration."""
     identity, detected = summary.get("identity") or {}, summary.get("detected") or {}
     program: dict[str, Any] = {}

@@ -63,7 +63,7 @@ class Winner:
         return [key for key, value in self.active.items() if not knob(key).environment(value)]
 
 
-def _own(summary: Summary) -> Knobs:
+def _own_values(summary: Summary) -> Knobs:
     """Returns the program's own values of the knobs, except values of a type that the knob cannot have."""
 
     def is_known(key: str, value: KnobValue) -> bool:
@@ -73,7 +73,7 @@ def _own(summary: Summary) -> Knobs:
     return {key: value for key, value in (summary["baseline"].get("knobs") or {}).items() if is_known(key, value)}
 
 
-def _held(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
+def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     """Returns the accumulation with which a configuration reaches `train.global_batch`; {} if none is needed."""
     batch, each = own.get(BATCH_SIZE.key), own.get(ACCUMULATION.key)
     if "train.global_batch" not in (summary.get("settings") or {}) or not isinstance(batch, int) or not isinstance(each, int):
@@ -110,8 +110,8 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}
     for key, value in knobs.items():
         value_of(knob(key), value)
-    own = _own(summary)
-    held = {} if ACCUMULATION.key in knobs else _held(summary, own, {**own, **knobs})
+    own = _own_values(summary)
+    held = {} if ACCUMULATION.key in knobs else _held_accumulation(summary, own, {**own, **knobs})
     knobs |= held
     forced = _forced(entry, knobs)
     full = {**own, **knobs, **forced}

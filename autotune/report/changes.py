@@ -105,6 +105,6 @@ def change_lines(summary: Summary) -> list[str]:
     lines = []
     for entry in entries_of(summary):
         words = [f"{entry['knob']}: {earlier_text(entry.get('from'))} -> {value_text(entry.get('to'))}"]
-        is_told = entry.get("ratio") or entry.get("verdict") not in (None, "not measured")
-        lines.append("  ".join([*words, *([effect_text(entry)] if is_told else [])]))
+        is_known = entry.get("ratio") or entry.get("verdict") not in (None, "not measured")
+        lines.append("  ".join([*words, *([effect_text(entry)] if is_known else [])]))
     return lines

@@ -53,7 +53,7 @@ def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:
 
     Args:
         trial: one of `Summary["trials"]`.
-        before: the best trial until then; the changes are described relative to it.
+        before: the best of the earlier trials; the changes are described relative to it.
     """
     kind, again = str(trial.get("kind")), trial.get("repeats")
     changed = trial.get("changed") or {}

@@ -54,9 +54,9 @@ def ranked(findings: Iterable[Finding]) -> list[Finding]:
     gain of 2 to 5 %.
     """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
-    return sorted(kept, key=lambda one: (-_certain(one), -one.gain.mid))
+    return sorted(kept, key=lambda one: (-_certain_gain(one), -one.gain.mid))
 
 
-def _certain(finding: Finding) -> float:
+def _certain_gain(finding: Finding) -> float:
     least = round(finding.gain.low, 2)
     return least if least >= LEAST_GAIN else 0.0

@@ -33,7 +33,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         where=_place(top, evidence),
         evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
         gain=evidence.gain(0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s, "predicted"),
-        basis="seconds of compiling in the observed steps, and half of those by which forward exceeds half of backward",
+        basis="seconds of compiling in the observed steps, and half of the excess of forward over half of backward",
         code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,
@@ -43,7 +43,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
 def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
-    Every call checks the guards of all graphs made so far, and once their number reaches torch's limit, code runs uncompiled.
+    Every call checks the guards of all graphs made so far. Once there are as many as torch's limit, code runs uncompiled.
     Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products:
     if forward takes 100 ms in addition to compiling, and backward 120 ms, forward has lost 40 ms.
     """
@@ -53,7 +53,7 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
 
 
 def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
-    """Yields a finding if there are lines that torch.compile cannot put into a graph; its gain is the time that they cost.
+    """Yields a finding for the lines that torch.compile cannot put into a graph. Its gain is what these lines cost.
 
     The gain is a floor: a broken graph also prevents fusions across the break, and only a trial shows what these would gain.
     """

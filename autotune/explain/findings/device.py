@@ -24,8 +24,8 @@ FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs per second is assumed to compute no large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in the time of forward and backward, if no trace shows it
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
-# A step is launch-bound if the GPU has nothing to do for this share of the step (on a CPU: if calling operators takes this
-# share). The time of the input does not count.
+# A step is launch-bound if the GPU is idle for at least this share of the step. On a CPU, it is launch-bound if calling
+# operators takes at least this share. The time of the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
 IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for the GPU may not shorten the step
@@ -42,8 +42,8 @@ MEMORY_BOUND_FRAC = 0.1  # there is a finding only if memory-bound operators tak
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
-# Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling
-# and normalisation, too, have faster kernels for channels_last.
+# Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling and
+# normalisation also have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 
@@ -100,7 +100,7 @@ def _gain_of_16_bits(evidence: Evidence, share: float, products: dict[str, float
 
 def _basis_of_16_bits(products: dict[str, float]) -> str:
     if not products:
-        return "16-bit products are usually 1.1 to 8 times as fast; the pass `memory` times those of this program"
+        return "16-bit products are usually 1.1 to 8 times as fast; the pass `memory` measures the products of this program"
     times = products[WIDE] / products[NARROW]
     return f"the program's products, timed alone: {times:.2g} times as fast in 16 bits"
 

@@ -45,8 +45,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). If the causes are
-# LOGGING and PYTHON, it is LOGGING if its lines take at least this share of the time of all these lines.
+# If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). Between LOGGING and
+# PYTHON, it is LOGGING if the LOGGING lines take at least this share of the time of all these lines.
 PURPOSE_FRAC = 0.25
 COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>)+$")
 MODULE = "<module>"  # `Line.function` of lines outside of functions
@@ -263,7 +263,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, but at most those in which the GPU is idle; estimate not checked on a GPU yet",
+        basis="seconds inside the copies, at most the seconds in which the GPU is idle; estimate not checked on a GPU yet",
         knob="loader.pin_memory",
         value=True,
     )

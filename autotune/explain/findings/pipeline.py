@@ -30,10 +30,10 @@ DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation",
 WORKERS = "too few workers"
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
-WAITS_FRAC = 0.05  # if a step waits for input for a smaller share of its time, the loader counts as fast enough
+WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
-# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and those of the
-# training thread by ALONE_TIMES: (highest, likeliest, lowest).
+# After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
+# thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
 ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its caches warm; measured 0.8 to 0.9
 # Share of a cost that remains after its remedy: at most, usually, at least. Decoded inputs still have to be read, a faster
@@ -41,8 +41,8 @@ ALONE_TIMES = (1.15, 0.9, 0.75)  # a thread that does not have to wait finds its
 REMAINING = {DECODING: (0.5, 0.2, 0.0), AUGMENTATION: (0.5, 0.1, 0.0), COLLATING: (0.4, 0.1, 0.0), STORAGE: (0.5, 0.1, 0.0)}
 MAX_NAMED = 3  # maximum number of transforms that a finding names
 MOST_FRAC = 0.5  # a part can be measured by skipping stages if it is at least this share of all work that is then skipped
-# If decoding takes less than this share of the time of the data set's own code, all that code counts as augmentation, and vice
-# versa.
+# If decoding takes less than this share of the time of the data set's own code, all of this code counts as augmentation. If
+# augmentation takes less, all of it counts as decoding.
 LEAST_SHARE = 0.1
 MAX_WORKERS = 1_000_000  # more than any machine has; limits the numbers in damaged documents
 ENOUGH = 1.1  # number of workers to suggest, as a multiple of the number that just keeps up with the training thread
@@ -102,14 +102,14 @@ def parts(evidence: Evidence) -> list[Part]:
         is_apart = blocked_s >= max(least_s, LEAST_BLOCKED_FRAC * (cpu_s + blocked_s))
         for cause, share in _shares(stage, evidence).items():
             costs = (stage, share * cpu_s, 0.0 if is_apart else share * blocked_s)
-            found.setdefault((cause, _together(stage)), []).append(costs)
+            found.setdefault((cause, _part_key(stage)), []).append(costs)
         if is_apart:
             found.setdefault((STORAGE, ""), []).append((stage, 0.0, blocked_s))
     made = [_part(evidence, cause, costs) for (cause, _), costs in found.items()]
     return sorted(made, key=lambda part: -part.work_s)
 
 
-def _together(stage: Stage) -> str:
+def _part_key(stage: Stage) -> str:
     """Returns the key by which stages with the same cause are combined into one part."""
     if not stage.name.startswith(TRANSFORM):
         return ""
@@ -128,7 +128,7 @@ def service_s(evidence: Evidence) -> float:
 
 
 def _work(stage: Stage) -> tuple[float, float]:
-    """Returns the seconds per sample that a stage spends on a CPU, and those in which it is blocked."""
+    """Returns the seconds per sample that a stage spends on a CPU, and the seconds per sample in which it is blocked."""
     cpu_s = stage.seconds if stage.cpu_s is None else stage.cpu_s
     return cpu_s, max(0.0, stage.seconds - cpu_s) if stage.blocked_s is None else stage.blocked_s
 
@@ -242,7 +242,7 @@ def _is_of_stream(evidence: Evidence, part: Part) -> bool:
 
 
 def _without(evidence: Evidence, part: Part) -> Without | None:
-    """Returns how to measure the program without a part; None if most of what would be skipped is other work.
+    """Returns how to measure the program without a part; None if most of the work that would be skipped is other work.
 
     Opening a file, and the data set's own code, can be skipped only by skipping the whole sample, which skips other work, too.
     A remedy would not remove this other work, so `remaining` includes it.
@@ -316,7 +316,9 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
-    """Returns the seconds of a step that the training thread saves if the workers, which keep up with it, use the cores less.
+    """Returns the seconds of a step that the training thread saves if the workers use the cores less.
+
+    Applies only if the workers keep up with the training thread.
 
     Args:
         evidence: what is known of the configuration.
@@ -372,7 +374,7 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds that more workers save, which make the input while the step computes, maybe on the same cores."""
+    """Returns the seconds of a step that more workers save: they make the input while the step computes, maybe on its cores."""
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:

@@ -136,7 +136,7 @@ def _why_no_ratio(study: Study) -> str:
 
 
 def changes(study: Study) -> Figure:
-    """Returns the effects of the best's changes, each on top of those before it, and of all changes together."""
+    """Returns the effects of the best's changes, each as a bar that begins where the last one ends, and of all together."""
     summary = study.summary
     entries = entries_of(summary)
     title = "What did each change gain?"

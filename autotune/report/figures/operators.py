@@ -36,7 +36,7 @@ def operators(study: Study) -> Figure:
         "operator": "operator", "shapes": "shapes", "phase": "phase", "calls a step ": "count", "a step ": SECONDS,
         "of a step ": SHARE, "bound by": "bound",
     }  # fmt: skip
-    says = "Time in each operator itself, without those that it calls, in the best trial."
+    says = "Time in each operator itself, without the operators that it calls, in the best trial."
     found = _figure(study, "operators", columns, says, "device_self_s", "host_self_s")
     return replace(found, says=f"{found.says} {_by_kind(study)}") if found.says else found
 

@@ -59,7 +59,7 @@ def _facts(study: Study, number: int) -> dict[str, str]:
         said["CPU cores in use"] = f"{number_text(cores)} of {all_cores}"
     if joules := metrics.get("gpu.energy_per_sample_j"):
         said[f"energy of the GPU per {study.unit.removesuffix('s')}"] = f"{number_text(joules)} J"
-    return {**said, **_sixteen(study, number), **_against_peaks(study, number)}
+    return {**said, **_share_of_16_bits(study, number), **_against_peaks(study, number)}
 
 
 def _against_peaks(study: Study, number: int) -> dict[str, str]:
@@ -72,8 +72,8 @@ def _against_peaks(study: Study, number: int) -> dict[str, str]:
     return said
 
 
-def _sixteen(study: Study, number: int) -> dict[str, str]:
-    """Returns the 16-bit share of the time of 16-bit and 32-bit kernels; {} without these, or if profiling distorted it."""
+def _share_of_16_bits(study: Study, number: int) -> dict[str, str]:
+    """Returns the share of 16-bit kernels in the time of 16-bit and 32-bit kernels; {} if unknown or distorted by profiling."""
     seconds = {str(row["category"]): float(row["seconds"]) for row in study.rows("breakdown", number)}
     whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
     if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:
