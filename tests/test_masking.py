@@ -80,7 +80,7 @@ def test_each_line_of_a_key_is_masked_but_the_path_of_a_token_file_is_not(tmp_pa
     assert secrets.text(f"[rank0]: {body} in {tmp_path}") == f"[rank0]: *** in {tmp_path}"
 
 
-def test_credentials_in_urls_of_the_environment_are_masked_on_their_own_too():
+def test_credentials_from_urls_in_the_environment_are_masked_anywhere():
     secrets = Secrets.known({"DATABASE_URL": "postgres://app:s3cret-pass@db/x", "PROXY": "http://ghs_tokentoken@p:1"})
     assert secrets.text("auth failed for app with s3cret-pass, ghs_tokentoken") == "auth failed for app with ***, ***"
 

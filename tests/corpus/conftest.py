@@ -55,7 +55,7 @@ sys.addaudithook(_listen)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the working directory, with scripts, image folders, and programs that create the file `marker` when they are run."""
+    """Returns the working directory, with scripts, image folders, and programs that create the file `marker`."""
     for name, (text, mode) in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

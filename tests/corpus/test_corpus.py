@@ -77,7 +77,9 @@ def test_best_files_with_bad_keys_are_refused(refused: Refused, place: Path, con
 @pytest.mark.parametrize(
     ("name", "words"), [("mine", ["--config-dir", ".", "+mine=bad"]), ("search_space", ["search_space=mine/bad.yaml"])]
 )
-def test_files_that_contain_no_mapping_are_refused(refused: Refused, place: Path, name: str, words: list[str], content: bytes) -> None:
+def test_files_that_contain_no_mapping_are_refused(
+    refused: Refused, place: Path, name: str, words: list[str], content: bytes
+) -> None:
     (place / "mine" / "bad.yaml").write_bytes(content)
     says(refused("run", *words, *COMMAND), f"{name}: not a mapping", "mine/bad.yaml")
 

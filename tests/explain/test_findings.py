@@ -188,8 +188,8 @@ def test_library_transforms_form_one_finding_that_names_the_slowest():
     assert finding.evidence.startswith("transforms (Blur 2.00 ms, Jitter 1.00 ms): 3.00 ms of 3.10 ms per sample")
 
 
-def test_on_shared_cores_a_step_without_worker_load_takes_the_thread_s_cpu_time():
-    """Two workers keep two cores busy. Without their work, a step takes the 30 ms that the training thread computes."""
+def test_on_shared_cores_a_step_without_worker_load_takes_the_main_thread_cpu_time():
+    """Two workers keep two cores busy. Without them, a step takes the 30 ms that the training thread computes, not a fiftieth."""
     given = {"stages": (made.stage("decode", 0.006),), "num_workers": 2, "wait_s": 0.03, "phases_s": made.phases(input=0.03)}
     record = made.record(regime="shared")
     finding = top(made.evidence(made.lines(FORWARD_LINE, busy_cpu_s=0.03, **given), record=record))
@@ -412,7 +412,7 @@ def test_layout_conversions_lead_to_the_advice_of_channels_last():
 
 
 def test_less_gpu_work_gains_nothing_if_the_gpu_waits_for_the_host():
-    """Measured on an H100: the GPU is idle for 84 % of the step. 16 bits were predicted to gain 11 %, but autocast adds launches."""
+    """On an H100 that was idle for 84 % of the step, a gain of 11 % was predicted for 16 bits; autocast adds launches instead."""
     row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.01}
     domains = {"precision.amp": ["off", "bf16"], "layout.channels_last": [False, True]}
 
@@ -502,7 +502,9 @@ def test_on_a_gpu_host_work_counts_only_while_the_device_is_idle():
     work = made.line("history.append(sum(window))", 0.03, line=55)
 
     def gain(busy_s):
-        lines = made.lines(FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03})  # they always cover the whole step
+        lines = made.lines(
+            FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03}
+        )  # they always cover the whole step
         evidence = made.evidence(lines, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
         return next((one.gain.mid for one in found(evidence) if one.where == "train.py:55"), 0.0)
 
@@ -685,7 +687,7 @@ def test_code_of_the_data_set_may_have_two_causes():
 
 
 def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
-    """The workers take 1 s for a step, and the training thread a third of this. Removing all work of the workers gains 200 %."""
+    """The workers take 1 s for a step, the training thread a third of this. Removing all work of the workers gains 200 %."""
     whole = Gain(low=2.0, mid=2.0, high=2.0, kind="measured")
     gain = gain_of_part(whole, (0.9, 0.5, 0.1), "predicted", limiting=1.0)
     assert gain.low == pytest.approx(1 / 0.9 - 1)

@@ -61,7 +61,7 @@ def test_bound_of_an_operator_follows_from_the_peaks_of_the_device(tmp_path: Pat
     assert by_name(made, tmp_path, peaks=None)["aten::mm"]["bound"] == ""
 
 
-def test_operators_are_compared_with_the_peak_of_their_kernels_precision(tmp_path: Path) -> None:
+def test_operators_are_compared_with_the_peak_for_the_precision_of_their_kernels(tmp_path: Path) -> None:
     """With the defaults of torch on an H100, convolutions round to TF32 and matrix products do not."""
     made = Kineto()
     made.step(1, 0, 100)
@@ -118,7 +118,9 @@ BACKWARD = {
         ("aten::convolution", {"dims": CONVOLUTION["dims"], "values": ["", "", "", "[0, 0]", "[1]", "[1]", "False"]}, None),
     ],
 )  # fmt: skip
-def test_flops_are_computed_from_shapes_and_unknown_without_them(name: str, arguments: dict[str, Any], flops: int | None) -> None:
+def test_flops_are_computed_from_shapes_and_unknown_without_them(
+    name: str, arguments: dict[str, Any], flops: int | None
+) -> None:
     assert flops_of(name, arguments) == flops
 
 
@@ -189,7 +191,9 @@ def test_occupancy_that_kineto_could_not_estimate_is_unknown_and_not_zero(
         ("Tesla T4", None, 320e9), ("Tesla V100-SXM2-16GB", None, 900e9),
     ],
 )  # fmt: skip
-def test_documented_peaks_are_found_by_the_device_name_of_the_driver(name: str, bfloat16: float | None, bytes_per_s: float) -> None:
+def test_documented_peaks_are_found_by_the_device_name_of_the_driver(
+    name: str, bfloat16: float | None, bytes_per_s: float
+) -> None:
     peaks = documented_peaks(name)
     assert peaks is not None
     assert peaks.of("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16))

@@ -248,7 +248,7 @@ def test_every_knob_of_the_winner_is_exported_or_listed_as_left_out(summary, for
     assert any(line.startswith("env.MALLOC_ARENA_MAX=2: ") for line in exported.left_out)
 
 
-def test_json_files_have_no_comments_so_their_content_becomes_notes(summary):
+def test_notes_replace_the_comments_in_json_files(summary):
     exported = render(summary, "lightning", None, file="best.json")
     assert json.loads(exported.text) == {"trainer": {"precision": "32-true"}}
     assert any('"num_workers": 4' in note for note in exported.notes)

@@ -181,7 +181,7 @@ def test_quota_and_device_errors_end_the_study(tmp_path, number, what, todo):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["fail", "unplug"])
-def test_study_ends_when_the_disk_fails_and_resumes_when_it_is_back(tmp_path, fault):
+def test_study_ends_when_the_disk_fails_and_can_be_resumed_later(tmp_path, fault):
     disk = DiskInAFile(tmp_path / "runs")
     try:
         study = QuickStudy(tmp_path, trial_s=1.0)

@@ -300,7 +300,7 @@ def test_tracking_process_ends_when_its_tuner_is_killed(runs, hanging, kind):  #
     assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
 
 
-def test_tracking_process_ends_if_its_tuner_died_before_it_started(runs):  # noqa: F811
+def test_tracking_process_ends_even_if_the_tuner_died_first(runs):  # noqa: F811
     folder = make_study(runs, status="running", num_trials=2)
     reader, writer = os.pipe()
     os.close(writer)

@@ -178,7 +178,9 @@ def test_masked_words_are_hidden_and_become_labels(text: ModuleType) -> None:
     assert all((text.masked(torch.full((3,), 7), 9)["labels"] != text.IGNORED).any() for _ in range(50))
 
 
-def test_training_on_a_table_reduces_the_loss_and_the_table_is_reproducible(tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_a_table_reduces_the_loss_and_the_table_is_reproducible(
+    tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main(tabular, *TINY_TABLE, "--samples-per-epoch", "1600", "--num-features", "8", "--lr", "0.02", monkeypatch=monkeypatch)
     seen = losses(capsys.readouterr().out)
     assert len(seen) == 50
@@ -258,7 +260,9 @@ def test_parts_that_the_user_does_not_define_come_from_the_base_script(
     assert len(losses(capsys.readouterr().out)) == 12
 
 
-def test_model_factory_that_returns_no_module_is_refused(custom: ModuleType, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_factory_that_returns_no_module_is_refused(
+    custom: ModuleType, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TypeError, match=r"mine\.parts:text_of_a_model returns a str, not a torch\.nn\.Module"):
         main(custom, "--model-factory", "mine.parts:text_of_a_model", *OWN_DATA, *SHORT, monkeypatch=monkeypatch)
 

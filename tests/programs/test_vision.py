@@ -97,7 +97,9 @@ def test_concurrent_callers_create_the_photos_once(vision: ModuleType, tmp_path:
     assert folder.stat().st_mtime_ns == made
 
 
-def test_interrupted_creation_of_photos_leaves_no_files(vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_creation_of_photos_leaves_no_files(
+    vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(folder: Path, per_photo: int) -> None:
         (folder / "china").mkdir()
         raise KeyboardInterrupt

@@ -340,7 +340,7 @@ def test_sync_writes_nothing_where_a_hostile_tracking_store_points(place):
     assert cli("sync").returncode == 0
 
 
-def test_only_the_artifact_folder_of_the_store_counts_as_its_own(tmp_path):
+def test_is_own_place_accepts_only_the_artifact_folder_of_the_store(tmp_path):
     runs, there = tmp_path / "my runs", tmp_path / "my runs/mlartifacts"
     there.mkdir(parents=True)
     (there / "link").symlink_to(tmp_path)
