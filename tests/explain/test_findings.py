@@ -189,7 +189,7 @@ def test_library_transforms_form_one_finding_that_names_the_slowest():
 
 
 def test_on_shared_cores_a_step_without_worker_load_takes_the_main_thread_cpu_time():
-    """Two workers keep two cores busy. Without them, a step takes the 30 ms that the training thread computes, not a fiftieth."""
+    """Two workers keep two cores busy. Without their work, a step still takes the 30 ms that the training thread computes."""
     given = {"stages": (made.stage("decode", 0.006),), "num_workers": 2, "wait_s": 0.03, "phases_s": made.phases(input=0.03)}
     record = made.record(regime="shared")
     finding = top(made.evidence(made.lines(FORWARD_LINE, busy_cpu_s=0.03, **given), record=record))
@@ -412,7 +412,7 @@ def test_layout_conversions_lead_to_the_advice_of_channels_last():
 
 
 def test_less_gpu_work_gains_nothing_if_the_gpu_waits_for_the_host():
-    """On an H100 that was idle for 84 % of the step, a gain of 11 % was predicted for 16 bits; autocast adds launches instead."""
+    """Measured on an H100 that was idle for 84 % of a step: 11 % were predicted for 16 bits, but autocast adds launches."""
     row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.01}
     domains = {"precision.amp": ["off", "bf16"], "layout.channels_last": [False, True]}
 
@@ -502,9 +502,8 @@ def test_on_a_gpu_host_work_counts_only_while_the_device_is_idle():
     work = made.line("history.append(sum(window))", 0.03, line=55)
 
     def gain(busy_s):
-        lines = made.lines(
-            FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03}
-        )  # they always cover the whole step
+        on_device = {"forward": 0.07, "other": 0.03}  # the phases of the device always cover the whole step
+        lines = made.lines(FORWARD_LINE, work, device_phases_s=on_device)
         evidence = made.evidence(lines, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
         return next((one.gain.mid for one in found(evidence) if one.where == "train.py:55"), 0.0)
 
