@@ -143,6 +143,6 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def measured(trials: list[TrialRecord]) -> list[tuple[object, ...]]:
-    """Returns the configuration and kind of each finished trial. If an entry occurs twice, a trial was repeated."""
+    """Returns kind, round, repeats and changes of each finished trial. Equal entries mean that a trial was repeated."""
     over = [trial for trial in trials if trial.outcome is not Outcome.interrupted]
     return [(trial.kind, trial.round, trial.repeats, tuple(sorted(trial.changed.items()))) for trial in over]
