@@ -1,4 +1,4 @@
-"""How detected facts are put into words."""
+"""How detected facts are described to the user."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def a_result(**fields) -> RankResult:
     return RankResult(**{"trial": 0, "nonce": "n", "rank": 0, "world_size": 2, "pid": 1, "status": "measured", **fields})
 
 
-def test_everything_that_was_seen_is_told_in_a_few_lines():
+def test_findings_describe_every_detected_fact():
     facts = {"torch": "2.9", "python": "3.11.7", "executable": "/venv/bin/python", "device": "cuda", "device_name": "H200"}
     steps = {"end_s": [0.0, 0.5, 1.0, 1.5], "samples": [64, 64, 64, 64]}
     result = a_result(detected=DETECTED, facts=facts, steps=steps, unit="samples", unit_source="loader")
@@ -51,21 +51,21 @@ def test_everything_that_was_seen_is_told_in_a_few_lines():
     }
 
 
-def test_what_is_not_there_is_said_and_what_is_not_known_left_out():
+def test_findings_report_a_missing_loader_and_omit_unknown_facts():
     told = dict(findings(a_result(detected={"num_steps": 3, "loader": None}, world_size=1)))
     assert told["loader"] == NO_LOADER
     assert told["step"] == "counts as one: the number of samples is unknown"
     assert not {"torch", "device", "memory", "trains"} & set(told)
 
 
-def test_a_program_that_never_stepped_tells_what_was_seen():
+def test_findings_without_optimizer_steps_name_loaders_and_backward_passes():
     detected = {"num_steps": 0, "loaders": ["train.py:7"], "num_backwards": 64, "optimizers": []}
     assert findings(a_result(detected=detected)) == [
         ("seen", "a DataLoader made at train.py:7; 64 backward passes; no optimizer step")
     ]
 
 
-def test_settings_that_did_not_take_effect_are_doubts():
+def test_doubts_name_settings_that_did_not_take_effect():
     knobs = {"loader.batch_size": KnobReport(OVERRIDDEN, "asked 8, uses 16", 16), "precision.amp": KnobReport(APPLIED)}
     assert doubts(a_result(knobs=knobs)) == ["loader.batch_size: overridden by the program, asked 8, uses 16"]
 
@@ -88,12 +88,12 @@ def test_settings_that_did_not_take_effect_are_doubts():
         ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "On a CPU, `accelerate launch` starts one process"),
     ],
 )
-def test_processes_that_were_asked_for_and_do_not_train_together_are_missed(command, device, text):
+def test_reports_requested_processes_that_do_not_train_together(command, device, text):
     told = missing_processes(a_result(facts={"device": device}), command.split())
     assert text in told
     assert bool(told) == bool(text)
 
 
-def test_a_file_of_the_working_directory_has_its_short_name(tmp_path, monkeypatch):
+def test_files_in_the_working_directory_have_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert near(f"{tmp_path}/src/train.py:3") == "src/train.py:3"

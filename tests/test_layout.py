@@ -1,4 +1,4 @@
-"""The modules of autotune do not import each other in circles, not even for type annotations."""
+"""The modules of autotune do not import each other in circles. Most imports for type annotations count too."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import autotune
 
 ROOT = Path(autotune.__file__).parent
-# These modules import other modules of the harness only for type annotations, so these imports make no circle at run time.
-KNOWS_TYPES_ALONE = {"autotune.harness.context", "autotune.harness.state", "autotune.harness.knobs.base"}
+# These modules import other modules of the harness only for type annotations, which makes no circle at run time.
+IMPORTS_ONLY_TYPES = {"autotune.harness.context", "autotune.harness.state", "autotune.harness.knobs.base"}
 
 
 @cache
@@ -23,10 +23,10 @@ def modules() -> dict[str, Path]:
 
 
 def imported(name: str) -> set[str]:
-    """Returns the modules of autotune that a module imports, including imports in functions and for types."""
+    """Returns the modules of autotune that a module imports, including imports in functions and most imports for types."""
     tree = ast.parse(modules()[name].read_text())
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    is_left_out = name in KNOWS_TYPES_ALONE or name.startswith("autotune.harness.knobs.")
+    is_left_out = name in IMPORTS_ONLY_TYPES or name.startswith("autotune.harness.knobs.")
     left_out = {id(each) for node in typing for each in ast.walk(node)} if is_left_out else set()
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -49,7 +49,7 @@ def _targets(name: str, node: ast.AST) -> set[str]:
     return {each if each in modules() else base for each in names}
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_modules_have_no_circular_imports() -> None:
     graph = {name: imported(name) for name in modules()}
     graph["autotune"].discard("autotune.api")  # the package imports `autotune.api` only at the first use of `run` or `Study`
     done: set[str] = set()

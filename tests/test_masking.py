@@ -54,11 +54,11 @@ def test_secrets_are_masked(text, masked):
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],
 )
-def test_what_only_resembles_a_secret_stays(text):
+def test_text_that_only_resembles_a_secret_is_unchanged(text):
     assert Secrets().text(text) == text
 
 
-def test_values_of_the_environment_are_masked_wherever_they_stand():
+def test_secret_values_of_the_environment_are_masked_anywhere_in_a_text():
     secrets = Secrets.known({"WANDB_API_KEY": "0123456789", "HOME": "/root/home", "USE_TOKEN": "1", "DB_PASSWORD": "hunter2"})
     assert (
         secrets.text("x0123456789x, 1 try, hunter2 and hunter22 in /root/home")
@@ -66,7 +66,7 @@ def test_values_of_the_environment_are_masked_wherever_they_stand():
     )
 
 
-def test_a_value_is_known_in_every_way_it_is_written():
+def test_a_secret_is_masked_in_every_encoding():
     secret = 'pä"ss/w0rd\n+secret'
     secrets = Secrets.known({"APP_SECRET": secret})
     for written in (secret, json.dumps({"a": secret}), repr([secret]), json.dumps(secret, ensure_ascii=False)):
@@ -74,18 +74,18 @@ def test_a_value_is_known_in_every_way_it_is_written():
     assert secrets.text("x=p%C3%A4%22ss%2Fw0rd%0A%2Bsecret") == "x=***"
 
 
-def test_a_key_file_is_masked_line_by_line_and_its_path_is_none(tmp_path):
+def test_each_line_of_a_key_is_masked_but_the_path_of_a_token_file_is_not(tmp_path):
     body = base64.b64encode(bytes(range(90))).decode()
     secrets = Secrets.known({"SSH_KEY": f"-----BEGIN KEY-----\n{body}\n-----END KEY-----", "TOKEN_FILE": str(tmp_path)})
     assert secrets.text(f"[rank0]: {body} in {tmp_path}") == f"[rank0]: *** in {tmp_path}"
 
 
-def test_passwords_in_addresses_of_the_environment_are_known_by_value():
+def test_credentials_from_urls_in_the_environment_are_masked_anywhere():
     secrets = Secrets.known({"DATABASE_URL": "postgres://app:s3cret-pass@db/x", "PROXY": "http://ghs_tokentoken@p:1"})
     assert secrets.text("auth failed for app with s3cret-pass, ghs_tokentoken") == "auth failed for app with ***, ***"
 
 
-def test_what_was_typed_as_a_secret_is_known_even_when_plain():
+def test_secrets_on_the_command_line_are_masked_even_if_they_are_plain_words():
     words = ["env.MY_TOKEN=abc", "--api-key", "def", "--password=with,commas;and)more", "x=https://u:ghi@h/"]
     secrets = Secrets.known({}, words)
     assert secrets.text("abc abcd def ghi with,commas;and)more") == "*** abcd *** *** ***"
@@ -118,28 +118,28 @@ def test_documents_are_masked_by_key_and_keep_everything_else():
     }
 
 
-def test_sentences_of_autotune_s_own_lose_values_and_keep_words():
+def test_messages_of_autotune_mask_values_and_keep_key_names():
     secrets = Secrets.known({"HF_TOKEN": "hf_abc123def"})
     said = "env.HF_TOKEN: not usable text, got 'hf_abc123def'. Set it at https://me:pw@h."
     assert secrets.message(said) == "env.HF_TOKEN: not usable text, got '***'. Set it at https://***@h."
 
 
-def test_what_was_masked_can_be_told():
+def test_is_masked_recognises_masked_values():
     assert is_masked({"command": ["train.py", "--api-key", "***"]})
     assert is_masked({"space": {"env.T": {"choice": ["***1"]}}})
     assert not is_masked({"env": {"T": "${oc.env:T}"}, "n": [1, None]})
 
 
-def test_masking_a_long_line_takes_no_quadratic_time():
+def test_masking_a_long_line_does_not_take_quadratic_time():
     assert Secrets().text("a" * 200_000) == "a" * 200_000
     assert Secrets().text("a:" * 50_000).startswith("a:")
 
 
-def test_addresses_alone_lose_their_credentials():
+def test_without_credentials_masks_urls_only():
     assert masking.without_credentials("see https://me:secret@host/x, TOKEN=1") == "see https://***@host/x, TOKEN=1"
 
 
-def test_what_nobody_has_masked_is_masked_where_it_is_told_or_written(tmp_path):
+def test_notices_and_study_files_are_always_masked(tmp_path):
     secrets, told = Secrets(["hunter2hunter2"]), RecordingListener()
     Masked(told, secrets).notice("it cannot be forgotten: hunter2hunter2")
     folder = create(tmp_path, "s")

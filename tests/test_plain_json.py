@@ -1,4 +1,4 @@
-"""Documents are read into dataclasses with the types that these have, or refused."""
+"""JSON documents are read into dataclasses; values of another type are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Outer:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
-def test_what_was_written_is_read_with_the_types_that_it_had():
+def test_values_are_read_with_their_original_types():
     made = Outer(Colour.red, "b", True, ["x"], ((1, 0.5), (2, 1.0)), Inner(3), {"a": 1.0})
     assert from_json({**asdict(made), "colour": "red", "pairs": [[1, 0.5], [2, 1]], "later": 1}, Outer) == made
     assert type(from_json({"one": 1}, Outer).one) is int
@@ -53,6 +53,6 @@ def test_what_was_written_is_read_with_the_types_that_it_had():
         ({"numbers": {"a": 10**400}}, "numbers: a number that is too large"),
     ],
 )
-def test_what_has_another_type_is_refused_with_its_key(raw: Any, message: str):
+def test_error_for_a_value_of_the_wrong_type_names_its_key(raw: Any, message: str):
     with pytest.raises((TypeError, ValueError), match=message):
         from_json(raw, Outer)

@@ -18,16 +18,16 @@ from autotune.plain_text import plain, shortened
         ("[1m stays where it was typed", "[1m stays where it was typed"),
     ],
 )
-def test_escape_sequences_leave_nothing_behind(text, expected):
+def test_escape_sequences_are_removed(text, expected):
     assert plain(text) == expected
 
 
-def test_a_cut_keeps_whole_sentences_where_they_fill_half_of_the_room():
+def test_shortened_text_ends_after_a_sentence_if_it_fills_half_of_the_limit():
     assert shortened("First one is so long. Second one is cut somewhere", 40) == "First one is so long. …"
     assert shortened("Oh. A sentence that goes on and on and on", 30) == "Oh. A sentence that goes on…"
 
 
-def test_a_cut_falls_between_words_and_takes_no_more_than_its_room():
+def test_shortened_text_ends_between_words_and_stays_within_the_limit():
     text = " ".join(["word"] * 100)
     for most in range(20, 60):
         cut = shortened(text, most)
@@ -35,6 +35,6 @@ def test_a_cut_falls_between_words_and_takes_no_more_than_its_room():
         assert set(cut.removesuffix("…").split()) == {"word"}
 
 
-def test_what_has_no_words_is_cut_where_the_room_ends_and_what_fits_is_left():
+def test_a_single_long_word_is_cut_at_the_limit_and_fitting_text_is_unchanged():
     assert shortened("x" * 100, 10) == "x" * 9 + "…"
     assert shortened("x" * 10, 10) == "x" * 10

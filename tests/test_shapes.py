@@ -1,4 +1,4 @@
-"""Checks of documents: what is wrong is named with its place."""
+"""Checks of documents: an error names its place in the document."""
 
 import math
 
@@ -29,7 +29,7 @@ RIGHT = {"name": "a", "ci": [1, 2.5], "sides": {"value": None}, "trials": [{"num
         ({"by": 7}, "by: expected mapping, got 7"),
     ],
 )
-def test_the_first_place_that_is_wrong_is_named(changes, message):
+def test_error_names_the_place_of_the_first_wrong_value(changes, message):
     check(RIGHT, SHAPE)
     if message is None:
         check({**RIGHT, **changes}, SHAPE)
@@ -39,7 +39,7 @@ def test_the_first_place_that_is_wrong_is_named(changes, message):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, True, "2", None])
-def test_what_cannot_be_computed_with_is_no_number(value):
+def test_infinite_huge_and_non_numeric_values_are_not_numbers(value):
     assert not number(value)
     assert not moment(value)
 
@@ -49,11 +49,11 @@ def test_a_knob_may_have_any_plain_value():
     assert not any(map(knob_value, ([], {}, math.nan)))
 
 
-def test_a_number_that_is_not_finite_becomes_unknown_and_so_does_its_list():
+def test_finite_replaces_non_finite_numbers_and_their_lists_with_none():
     found = finite({"a": math.nan, "b": [1.0, math.inf], "c": [{"d": -math.inf}, 2]})
     assert found == {"a": None, "b": None, "c": [{"d": None}, 2]}
 
 
-def test_numbers_that_are_not_finite_are_unknown_when_a_document_is_read():
+def test_parsed_replaces_non_finite_numbers_and_their_lists_with_none():
     assert parsed('{"a": 1e999, "b": [1.5, NaN], "c": 1e308, "d": -Infinity}') == {"a": None, "b": None, "c": 1e308, "d": None}
     assert parsed('{"c": [1e308, 2]}') == {"c": [1e308, 2]}

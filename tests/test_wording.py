@@ -37,7 +37,7 @@ def test_bytes_come_in_binary_units(value, text):
         (None, "-"),
     ],
 )
-def test_durations_read_as_one_would_say_them(value, text):
+def test_durations_are_rounded_to_readable_units(value, text):
     assert quantities.seconds_text(value) == text
 
 
@@ -59,7 +59,7 @@ def test_time_left_reads_like_a_clock(value, text):
         ("env.OMP_NUM_THREADS", 4, "OMP_NUM_THREADS=4"),
     ],
 )
-def test_settings_are_worded_shortly(key, value, text):
+def test_settings_have_short_phrases(key, value, text):
     assert wording.knob_phrase(key, value) == text
 
 
@@ -67,12 +67,12 @@ def test_a_configuration_without_changes_is_unchanged():
     assert wording.changes_phrase({}) == "unchanged"
 
 
-def test_machine_is_named_by_its_gpu_first():
+def test_machine_text_starts_with_the_gpus():
     gpus = [{"name": "NVIDIA H200"}, {"name": "NVIDIA H200"}]
     assert wording.machine_text({"gpus": gpus, "num_cores": 16}) == "2 x NVIDIA H200, 16 cores"
 
 
-def test_outcomes_are_counted_with_the_good_first():
+def test_outcome_counts_start_with_ok():
     assert wording.counts_text({"timeout": 1, "ok": 4}) == "4 ok, 1 timeout"
 
 
@@ -98,16 +98,16 @@ def test_an_interval_of_rates_does_not_reach_below_zero():
         ("$HOME", " --runs-dir '$HOME'"),
     ],
 )
-def test_our_own_commands_are_quoted_for_a_shell(runs, text):
+def test_runs_dir_option_is_quoted_for_a_shell(runs, text):
     assert where(Path(runs)) == text
 
 
-def test_a_line_stays_a_line():
+def test_one_line_removes_line_breaks_and_limits_the_length():
     assert plain_text.one_line("a\nb\t\x1b[31mc", 80) == "a b c"
     assert plain_text.one_line("x" * 100, 10) == "xxxxxxx..."
 
 
-def test_communication_of_a_trial_that_failed_was_not_measured():
+def test_communication_of_a_failed_trial_is_not_measured():
     failed = {"communication": None, "by_rank": [{"rank": 0, "step_s": None}, {"rank": 1, "step_s": None}]}
     assert "not measured" in wording.communication_text(failed)
     failed["by_rank"][0]["step_s"] = 0.1

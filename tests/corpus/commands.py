@@ -1,4 +1,4 @@
-"""Bad commands after `--`, and bad words for autotune's own commands, each with the message that it must cause."""
+"""Bad commands after `--`, and bad words for autotune's own commands, each with the expected message."""
 
 COMMANDS: list[tuple[list[str], str]] = [
     ([], "COMMAND: no command after '--'"),
@@ -92,7 +92,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["python", "train.py", "{env.A.B}"], "not a name of an environment variable"),
 ]
 
-# Recipe keys together with a command, for which they have no effect.
+# Recipe keys, which have no effect together with a command.
 WITH_COMMAND: list[tuple[list[str], str]] = [
     (["model=resnet18"], "model: belongs to a built-in recipe, got 'model=resnet18'"),
     (["data=photos"], "data: belongs to a built-in recipe"),

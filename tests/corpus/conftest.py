@@ -1,4 +1,4 @@
-"""Fixtures of the corpus: a folder with all the files that it names, and a command line that must refuse its input."""
+"""Fixtures of the corpus: a folder with all files that the corpus names, and a command line that must refuse its input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.cli.main import main
 
 STARTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn")
 MARKER = "def touch(*_):\n    open('marker', 'w').close()\n\nclass Touch:\n    __init__ = touch\n\ntouch()\n"
-STUB = "#!/bin/sh\ntouch marker\n"  # a program that shows that it was run
+STUB = "#!/bin/sh\ntouch marker\n"  # leaves a file when it is run
 CLAIM = """# @package _global_
 precision: {amp: bf16}
 provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}, program: {command: [python, train.py, --epochs, "90"]}}
@@ -42,7 +42,7 @@ FILES = {
     "bin/torchrun": (STUB, 0o755),
     "bin/accelerate": (STUB, 0o755),
 }
-_started: list[str] | None = None  # programs started while a command line ran; None while they are not recorded
+_started: list[str] | None = None  # programs that a command line started; None while starts are not recorded
 
 
 def _listen(event: str, arguments: tuple[Any, ...]) -> None:
@@ -55,7 +55,7 @@ sys.addaudithook(_listen)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the working directory, with scripts, folders of images, and programs that leave a marker when they are run."""
+    """Returns the working directory, with scripts, image folders, and programs that create the file `marker`."""
     for name, (text, mode) in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))  # so that an import of `marker` would work and leave a trace
+    monkeypatch.syspath_prepend(str(tmp_path))  # so that an import of `marker` would work and be noticed
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     for name in ("SURELY_NOT_SET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)

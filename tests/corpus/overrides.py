@@ -1,4 +1,4 @@
-"""Bad KEY=VALUE words, each with the message that it must cause."""
+"""Bad KEY=VALUE words, each with the expected message."""
 
 LONG = 5000
 
@@ -324,7 +324,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("env.=1", "'env.=1': no key before the '='"),
     ("env.A=choice()", "env.A: an empty domain"),
     ("env.A=interval(0,1)", "env.A: an interval needs a knob of whole numbers"),
-    # words that are no overrides
+    # words that are not overrides
     ("foo", "'foo': not KEY=VALUE, there is no '='. Give KEY=VALUE; a command to tune goes after --."),
     ("loader.num_workers", "'loader.num_workers': not KEY=VALUE, there is no '='"),
     ("", "no key before the '='"),

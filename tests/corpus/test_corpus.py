@@ -32,14 +32,14 @@ def says(messages: list[str], *parts: str) -> None:
 
 
 @pytest.mark.parametrize(("word", "message"), OVERRIDES, ids=lambda text: ascii(text)[1:40])
-def test_bad_overrides(refused: Refused, word: str, message: str) -> None:
+def test_bad_overrides_are_refused(refused: Refused, word: str, message: str) -> None:
     messages = refused("run", *([] if word.startswith("model=") else ["model=resnet18"]), word)
     says(messages, message)
     assert len(messages) == 1, messages
 
 
 @pytest.mark.parametrize(("words", "parts"), TOGETHER, ids=str)
-def test_overrides_that_are_bad_together(refused: Refused, words: list[str], parts: list[str]) -> None:
+def test_overrides_that_conflict_are_refused(refused: Refused, words: list[str], parts: list[str]) -> None:
     messages = refused("run", *([] if words[0].startswith("model=") else ["model=resnet18"]), *words)
     says(messages, *parts)
     assert len(messages) == len(parts), messages
@@ -49,7 +49,7 @@ def test_overrides_that_are_bad_together(refused: Refused, words: list[str], par
 @pytest.mark.parametrize(
     ("name", "words"), [("mine", ["--config-dir", ".", "+mine=bad"]), ("search_space", ["search_space=mine/bad.yaml"])]
 )
-def test_files_that_are_no_plain_yaml(
+def test_files_that_are_not_plain_yaml_are_refused(
     refused: Refused, place: Path, name: str, words: list[str], content: bytes, message: str
 ) -> None:
     (place / "mine" / "bad.yaml").write_bytes(content)
@@ -57,7 +57,7 @@ def test_files_that_are_no_plain_yaml(
 
 
 @pytest.mark.parametrize(("content", "message"), UNREADABLE, ids=lambda value: ascii(value)[:40])
-def test_claims_that_are_no_plain_yaml(refused: Refused, place: Path, content: bytes, message: str) -> None:
+def test_best_files_that_are_not_plain_yaml_are_refused(refused: Refused, place: Path, content: bytes, message: str) -> None:
     (place / "bad.yaml").write_bytes(content)
     says(refused("verify", "bad.yaml", *COMMAND), "BEST: cannot be read, got 'bad.yaml' (", message)
 
@@ -66,7 +66,7 @@ CLAIMS = [row for row in FILES if row[0].startswith(TOP) and "provenance" not in
 
 
 @pytest.mark.parametrize(("content", "parts"), CLAIMS, ids=lambda value: ascii(value)[22:60])
-def test_claims_with_bad_keys(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
+def test_best_files_with_bad_keys_are_refused(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "bad.yaml").write_text(content, encoding="utf-8")
     messages = refused("verify", "bad.yaml", "model=resnet18")
     if not any("provenance" in message for message in messages):  # even if all keys are valid, the file has no claim
@@ -77,13 +77,15 @@ def test_claims_with_bad_keys(refused: Refused, place: Path, content: str, parts
 @pytest.mark.parametrize(
     ("name", "words"), [("mine", ["--config-dir", ".", "+mine=bad"]), ("search_space", ["search_space=mine/bad.yaml"])]
 )
-def test_files_that_hold_no_mapping(refused: Refused, place: Path, name: str, words: list[str], content: bytes) -> None:
+def test_files_that_contain_no_mapping_are_refused(
+    refused: Refused, place: Path, name: str, words: list[str], content: bytes
+) -> None:
     (place / "mine" / "bad.yaml").write_bytes(content)
     says(refused("run", *words, *COMMAND), f"{name}: not a mapping", "mine/bad.yaml")
 
 
 @pytest.mark.parametrize(("content", "parts"), FILES, ids=lambda value: ascii(value)[22:60])
-def test_configuration_files_with_bad_keys(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
+def test_configuration_files_with_bad_keys_are_refused(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "mine" / "bad.yaml").write_text(content, encoding="utf-8")
     (place / "mine" / "other.yaml").write_text("# @package _global_\nstudy: {seed: 3}\n", encoding="utf-8")
     messages = refused("run", "--config-dir", ".", "+mine=bad", "model=resnet18")
@@ -91,7 +93,7 @@ def test_configuration_files_with_bad_keys(refused: Refused, place: Path, conten
 
 
 @pytest.mark.parametrize(("content", "parts"), SPACES, ids=lambda value: ascii(value)[:40])
-def test_search_spaces_with_bad_domains(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
+def test_search_spaces_with_bad_domains_are_refused(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "space.yaml").write_text(content, encoding="utf-8")
     messages = refused("run", "search_space=./space.yaml", *COMMAND)
     says(messages, *parts)
@@ -100,15 +102,15 @@ def test_search_spaces_with_bad_domains(refused: Refused, place: Path, content: 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "dangling", "absent", "long", "device", "unreadable"])
 @pytest.mark.parametrize("what", ["mine", "search_space"])
-def test_what_is_no_file(refused: Refused, place: Path, kind: str, what: str) -> None:
+def test_paths_that_are_not_readable_files_are_refused(refused: Refused, place: Path, kind: str, what: str) -> None:
     path = place / "mine" / "bad.yaml"
     make = {
         "folder": path.mkdir,
-        "pipe": lambda: os.mkfifo(path),  # no program ever writes to it
+        "pipe": lambda: os.mkfifo(path),  # nothing ever writes to it
         "loop": lambda: path.symlink_to("bad.yaml"),
         "dangling": lambda: path.symlink_to("nosuch"),
         "device": lambda: path.symlink_to("/dev/zero"),
-        "unreadable": lambda: path.symlink_to("/proc/self/mem"),  # for root, too
+        "unreadable": lambda: path.symlink_to("/proc/self/mem"),  # even for root
     }
     make.get(kind, lambda: None)()
     name = "x" * 300 if kind == "long" else "bad"
@@ -121,29 +123,29 @@ def test_what_is_no_file(refused: Refused, place: Path, kind: str, what: str) ->
 
 
 @pytest.mark.parametrize(("command", "message"), COMMANDS, ids=lambda value: ascii(value)[:40])
-def test_bad_commands(refused: Refused, command: list[str], message: str) -> None:
+def test_bad_commands_are_refused(refused: Refused, command: list[str], message: str) -> None:
     messages = refused("run", "--", *command)
     says(messages, message)
     assert len(messages) == 1, messages
 
 
 @pytest.mark.parametrize(("words", "message"), WITH_COMMAND, ids=str)
-def test_keys_that_a_command_has_no_use_for(refused: Refused, words: list[str], message: str) -> None:
+def test_keys_without_effect_on_a_command_are_refused(refused: Refused, words: list[str], message: str) -> None:
     says(refused("run", *words, *COMMAND), message)
 
 
 @pytest.mark.parametrize(("words", "message"), OPTIONS, ids=lambda value: ascii(value)[:40])
-def test_bad_command_lines(refused: Refused, words: list[str], message: str) -> None:
+def test_bad_command_lines_are_refused(refused: Refused, words: list[str], message: str) -> None:
     says(refused(*words), message)
 
 
-def test_a_damaged_variable_of_autotune_s_own_is_named(refused: Refused, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_damaged_variable_of_autotune(refused: Refused, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_study(place / "runs")
     monkeypatch.setenv("AUTOTUNE_SECRETS", "[")
     says(refused("sync", "resnet18", "--uri", "none"), "AUTOTUNE_SECRETS: not a JSON list of texts, got ***. Unset it")
 
 
-def test_a_working_directory_that_is_gone_is_named(place: Path) -> None:
+def test_error_names_a_deleted_working_directory(place: Path) -> None:
     gone = place / "gone"
     gone.mkdir()
     code = "import os, sys; os.rmdir(os.getcwd()); from autotune.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -160,7 +162,7 @@ def test_a_working_directory_that_is_gone_is_named(place: Path) -> None:
     ],
     ids=str,
 )
-def test_the_real_command_refuses_the_same(place: Path, words: list[str]) -> None:
+def test_bad_input_is_refused_in_a_new_process(place: Path, words: list[str]) -> None:
     (place / "mine" / "evil.yaml").write_text("!!python/object/apply:marker.touch []\n", encoding="utf-8")
     _run(*words, cwd=place)
 

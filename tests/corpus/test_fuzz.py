@@ -1,4 +1,4 @@
-"""A few hundred damaged inputs of every kind: each is used or refused. `python -m tests.benchmarks.fuzz` tries thousands."""
+"""Damaged inputs of every kind are used or refused: a few hundred here, thousands in `python -m tests.benchmarks.fuzz`."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def test_damaged_input_is_used_or_refused(place, kind):
     assert len(tally.answers) == CASES
 
 
-APART = """
+FUZZ_PROGRAM = """
 import ctypes, os, time
 from hypothesis import strategies as st
 from tests.benchmarks.fuzz import __main__ as program, damage, place, runs
@@ -54,8 +54,8 @@ program.main()
         pytest.param("os.kill(os.getppid(), 15)", [], 0, 0, 0, id="SIGTERM"),
     ],
 )
-def test_a_kind_prints_its_table_however_it_ends(body, words, least, hangs, failed):
-    command = [sys.executable, "-c", APART.format(body), "--kind", "journals", *words]
+def test_fuzz_program_prints_its_table_for_every_kind_of_end(body, words, least, hangs, failed):
+    command = [sys.executable, "-c", FUZZ_PROGRAM.format(body), "--kind", "journals", *words]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     row = [cell.strip() for cell in ended.stdout.splitlines()[-1].split("|")]
     assert row[1] == "journals"
@@ -85,7 +85,7 @@ def _write(path):
         (lambda: print(places.SECRET), "secret shown"),
     ],
 )
-def test_what_must_not_happen_is_noticed(place, monkeypatch, broken, cause):
+def test_forbidden_behaviour_is_detected(place, monkeypatch, broken, cause):
     monkeypatch.setattr("autotune.cli.show.print_studies", lambda *_, **__: broken())
     monkeypatch.setattr(places, "LIMIT_S", 0.5)
     found = place.run(Case(words=["list"])).cause

@@ -39,7 +39,7 @@ DOCUMENTS = st.recursive(
 often = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def is_taken(*words: str) -> bool:
+def is_accepted(*words: str) -> bool:
     """Returns whether a command line is accepted; otherwise it must be refused in the proper form."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
@@ -52,18 +52,18 @@ def is_taken(*words: str) -> bool:
 
 @often
 @given(words=st.lists(WORDS.filter(lambda word: word != "--" and not word.startswith("-")), min_size=1, max_size=3))
-def test_words(place: Path, words: list[str]) -> None:
-    is_taken("run", "--cfg", "model=resnet18", *words)
+def test_generated_words_are_used_or_refused(place: Path, words: list[str]) -> None:
+    is_accepted("run", "--cfg", "model=resnet18", *words)
 
 
 @often
 @given(document=DOCUMENTS)
 @pytest.mark.thorough
-def test_documents(place: Path, document: Any) -> None:
+def test_generated_documents_are_used_or_refused(place: Path, document: Any) -> None:
     text = yaml.safe_dump(document, allow_unicode=True)
     (place / "mine" / "made.yaml").write_text(f"# @package _global_\n{text}", encoding="utf-8", errors="surrogatepass")
-    is_taken("run", "--cfg", "--config-dir", ".", "+mine=made", "model=resnet18")
-    is_taken("run", "--cfg", "search_space=./mine/made.yaml", "model=resnet18")
+    is_accepted("run", "--cfg", "--config-dir", ".", "+mine=made", "model=resnet18")
+    is_accepted("run", "--cfg", "search_space=./mine/made.yaml", "model=resnet18")
 
 
 @often
@@ -71,10 +71,10 @@ def test_documents(place: Path, document: Any) -> None:
     content=st.binary(max_size=200) | st.text(alphabet=LETTERS, max_size=200).map(lambda text: text.encode("utf-8", "replace"))
 )
 @pytest.mark.thorough
-def test_bytes_as_files(place: Path, content: bytes) -> None:
+def test_generated_files_are_used_or_refused(place: Path, content: bytes) -> None:
     (place / "mine" / "made.yaml").write_bytes(content)
-    is_taken("run", "--cfg", "--config-dir", ".", "+mine=made", "model=resnet18")
-    is_taken("run", "--cfg", "search_space=./mine/made.yaml", "model=resnet18")
+    is_accepted("run", "--cfg", "--config-dir", ".", "+mine=made", "model=resnet18")
+    is_accepted("run", "--cfg", "search_space=./mine/made.yaml", "model=resnet18")
 
 
 @often
@@ -83,11 +83,11 @@ def test_bytes_as_files(place: Path, content: bytes) -> None:
         st.sampled_from(["python", "bash", "env", "torchrun", "-m", "-c", "-u", "train.py", "{loader.batch_size=4}"]) | TEXT
     )
 )
-def test_commands(place: Path, command: list[str]) -> None:
-    is_taken("run", "--cfg", "--", *command)
+def test_generated_commands_are_used_or_refused(place: Path, command: list[str]) -> None:
+    is_accepted("run", "--cfg", "--", *command)
     assert not (place / "marker").exists()
 
 
 @pytest.mark.parametrize("word", ["loader.num_workers=1", "env.A='a {b}'", "runs_dir='a, [b]'", "study.seed=7"])
-def test_what_is_good_is_taken(place: Path, word: str) -> None:
-    assert is_taken("run", "--cfg", "model=resnet18", word)
+def test_valid_words_are_accepted(place: Path, word: str) -> None:
+    assert is_accepted("run", "--cfg", "model=resnet18", word)

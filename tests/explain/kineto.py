@@ -1,4 +1,4 @@
-"""Writes traces in Kineto's format (pytorch/kineto, libkineto/src/output_json.cpp), as if they came from a GPU."""
+"""Writes traces in Kineto's format (pytorch/kineto, libkineto/src/output_json.cpp), like those of a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4
 
 
 class Kineto:
-    """Collects events; times are milliseconds, to keep tests readable."""
+    """Collects events of a trace. All times are milliseconds."""
 
     def __init__(self, device: str = "NVIDIA A100-SXM4-80GB") -> None:
         self.document: dict[str, Any] = {
@@ -49,7 +49,7 @@ class Kineto:
         self._add("cpu_op", name, start, length, PROCESS, thread, {**shapes, **more})
 
     def kernel(self, name: str, start: float, length: float, *, launched: float | None = None, **more: Any) -> None:
-        """Adds a kernel or copy (by default of stream 7), and its launch of 5 us if `launched` gives a time."""
+        """Adds a kernel or copy (by default on stream 7). If `launched` is given, also adds its launch of 5 us at that time."""
         self._correlation += 1
         stream, category = more.pop("stream", 7), more.pop("category", "kernel")
         launch = {
@@ -90,7 +90,7 @@ def milliseconds(found: Breakdown) -> dict[str, float]:
 
 
 def sums_to_its_steps(found: Breakdown, trace: Trace) -> bool:
-    """Whether each step's categories sum to the step, and none is negative."""
+    """Returns whether the categories of each step sum to the step and none is negative."""
     steps = trace.steps()
     return bool(np.allclose(found.by_step.sum(axis=1), steps[:, 1] - steps[:, 0], rtol=1e-6)) and bool(
         (found.by_step > -1e-9).all()

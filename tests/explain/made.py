@@ -1,4 +1,4 @@
-"""Makes documents and evidence in the form that the passes write; a test gives only the values that matter to it."""
+"""Makes documents of the passes, and evidence. A test passes only the values that matter to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the documents of the passes, as the harness would, for tests of the tables."""
+"""Writes documents of the passes like the harness does, for tests of the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trains a small model under torch.profiler and writes its true numbers, for test_real_traces.py; runs in its own process."""
+"""Trains a small model under torch.profiler and writes reference numbers, for test_real_traces.py; runs in its own process."""
 
 from __future__ import annotations
 

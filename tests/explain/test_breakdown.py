@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on synthetic traces of a GPU and of a CPU."""
+"""Breakdown of the time of a step, on synthetic traces of a GPU and of a CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.explain.intervals import gaps, joined, seconds_in, union
 from tests.explain.kineto import ALL_REDUCE, AUTOGRAD, GEMM, GEMM_16, Kineto, milliseconds, sums_to_its_steps
 
 
-def test_each_instant_of_a_gpu_step_belongs_to_the_first_category_that_holds(tmp_path: Path) -> None:
+def test_each_instant_of_a_gpu_step_counts_for_the_first_category_that_applies(tmp_path: Path) -> None:
     made = Kineto()
     made.step(1, 0, 20)
     made.phase("input", 0, 4)
@@ -49,7 +49,7 @@ def test_compiling_counts_only_while_the_device_is_idle(tmp_path: Path) -> None:
     assert milliseconds(made.breakdown(tmp_path)) == {"compute_32bit": 3, "compile": 5, "other": 2}
 
 
-def test_a_wait_for_input_is_never_zero_where_the_loop_waits(tmp_path: Path) -> None:
+def test_input_wait_is_read_from_autotune_or_dataloader_ranges(tmp_path: Path) -> None:
     for name in ("autotune::input", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
         made = Kineto()
         made.step(1, 0, 10)
@@ -58,7 +58,7 @@ def test_a_wait_for_input_is_never_zero_where_the_loop_waits(tmp_path: Path) -> 
         assert milliseconds(made.breakdown(tmp_path))["input_wait"] == 4
 
 
-def test_precision_is_taken_from_the_operator_where_a_kernel_does_not_name_it(tmp_path: Path) -> None:
+def test_precision_comes_from_the_operator_if_the_kernel_name_lacks_it(tmp_path: Path) -> None:
     made = Kineto()
     made.step(1, 0, 10)
     made.operator("aten::softmax", 0, 2, [[8, 8]], ["c10::BFloat16"])
@@ -70,7 +70,7 @@ def test_precision_is_taken_from_the_operator_where_a_kernel_does_not_name_it(tm
     assert (found["compute_16bit"], found["compute_32bit"], found["compute_unknown"]) == (2, 2, 1)
 
 
-def test_work_of_the_device_outside_the_steps_does_not_count(tmp_path: Path) -> None:
+def test_device_work_outside_the_steps_does_not_count(tmp_path: Path) -> None:
     made = Kineto()
     made.kernel(GEMM, -5, 6)
     made.step(1, 0, 10)
@@ -81,7 +81,7 @@ def test_work_of_the_device_outside_the_steps_does_not_count(tmp_path: Path) -> 
     assert found.step_s == pytest.approx(10e-3)
 
 
-def test_on_the_cpu_the_innermost_operator_counts_and_autograd_while_the_training_thread_waits(tmp_path: Path) -> None:
+def test_cpu_breakdown_counts_innermost_operators_and_the_autograd_thread(tmp_path: Path) -> None:
     made = Kineto(device="")
     made.step(1, 0, 20)
     made.phase("input", 0, 3)
@@ -108,7 +108,7 @@ def test_a_wait_for_other_ranks_on_the_cpu_is_an_exposed_collective(tmp_path: Pa
     assert milliseconds(made.breakdown(tmp_path)) == {"matmul": 6, "exposed_collective": 2, "python": 2}
 
 
-def test_other_above_five_percent_is_told_apart_by_the_ranges_around_it(tmp_path: Path) -> None:
+def test_category_other_above_five_percent_is_split_by_the_ranges_around_it(tmp_path: Path) -> None:
     made = Kineto(device="")
     for step in (0, 1):
         start = 20 * step
@@ -123,7 +123,7 @@ def test_other_above_five_percent_is_told_apart_by_the_ranges_around_it(tmp_path
     ]
 
 
-def test_other_below_five_percent_is_not_told_apart(tmp_path: Path) -> None:
+def test_category_other_below_five_percent_is_not_split(tmp_path: Path) -> None:
     made = Kineto(device="")
     made.step(0, 0, 100)
     made.phase("forward", 0, 96)
@@ -146,7 +146,7 @@ NAMES = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(KINDS, NAMES, TIMES, TIMES, st.integers(0, 3)), max_size=30), st.booleans())
-def test_categories_sum_to_the_step_whatever_a_trace_holds(
+def test_categories_sum_to_the_step_for_any_trace(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, str, int, int, int]], has_device: bool
 ) -> None:
     made = Kineto()

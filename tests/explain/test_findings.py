@@ -1,4 +1,4 @@
-"""Each rule finds its cause, with place and size, in a document that has it, and finds nothing in a healthy document."""
+"""Each rule finds its cause, with place and size, in documents that show it, and finds nothing in healthy documents."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.explain import made
 
 FORWARD_LINE = made.line("return self.head(x)", 0.04, function="Net.forward", line=70, phase=FORWARD)
 BACKWARD_LINE = made.line("loss.backward()", 0.05, line=80, phase=BACKWARD)
-ENOUGH = {"loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"], "optimizer.implementation": ["default", "fused"]}
+DOMAINS = {"loader.num_workers": [0, 1, 2], "precision.amp": ["off", "bf16"], "optimizer.implementation": ["default", "fused"]}
 GPU = HostContext(num_cores=8, has_cuda=True)
 SLOW_LOADER = {"num_workers": 1, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
 
@@ -34,11 +34,11 @@ def test_a_healthy_program_has_no_findings():
     assert found(made.evidence(documents)) == []
 
 
-def test_nothing_is_found_without_documents():
+def test_there_are_no_findings_without_documents():
     assert found(made.evidence()) == []
 
 
-def test_a_loop_in_the_step_is_python(tmp_path):
+def test_a_python_loop_in_the_step_is_found(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("for x in loader:\n    loss.backward()\n    for i in range(9):\n        total += i * i\n")
     waste = made.line("total += i * i", 0.02, file=str(file), line=4)
@@ -48,7 +48,7 @@ def test_a_loop_in_the_step_is_python(tmp_path):
     assert finding.gain.low < 0.25 <= finding.gain.mid + 1e-9 < finding.gain.high
 
 
-def test_the_training_loop_itself_is_no_loop_in_the_step(tmp_path):
+def test_the_training_loop_itself_is_not_found_as_a_loop_in_the_step(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("for x in loader:\n    loss = step(x)\n    loss = loss * 2\n")
     whole = made.line("loss = step(x)", 0.0, file=str(file), line=2, total_s=0.09)
@@ -56,7 +56,7 @@ def test_the_training_loop_itself_is_no_loop_in_the_step(tmp_path):
     assert causes(made.evidence(made.lines(whole, line))) == []
 
 
-def test_a_loop_of_layers_of_torch_is_computation(tmp_path):
+def test_a_loop_over_torch_layers_is_not_a_finding(tmp_path):
     file = tmp_path / "model.py"
     file.write_text("for layer in self.layers:\n    x = layer(x)\n")
     call = made.line("x = layer(x)", 0.06, file=str(file), line=2, phase=FORWARD, callee="linear.py:Linear.forward")
@@ -73,15 +73,15 @@ def test_a_loop_of_layers_of_torch_is_computation(tmp_path):
     assert causes(made.evidence(made.lines(by_itself))) == []
 
 
-def test_numbers_fetched_for_each_parameter(tmp_path):
+def test_fetching_a_number_for_each_parameter_is_found(tmp_path):
     line = made.line("total += p.grad.norm().item()", 0.02, line=40)
     documents = made.lines(line, BACKWARD_LINE, syncs=[made.site("item", 60.0, 0.001, at=line)])
     assert top(made.evidence(documents)).cause == "item in the step"
     assert top(made.evidence(documents)).where == "train.py:40"
 
 
-def test_a_line_in_which_a_library_trains_is_no_cause():
-    """rl_zoo3's `model.learn(...)` was said to fetch numbers for four fifths of a step, forward and backward pass included."""
+def test_a_line_that_calls_the_training_loop_of_a_library_is_not_a_finding():
+    """Seen with `model.learn(...)` of rl_zoo3: it was blamed for fetching numbers, with the time of both passes included."""
     seconds = {FORWARD: 0.01, BACKWARD: 0.02, OPTIMIZER: 0.02, OTHER: 0.04}
     rows = [
         made.line("model.learn(steps)", each, line=9, phase=phase, callee="ppo.py:PPO.train") for phase, each in seconds.items()
@@ -92,7 +92,7 @@ def test_a_line_in_which_a_library_trains_is_no_cause():
     assert causes(made.evidence(own)) == ["item in the step"]
 
 
-def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gpu(tmp_path):
+def test_comparing_tensors_in_a_loop_is_python_on_a_cpu_and_a_sync_on_a_gpu(tmp_path):
     file = tmp_path / "train.py"
     file.write_text("for i in rows:\n    for j in rows:\n        if labels[i] == labels[j]:\n            pairs += 1\n")
     line = made.line("if labels[i] == labels[j]:", 0.03, file=str(file), line=3)
@@ -111,12 +111,12 @@ def test_tensors_compared_in_a_loop_cost_python_s_time_on_a_cpu_and_wait_on_a_gp
         ("score = compute_accuracy(outputs, labels)", "metrics in the step"),
         ("time.sleep(0.01)", "Python in the step"),
         ("digest = hashlib.sha256(data).hexdigest()", "Python in the step"),
-        ("table = preprocess(symmetric(rows))", "Python in the step"),  # neither "roc" nor "metric"
+        ("table = preprocess(symmetric(rows))", "Python in the step"),  # contains "roc" and "metric" only inside other words
         ("score = BinaryAUROC()(outputs, labels) + roc_auc_score(labels, outputs)", "metrics in the step"),
         ("self.log('loss', loss)", "logging in the step"),
     ],
 )
-def test_what_else_the_training_thread_does_is_told_by_its_line(text, cause):
+def test_other_work_of_the_training_thread_is_classified_by_its_line(text, cause):
     assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train"), BACKWARD_LINE))) == [cause]
 
 
@@ -129,14 +129,14 @@ def test_logarithms_are_not_logging(text):
     assert causes(made.evidence(made.lines(line, BACKWARD_LINE))) == []
 
 
-def test_lines_of_one_function_are_one_finding():
+def test_lines_of_one_function_form_one_finding():
     lines = [made.line(text, 0.01, function="log", line=number) for number, text in enumerate(["f.write(x)", "f.flush()"])]
     findings = found(made.evidence(made.lines(*lines, BACKWARD_LINE)))
     assert len(findings) == 1
     assert findings[0].gain.mid == pytest.approx(0.25)
 
 
-def test_the_collector_by_itself_is_found_by_its_own_seconds():
+def test_automatic_garbage_collection_is_found_by_its_seconds():
     finding = top(made.evidence(made.lines(FORWARD_LINE, gc_s=0.01, gc_count=1.0)))
     assert (finding.cause, finding.where) == ("garbage collection", "garbage collector")
     assert finding.gain.low < finding.gain.mid == pytest.approx(1 / 0.9 - 1)
@@ -173,7 +173,7 @@ def test_the_collector_by_itself_is_found_by_its_own_seconds():
         ([made.stage("item", 0.003)], made.worker_line("x = x * 1.01", 0.09), "slow augmentation", "train.py:30"),
     ],
 )
-def test_the_slow_stage_of_a_loader_that_is_behind(stages, line, cause, where):
+def test_the_slow_stage_of_a_slow_loader_is_found(stages, line, cause, where):
     documents = made.lines(line, FORWARD_LINE, stages=(*stages, made.stage("read", 0.0001)), **SLOW_LOADER)
     finding = top(made.evidence(documents))
     assert (finding.cause, finding.where) == (cause, where)
@@ -181,15 +181,15 @@ def test_the_slow_stage_of_a_loader_that_is_behind(stages, line, cause, where):
     assert finding.gain.low <= finding.gain.mid <= finding.gain.high
 
 
-def test_transforms_of_a_library_are_one_finding_that_names_the_slowest():
+def test_library_transforms_form_one_finding_that_names_the_slowest():
     stages = (made.stage("transform: Blur", 0.002), made.stage("transform: Jitter", 0.001), made.stage("collate", 0.0001))
     (finding, *_) = found(made.evidence(made.lines(FORWARD_LINE, stages=stages, **SLOW_LOADER)))
     assert (finding.cause, finding.where) == ("slow augmentation", "transform: Blur")
     assert finding.evidence.startswith("transforms (Blur 2.00 ms, Jitter 1.00 ms): 3.00 ms of 3.10 ms per sample")
 
 
-def test_a_training_thread_without_workers_on_its_cores_takes_its_cpu_seconds():
-    """Two workers keep two cores busy. Without their work, a step takes the 30 ms that its thread computes, not a fiftieth."""
+def test_on_shared_cores_a_step_without_worker_load_takes_the_main_thread_cpu_time():
+    """Two workers keep two cores busy. Without their work, a step still takes the 30 ms that the training thread computes."""
     given = {"stages": (made.stage("decode", 0.006),), "num_workers": 2, "wait_s": 0.03, "phases_s": made.phases(input=0.03)}
     record = made.record(regime="shared")
     finding = top(made.evidence(made.lines(FORWARD_LINE, busy_cpu_s=0.03, **given), record=record))
@@ -200,7 +200,7 @@ def test_a_training_thread_without_workers_on_its_cores_takes_its_cpu_seconds():
     assert unknown.gain.mid > 3
 
 
-def test_a_loader_that_keeps_up_is_not_to_blame():
+def test_a_loader_that_keeps_up_is_not_a_finding():
     documents = made.lines(
         FORWARD_LINE, stages=(made.stage("decode", 0.0008),), num_workers=1, wait_s=0.012, phases_s=made.phases(input=0.012)
     )
@@ -208,7 +208,7 @@ def test_a_loader_that_keeps_up_is_not_to_blame():
     assert found(made.evidence(documents, record=record)) == []
 
 
-def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
+def test_without_workers_both_a_faster_stage_and_more_workers_are_advised():
     stages = (made.stage("decode", 0.001, where=MAIN), made.stage("item", 0.0005, where=MAIN, blocked_s=0.0005))
     documents = made.lines(
         made.line("x = decode(x)", 0.03, phase=INPUT),
@@ -217,7 +217,7 @@ def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
         wait_s=0.05,
         phases_s=made.phases(input=0.05),
     )
-    workers, decode = found(made.evidence(documents, domains=ENOUGH))[:2]
+    workers, decode = found(made.evidence(documents, domains=DOMAINS))[:2]
     assert (workers.cause, decode.cause) == ("too few workers", "slow decode")  # workers could hide most of the decoding
     assert (decode.gain.kind, decode.gain.low) == ("bound", 0.0)
     assert "input takes 50.0 ms of a step's 100 ms (50 %)" in decode.evidence
@@ -225,28 +225,28 @@ def test_without_workers_the_stage_shortens_the_step_and_more_workers_hide_it():
     alone = top(made.evidence(documents))
     assert (alone.cause, alone.gain.kind, alone.gain.mid) == ("slow decode", "floor", decode.gain.mid)
     assert alone.gain.low > 0.3
-    one_thread = made.evidence(documents, domains=ENOUGH, knobs={"threads.intra": 1})  # a core is free for workers
+    one_thread = made.evidence(documents, domains=DOMAINS, knobs={"threads.intra": 1})  # a core is free for workers
     assert top(one_thread).cause == "too few workers"
     assert top(one_thread).gain.mid > workers.gain.mid
 
 
-def test_workers_that_wait_for_storage_are_too_few():
+def test_workers_that_wait_for_storage_need_more_workers():
     stages = (made.stage("item", 0.003, blocked_s=0.0029),)
     documents = made.lines(made.worker_line("data = f.read()", 0.09), stages=stages, **SLOW_LOADER)
-    finding = next(one for one in found(made.evidence(documents, domains=ENOUGH)) if one.cause == "too few workers")
+    finding = next(one for one in found(made.evidence(documents, domains=DOMAINS)) if one.cause == "too few workers")
     assert (finding.knob, finding.value) == ("loader.num_workers", 2)
 
 
-def test_an_update_that_takes_a_third_of_the_step():
+def test_a_slow_optimizer_update_is_found_as_unfused_optimizer():
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(optimizer=0.03))
-    finding = top(made.evidence(documents, knobs={"optimizer.implementation": "default"}, domains=ENOUGH))
+    finding = top(made.evidence(documents, knobs={"optimizer.implementation": "default"}, domains=DOMAINS))
     assert (finding.cause, finding.knob, finding.value) == ("unfused optimizer", "optimizer.implementation", "fused")
     assert finding.gain.low > 0.1
 
 
-def test_float32_products_where_16_bit_units_idle():
+def test_float32_products_are_found_if_the_cpu_has_16_bit_units():
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
-    given = {"knobs": {"precision.amp": "off"}, "domains": ENOUGH, "memory": [made.memory(flops=1e10)]}
+    given = {"knobs": {"precision.amp": "off"}, "domains": DOMAINS, "memory": [made.memory(flops=1e10)]}
     assert causes(made.evidence(documents, **given)) == ["32-bit arithmetic"]
     without = HostContext(num_cores=2, cpu_isa=frozenset({"avx2"}))
     assert causes(made.evidence(documents, **given, host_context=without)) == []
@@ -261,7 +261,7 @@ def products(narrow: float, casts: float = 0.0) -> list:
 
 
 @pytest.mark.parametrize("isa", [frozenset({"avx2"}), frozenset({"amx_bf16"})])
-def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
+def test_predicted_gain_of_16_bits_follows_the_timed_products_of_the_program(isa):
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
     seconds = {"aten::mm": 0.08, "aten::gelu": 0.02}
     by_operator = [
@@ -273,7 +273,7 @@ def test_16_bits_gain_what_the_program_s_own_products_gain(isa):
     )
     traced = Operations(count=9, by_operator=by_operator)
     given = {
-        "knobs": {"precision.amp": "off"}, "domains": ENOUGH, "operations": [traced],
+        "knobs": {"precision.amp": "off"}, "domains": DOMAINS, "operations": [traced],
         "host_context": HostContext(num_cores=2, cpu_isa=isa),
     }  # fmt: skip
     finding = top(made.evidence(documents, **given, memory=products(0.01, casts=0.01)))
@@ -300,7 +300,7 @@ MOVES = {
 ADDS = {**MOVES, "operator": "aten::add_", "kind": "elementwise"}
 
 
-def test_operators_that_move_memory_at_its_bandwidth():
+def test_operators_bound_by_memory_bandwidth_are_found():
     domains = {"compile.mode": ["off", "default"]}
 
     def of(*rows, **given):
@@ -319,12 +319,12 @@ def test_operators_that_move_memory_at_its_bandwidth():
         assert causes(of({**MOVES, "seconds": 0.03, key: value})) == [], key
 
 
-def test_operators_under_a_profiler_that_distorts_are_not_judged():
+def test_operators_are_not_judged_if_the_profiler_distorts_the_step():
     distorted = Operations(count=9, by_operator=[{**MOVES, "seconds": 0.03}], is_distorted=True)
     assert causes(made.evidence(made.lines(FORWARD_LINE), operations=[distorted])) == []
 
 
-def test_many_small_operators():
+def test_many_small_operators_are_launch_bound():
     operations = (Operations(count=9000, by_operator=[]),)
     given = {"domains": {"loader.batch_size": [32, 64, 128]}, "knobs": {"loader.batch_size": 32}, "operations": operations}
     finding = top(made.evidence(made.lines(FORWARD_LINE), **given))
@@ -336,12 +336,12 @@ def test_many_small_operators():
     )
 
 
-def test_many_small_operators_on_a_gpu_leave_it_idle():
+def test_finding_for_many_small_operators_reports_the_idle_time_of_the_gpu():
     seen = made.evidence(made.lines(FORWARD_LINE), host_context=GPU, operations=[Operations(count=9000, busy_s=0.02)])
     assert top(seen).evidence == "9000 operators per step; the GPU computes nothing for 80.0 ms of a step's 100 ms (80 %)"
 
 
-def test_many_small_operators_that_no_setting_is_left_for():
+def test_many_small_operators_without_a_setting_to_change_get_code_advice():
     operations = (Operations(count=9000, by_operator=[]),)
     finding = top(made.evidence(made.lines(FORWARD_LINE), operations=operations))
     assert (finding.cause, finding.knob, finding.gain.kind, finding.gain.low) == ("launch-bound", "", "bound", 0.0)
@@ -351,8 +351,8 @@ def test_many_small_operators_that_no_setting_is_left_for():
 @pytest.mark.parametrize(
     ("input_s", "remedy"), [(0.0, "loader.batch_size"), (0.025, "loader.batch_size"), (0.025, "compile.mode")]
 )
-def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(input_s, remedy):
-    """Calling 252 operators at 8 us each would take longer than the part of the step that input leaves."""
+def test_time_of_operator_calls_and_input_does_not_exceed_the_step(input_s, remedy):
+    """Calling 100,000 operators at 8 us each would take 0.8 s, which is longer than the step."""
     documents = made.lines(FORWARD_LINE, wait_s=input_s, phases_s=made.phases(input=input_s))
     domains = {"loader.batch_size": [32, 64, 128]} if remedy == "loader.batch_size" else {"compile.mode": ["off", "default"]}
     given = {"domains": domains, "operations": [Operations(count=1e5)], "knobs": {"loader.batch_size": 32}}
@@ -365,7 +365,7 @@ def test_the_time_of_calling_operators_and_the_input_s_make_up_a_step_at_most(in
     assert finding.gain.high <= (1 / (1 - share) - 1 if input_s else 3.0) + 1e-9
 
 
-def test_the_work_of_operators_is_not_calling_them():
+def test_compute_time_of_operators_does_not_count_as_call_overhead():
     """Of 9,000 operators, a hundred compute for 50 ms in all: half of the step of 100 ms is not the cost of calling them."""
     products = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 100.0, "seconds": 0.0508}
     small = {"operator": "aten::add", "kind": "elementwise", "phase": "forward", "count": 8900.0, "seconds": 0.03}
@@ -375,7 +375,7 @@ def test_the_work_of_operators_is_not_calling_them():
         assert causes(made.evidence(made.lines(FORWARD_LINE), operations=operations, **given)) == expected
 
 
-def test_operators_of_an_optimizer_that_can_be_replaced_are_its_own_finding_s():
+def test_operators_of_a_replaceable_optimizer_do_not_count_as_launch_bound():
     """Of 11,000 operators, 6,000 update the weights: compiling the model saves none of these calls."""
     rows = [
         {"operator": "aten::add", "kind": "elementwise", "phase": "forward", "count": 5000.0, "seconds": 0.02},
@@ -389,14 +389,14 @@ def test_operators_of_an_optimizer_that_can_be_replaced_are_its_own_finding_s():
     assert evidence["launch-bound"].startswith("5000 operators per step; calling them takes up to 40.0 ms")
 
 
-def test_a_gpu_that_waits_for_input_is_not_bound_by_launches():
+def test_a_gpu_that_waits_for_input_is_not_launch_bound():
     documents = made.lines(FORWARD_LINE, wait_s=0.06, phases_s=made.phases(input=0.06))
     given = {"domains": {"compile.mode": ["off", "default"]}, "host_context": GPU}
     for busy_s, expected in ((0.03, []), (0.01, ["launch-bound"])):
         assert causes(made.evidence(documents, operations=[Operations(count=9, busy_s=busy_s)], **given)) == expected
 
 
-def test_convolutions_that_convert_their_images_are_better_off_in_channels_last():
+def test_layout_conversions_lead_to_the_advice_of_channels_last():
     def of(layout_s, domains, **knobs):
         given = {"operations": [Operations(count=9, busy_s=0.1, layout_s=layout_s)], "host_context": GPU, "domains": domains}
         return found(made.evidence(made.lines(FORWARD_LINE), knobs=knobs, **given))
@@ -411,8 +411,8 @@ def test_convolutions_that_convert_their_images_are_better_off_in_channels_last(
     assert of(0.0, domains) == []
 
 
-def test_less_work_for_a_gpu_that_waits_for_its_host_is_no_gain():
-    """Measured on an H100: with 84 % of the step idle, 16 bits were predicted to gain 11 %; autocast adds launches instead."""
+def test_less_gpu_work_gains_nothing_if_the_gpu_waits_for_the_host():
+    """Measured on an H100 that was idle for 84 % of a step: 11 % were predicted for 16 bits, but autocast adds launches."""
     row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.01}
     domains = {"precision.amp": ["off", "bf16"], "layout.channels_last": [False, True]}
 
@@ -428,7 +428,7 @@ def test_less_work_for_a_gpu_that_waits_for_its_host_is_no_gain():
         assert partly[cause].mid < full[cause].mid
 
 
-def test_many_launches_on_a_gpu_become_a_cuda_graph():
+def test_many_gpu_launches_lead_to_the_advice_of_cuda_graphs():
     def of(*modes):
         given = {"operations": [Operations(count=2000, busy_s=0.01)], "host_context": GPU, "domains": {"compile.mode": modes}}
         return top(made.evidence(made.lines(FORWARD_LINE), **given)).value
@@ -437,13 +437,13 @@ def test_many_launches_on_a_gpu_become_a_cuda_graph():
     assert of("off", "default") == "default"
 
 
-def test_the_recompilation_of_a_whole_model_is_at_the_program_s_line_that_calls_it():
+def test_recompilation_of_a_whole_model_is_located_at_the_line_that_calls_it():
     again = [{"file": "", "line": 0, "function": "", "reason": "0/1: size mismatch", "seconds": 2.0, "count": 3}]
     documents = made.lines(FORWARD_LINE, compiled=Compiled(again, [], 1.0))
     assert top(made.evidence(documents)).where == "train.py:70"
 
 
-def test_recompilation_within_the_observed_steps():
+def test_recompilation_within_the_observed_steps_is_found():
     again = {
         "file": "/home/me/model.py",
         "line": 5,
@@ -454,7 +454,7 @@ def test_recompilation_within_the_observed_steps():
     }
     finding = top(made.evidence(made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0))))
     assert (finding.cause, finding.where) == ("recompilation", "model.py:5")
-    phases = made.phases(forward=0.05, backward=0.05)  # 20 ms of compiling, 25 ms as usual: guards of many graphs take up to 5
+    phases = made.phases(forward=0.05, backward=0.05)  # forward: 20 ms of compiling, 25 ms of work, 5 ms of guards
     documents = made.lines(FORWARD_LINE, compiled=Compiled(recompilations=[again], seconds=1.0), phases_s=phases)
     gain = top(made.evidence(documents)).gain
     assert (gain.low, gain.mid, gain.high) == pytest.approx((100 / 90 - 1, 100 / 77.5 - 1, 100 / 72 - 1))
@@ -475,7 +475,7 @@ def test_graph_breaks_cost_at_least_the_lines_that_break():
     assert causes(made.evidence(cheap)) == []
 
 
-def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
+def test_allocator_retries_name_the_rank_and_lead_to_expandable_segments():
     given = {"host_context": GPU, "domains": {"memory.allocator": ["default", "expandable_segments"]}}
     memory = [made.memory(), made.memory(rank=1, device="cuda", alloc_retries=4, fragmentation_frac=0.3)]
     finding = top(made.evidence(made.lines(FORWARD_LINE), memory=memory, **given))
@@ -486,7 +486,7 @@ def test_an_allocator_that_tries_again_is_named_by_rank_and_has_a_setting():
     assert "expandable_segments" in top(made.evidence(made.lines(FORWARD_LINE), memory=memory, host_context=GPU)).code
 
 
-def test_memory_that_is_returned_and_requested_again_has_a_setting():
+def test_page_faults_lead_to_the_malloc_setting():
     domains = {"memory.malloc": ["glibc", "glibc_keep"]}
     document = made.lines(FORWARD_LINE, page_faults=10_000.0)
     finding = top(made.evidence(document, domains=domains))
@@ -498,11 +498,12 @@ def test_memory_that_is_returned_and_requested_again_has_a_setting():
     assert causes(made.evidence(made.lines(FORWARD_LINE, page_faults=1_000.0))) == []
 
 
-def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
+def test_on_a_gpu_host_work_counts_only_while_the_device_is_idle():
     work = made.line("history.append(sum(window))", 0.03, line=55)
 
     def gain(busy_s):
-        lines = made.lines(FORWARD_LINE, work, device_phases_s={"forward": 0.07, "other": 0.03})  # the whole step, as always
+        on_device = {"forward": 0.07, "other": 0.03}  # the phases of the device always cover the whole step
+        lines = made.lines(FORWARD_LINE, work, device_phases_s=on_device)
         evidence = made.evidence(lines, operations=[Operations(count=9, busy_s=busy_s)], host_context=GPU)
         return next((one.gain.mid for one in found(evidence) if one.where == "train.py:55"), 0.0)
 
@@ -511,11 +512,11 @@ def test_on_a_gpu_host_work_counts_as_far_as_the_device_has_nothing_to_do():
     assert gain(0.1) == 0.0
 
 
-def test_on_a_gpu_the_phases_are_the_device_s():
-    # The training thread runs ahead, and waits for the GPU in the phase of the optimizer.
+def test_on_a_gpu_the_phases_are_those_of_the_device():
+    # The training thread runs ahead of the GPU and waits for it in the optimizer phase.
     on_device = {"input": 0.0, "forward": 0.03, "backward": 0.06, "optimizer": 0.004, "other": 0.006}
     host = made.phases(input=0.01, optimizer=0.08)
-    given = {"host_context": GPU, "domains": ENOUGH, "knobs": {"precision.amp": "off"}}
+    given = {"host_context": GPU, "domains": DOMAINS, "knobs": {"precision.amp": "off"}}
 
     def of(**more):
         return made.evidence(made.lines(FORWARD_LINE, BACKWARD_LINE, phases_s=host, wait_s=0.01, **more), **given)
@@ -540,7 +541,7 @@ def test_on_gpus_ranks_are_compared_by_the_phases_of_their_devices():
     assert finding.evidence.startswith("rank 1 takes longer than the others by 30.0 ms")
 
 
-def test_a_blocking_copy_gains_no_more_than_the_gpu_is_idle():
+def test_gain_of_a_blocking_copy_is_limited_by_the_idle_time_of_the_gpu():
     copy = made.line("images = images.to(device)", 0.08)
 
     def gain(busy_s):
@@ -552,7 +553,7 @@ def test_a_blocking_copy_gains_no_more_than_the_gpu_is_idle():
     assert gain(None).high == pytest.approx(4.0)
 
 
-def test_unused_memory_is_a_finding_if_the_device_is_full_and_a_larger_batch_would_help():
+def test_fragmentation_is_found_if_memory_is_full_and_a_larger_batch_would_help():
     def of(busy_s=0.05, **more):
         document = {"device": "cuda", "peak_bytes": 7 * 10**9, "capacity_bytes": 10**10, "fragmentation_frac": 0.3, **more}
         busy = Operations(count=9, busy_s=busy_s)
@@ -575,11 +576,11 @@ def test_the_slow_rank_and_its_line_are_named():
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:55"
     assert finding.gain.high == pytest.approx(0.1 / 0.07 - 1)  # the extra work is gone
-    assert finding.gain.mid == pytest.approx(0.1 / (0.1 - 0.7 * 0.015) - 1)  # half of it is now the other rank's
+    assert finding.gain.mid == pytest.approx(0.1 / (0.1 - 0.7 * 0.015) - 1)  # the other rank now does half of it
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_line_that_slows_one_rank_s_input_is_named(num_workers):
+def test_the_line_that_slows_the_input_of_one_rank_is_named(num_workers):
     where = WORKER if num_workers else MAIN
     load = made.line("return load(index)", 0.03, line=30, phase=INPUT, where=where)
     loop = made.line("for batch in loader:", 0.0301 if num_workers else 0.001, line=50, phase=INPUT)
@@ -593,7 +594,7 @@ def test_the_line_that_slows_one_rank_s_input_is_named(num_workers):
     assert "in input: `return load(index)`" in finding.evidence
 
 
-def test_exposed_communication_of_the_rank_that_waits_least():
+def test_exposed_communication_is_found():
     told = {"exposed_s": 0.02, "gradient_bytes": 40e6}
     ranks = [made.lines(FORWARD_LINE, rank=rank, world_size=2, communication=told) for rank in (0, 1)]
     finding = top(made.evidence(*ranks))
@@ -616,22 +617,22 @@ def test_findings_are_sorted_by_the_lower_end_of_their_gain_then_by_its_middle()
     ]  # fmt: skip
 
 
-def test_code_that_the_compiler_wrote_is_not_the_users():
+def test_generated_compiler_code_is_not_a_finding():
     line = made.line("buf = extern(x)", 0.05, file="/tmp/torchinductor_me/p4/c.py", function="call")
     assert causes(made.evidence(made.lines(line))) == []
 
 
-def test_a_findings_document_can_be_read_again():
+def test_a_finding_survives_a_round_trip_through_json():
     finding = top(made.evidence(made.lines(made.line("gc.collect()", 0.02))))
     assert type(finding).from_json(finding.as_json()) == finding
 
 
-def test_every_rule_has_a_name_of_its_own_and_a_test():
+def test_a_new_rule_requires_a_new_test_in_this_file():
     assert len(RULES) == 23
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
-def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
+def test_a_prediction_holds_if_the_measurement_is_inside_its_interval(measured, is_held):
     assert Gain(low=0.3, mid=0.38, high=0.47, kind="predicted").holds(measured) is is_held
 
 
@@ -643,10 +644,10 @@ def test_a_prediction_holds_if_the_measurement_lies_inside(measured, is_held):
         ([made.stage("collate", 0.003)], "slow collate", ("collate",)),
         ([made.stage("item", 0.003, blocked_s=0.0028)], "slow storage", ("item",)),  # all of a sample is skipped
         ([made.stage("item", 0.003, blocked_s=0.0028), made.stage("decode", 0.004)], "slow storage", None),
-        ([made.stage("decode", 0.004, blocked_s=0.0024)], "slow decode", None),  # its wait for storage is another cause
+        ([made.stage("decode", 0.004, blocked_s=0.0024)], "slow decode", None),  # waiting for storage is another cause
     ],
 )
-def test_how_a_slow_stage_can_be_measured_by_leaving_it_out(stages, cause, skipped):
+def test_a_slow_stage_names_the_stages_to_skip_for_a_measurement(stages, cause, skipped):
     names = tuple(stage.name for stage in stages)
     every = found(made.evidence(made.lines(FORWARD_LINE, stages=(*stages, made.stage("read", 0.0001)), **SLOW_LOADER)))
     finding = next(one for one in every if one.cause == cause)
@@ -654,14 +655,14 @@ def test_how_a_slow_stage_can_be_measured_by_leaving_it_out(stages, cause, skipp
         assert finding.without is None
         return
     assert finding.without.stages == (names if skipped == 2 else skipped)
-    assert finding.without.gain.mid >= finding.gain.mid  # a remedy leaves a part of the cost
+    assert finding.without.gain.mid >= finding.gain.mid  # a remedy removes only a part of the cost
     assert finding.without.gain.kind == "predicted"
     assert finding.from_json(finding.as_json()) == finding
 
 
 def test_a_remedy_gains_less_than_the_stage_costs():
     without = Without(stages=("decode",), gain=Gain(low=0.5, mid=0.8, high=1.1, kind="predicted"), remaining=(0.5, 0.2, 0.0))
-    gain = without.remedied(Gain(low=0.9, mid=1.0, high=1.1, kind="measured"))  # half of the step, more or less
+    gain = without.remedied(Gain(low=0.9, mid=1.0, high=1.1, kind="measured"))  # about half of the step
     assert gain.low == pytest.approx(1 / (1 - 0.5 * (1 - 1 / 1.9)) - 1)
     assert gain.mid == pytest.approx(1 / (1 - 0.8 * 0.5) - 1)
     assert gain.high == pytest.approx(1.1)
@@ -669,7 +670,7 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
 
 
-def test_the_data_sets_own_code_may_have_two_causes():
+def test_code_of_the_data_set_may_have_two_causes():
     lines = (made.worker_line("x = decode(x)", 0.06), made.worker_line("x = x * 1.01", 0.03, line=31))
     stages = (made.stage("item", 0.003), made.stage("read", 0.0001))
     every = {one.cause: one for one in found(made.evidence(made.lines(*lines, FORWARD_LINE, stages=stages, **SLOW_LOADER)))}
@@ -684,8 +685,8 @@ def test_the_data_sets_own_code_may_have_two_causes():
     assert decode.without.gain.mid > decode.gain.mid, "without all of a sample"
 
 
-def test_a_cost_that_limits_the_rate_alone_gains_its_share_until_something_else_does():
-    """The workers take 1 s for a step, the training thread a third of it: all of the workers' work removed gains 200 %."""
+def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
+    """The workers take 1 s for a step, the training thread a third of this. Removing all work of the workers gains 200 %."""
     whole = Gain(low=2.0, mid=2.0, high=2.0, kind="measured")
     gain = gain_of_part(whole, (0.9, 0.5, 0.1), "predicted", limiting=1.0)
     assert gain.low == pytest.approx(1 / 0.9 - 1)
@@ -695,7 +696,7 @@ def test_a_cost_that_limits_the_rate_alone_gains_its_share_until_something_else_
 
 
 @pytest.mark.parametrize(("regime", "limiting"), [("separate", 3.0 / 3.1), ("shared", None)])
-def test_workers_with_cores_of_their_own_limit_the_rate(regime, limiting):
+def test_workers_on_separate_cores_are_the_limiting_part(regime, limiting):
     stages = (made.stage("decode", 0.003), made.stage("collate", 0.0001))
     documents = made.lines(FORWARD_LINE, stages=stages, **SLOW_LOADER)
     finding = top(made.evidence(documents, record=made.record(regime=regime)))
@@ -703,7 +704,7 @@ def test_workers_with_cores_of_their_own_limit_the_rate(regime, limiting):
     assert finding.from_json(finding.as_json()) == finding
 
 
-def test_pairs_that_vary_too_much_leave_the_prediction_as_it_is():
+def test_measured_pairs_that_vary_too_much_do_not_change_the_prediction():
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
     for low, high, is_known in ((-0.5, 1.2, False), (0.2, 0.3, True)):
@@ -713,7 +714,7 @@ def test_pairs_that_vary_too_much_leave_the_prediction_as_it_is():
         assert checked.basis.endswith("vary too much for a better estimate") is not is_known
 
 
-def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
+def test_a_finding_about_lines_names_the_function_to_skip_for_a_measurement():
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     documents = made.lines(line, FORWARD_LINE, BACKWARD_LINE)
     finding = top(made.evidence(documents))
@@ -723,7 +724,7 @@ def test_how_lines_of_one_cause_can_be_measured_by_skipping_their_function():
     assert finding.without.gain == replace(finding.gain, kind="predicted")
 
 
-def test_what_a_function_does_for_one_purpose_is_one_finding():
+def test_lines_of_a_function_with_one_purpose_form_one_finding():
     flush = made.line("os.fsync(file)", 0.01, function="Journal.write", line=12)
     norms = made.line("total += sum(x * x for x in norms)", 0.01, function="Journal.write.<locals>.<genexpr>", line=10)
     (finding,) = found(made.evidence(made.lines(flush, norms, FORWARD_LINE, BACKWARD_LINE)))
@@ -732,26 +733,26 @@ def test_what_a_function_does_for_one_purpose_is_one_finding():
     assert finding.without.stages == ("function: /home/me/train.py: Journal.write",)
 
 
-def test_a_few_lines_that_log_do_not_say_what_a_function_is_for():
+def test_a_few_logging_lines_do_not_make_a_function_a_logging_function():
     flush = made.line("os.fsync(file)", 0.004, function="Journal.write", line=12)
     flush, waste = (replace(line, function="Journal.step") for line in (flush, made.line("total += x * x", 0.02, line=10)))
     assert causes(made.evidence(made.lines(flush, waste, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
 
 
 @pytest.mark.parametrize("function", ["Logger.log", "Journal.write", "log_losses", "_report"])
-def test_waiting_in_a_function_that_logs_by_its_name_is_logging(function):
+def test_waiting_in_a_function_named_after_logging_is_logging(function):
     line = made.line("time.sleep(0.03)", 0.02, function=function)
     assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["logging in the step"]
 
 
 @pytest.mark.parametrize("function", ["Flow.log_prob", "_log_softmax", "log_sum_exp"])
-def test_a_function_that_is_called_after_a_logarithm_does_not_log(function):
+def test_a_function_named_after_a_logarithm_is_not_logging(function):
     line = made.line("time.sleep(0.03)", 0.02, function=function)
     assert causes(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE))) == ["Python in the step"]
 
 
 @pytest.mark.parametrize("function", ["main.<locals>.log", "<locals>.log", "<lambda>"])
-def test_why_a_function_inside_another_is_not_skipped_is_said(function):
+def test_reason_for_not_skipping_a_nested_function_is_given(function):
     line = made.line("file.flush(); os.fsync(file)", 0.02, function=function)
     finding = top(made.evidence(made.lines(line, FORWARD_LINE, BACKWARD_LINE)))
     assert finding.without is None
@@ -759,14 +760,14 @@ def test_why_a_function_inside_another_is_not_skipped_is_said(function):
     assert finding.from_json(finding.as_json()) == finding
 
 
-def test_samples_of_a_stream_are_not_skipped():
+def test_samples_of_an_iterable_data_set_are_not_skipped():
     stages = (made.stage("item", 0.002, file="/home/me/train.py", function="Data.__getitem__"),)
     finding = top(made.evidence(made.lines(FORWARD_LINE, stages=stages, is_stream=True, **SLOW_LOADER)))
     assert finding.without is None
     assert finding.unskippable == "samples of an iterable data set cannot be used again"
 
 
-def test_files_of_the_same_name_are_told_apart():
+def test_files_with_the_same_name_are_distinguished_by_their_folders():
     others = [made.line("file.flush()", 0.02, function="load", file=f"/home/me/src/{name}/data.py") for name in "ab"]
     names = [one.without.name for one in found(made.evidence(made.lines(*others, FORWARD_LINE)))]
     assert names == ["src/a/data.py: load", "src/b/data.py: load"]
@@ -780,7 +781,7 @@ def test_files_of_the_same_name_are_told_apart():
         made.line("optimizer.step()", 0.001, function="Journal.write", phase=OPTIMIZER),  # without it, nothing is trained
     ],
 )
-def test_a_function_that_does_more_than_one_line_says_is_not_skipped(other):
+def test_a_function_that_also_trains_or_computes_is_not_skipped(other):
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     found_ = found(made.evidence(made.lines(line, other, FORWARD_LINE, BACKWARD_LINE)))
     assert next(one for one in found_ if one.cause == "logging in the step").without is None

@@ -49,7 +49,7 @@ def test_kernels_are_recognised_and_unknown_ones_stay_unknown(
         ((), "compute_unknown"),
     ],
 )
-def test_an_unnamed_precision_is_that_of_the_operator(types: tuple[str, ...], width: str) -> None:
+def test_precision_comes_from_the_operator_types_if_the_kernel_name_lacks_it(types: tuple[str, ...], width: str) -> None:
     assert width_of("cunn_SoftMaxForward", types) == width
 
 
@@ -65,11 +65,11 @@ def test_an_unnamed_precision_is_that_of_the_operator(types: tuple[str, ...], wi
         ("aten::embedding", "embedding and indexing"),
     ],
 )  # fmt: skip
-def test_operators_are_sorted_by_what_they_do(operator: str, kind: str) -> None:
+def test_operators_are_classified_by_what_they_compute(operator: str, kind: str) -> None:
     assert operator_kind(operator) == kind
 
 
-def test_copies_are_told_apart_by_their_direction() -> None:
+def test_copies_are_classified_by_direction() -> None:
     names = (
         "Memcpy DtoH (Device -> Pageable)",
         "Memcpy HtoD (Pinned -> Device)",

@@ -45,7 +45,7 @@ def test_a_kernel_belongs_to_the_innermost_operator_that_launched_it(tmp_path: P
     assert rows["aten::addmm"]["share_frac"] == 1
 
 
-def test_what_bounds_an_operator_is_told_from_the_devices_peaks(tmp_path: Path) -> None:
+def test_bound_of_an_operator_follows_from_the_peaks_of_the_device(tmp_path: Path) -> None:
     made = Kineto()
     made.step(1, 0, 100)
     made.operator("aten::mm", 0, 1, [[8192, 8192], [8192, 8192]], ["c10::BFloat16"] * 2)
@@ -61,8 +61,8 @@ def test_what_bounds_an_operator_is_told_from_the_devices_peaks(tmp_path: Path) 
     assert by_name(made, tmp_path, peaks=None)["aten::mm"]["bound"] == ""
 
 
-def test_each_operator_is_compared_with_the_peak_of_the_arithmetic_that_its_kernels_do(tmp_path: Path) -> None:
-    """As on an H100 with torch's defaults: convolutions round to TF32, matrix products do not."""
+def test_operators_are_compared_with_the_peak_for_the_precision_of_their_kernels(tmp_path: Path) -> None:
+    """With the defaults of torch on an H100, convolutions round to TF32 and matrix products do not."""
     made = Kineto()
     made.step(1, 0, 100)
     made.operator("aten::mm", 0, 1, [[4096, 4096], [4096, 4096]], ["float"] * 2)
@@ -75,7 +75,7 @@ def test_each_operator_is_compared_with_the_peak_of_the_arithmetic_that_its_kern
     assert rows["aten::bmm"]["roofline_frac"] == pytest.approx(2 * 4096**3 / 156e12 / 10e-3)
 
 
-def test_steps_are_averaged_and_work_outside_them_left_out(tmp_path: Path) -> None:
+def test_operator_rows_average_over_steps_and_ignore_work_outside_them(tmp_path: Path) -> None:
     made = Kineto()
     for step in (0, 1):
         made.step(step, 20 * step, 10)
@@ -118,7 +118,9 @@ BACKWARD = {
         ("aten::convolution", {"dims": CONVOLUTION["dims"], "values": ["", "", "", "[0, 0]", "[1]", "[1]", "False"]}, None),
     ],
 )  # fmt: skip
-def test_flops_follow_the_shapes_and_are_unknown_without_them(name: str, arguments: dict[str, Any], flops: int | None) -> None:
+def test_flops_are_computed_from_shapes_and_unknown_without_them(
+    name: str, arguments: dict[str, Any], flops: int | None
+) -> None:
     assert flops_of(name, arguments) == flops
 
 
@@ -138,7 +140,7 @@ def test_flops_follow_the_shapes_and_are_unknown_without_them(name: str, argumen
         ("aten::_foreach_add_", [[[4], [4]]], ["TensorList"], None),
     ],
 )
-def test_bytes_are_the_least_traffic_or_unknown(name: str, dims: Any, types: list[str], num_bytes: int | None) -> None:
+def test_bytes_are_the_minimal_traffic_or_unknown(name: str, dims: Any, types: list[str], num_bytes: int | None) -> None:
     assert bytes_of(name, {"dims": dims, "types": types}) == num_bytes
 
 
@@ -167,10 +169,10 @@ def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shared_bytes", "percent", "occupancy"), [(231_424, 0, None), (16, 0, 0.0), (1024, 12, 0.12), (65_536, 25, 0.25)]
 )
-def test_an_occupancy_that_kineto_could_not_estimate_is_not_shown_as_0(
+def test_occupancy_that_kineto_could_not_estimate_is_unknown_and_not_zero(
     tmp_path: Path, shared_bytes: int, percent: int, occupancy: float | None
 ) -> None:
-    """Seen on an H100: kernels with more shared memory than a block gets by default have an estimate of 0 %."""
+    """On an H100, Kineto estimates 0 % for kernels with more shared memory than a block gets by default."""
     made = Kineto()
     made.step(1, 0, 50)
     made.kernel(GEMM, 11, 2, launched=1, **{"shared memory": shared_bytes, "est. achieved occupancy %": percent})
@@ -189,7 +191,9 @@ def test_an_occupancy_that_kineto_could_not_estimate_is_not_shown_as_0(
         ("Tesla T4", None, 320e9), ("Tesla V100-SXM2-16GB", None, 900e9),
     ],
 )  # fmt: skip
-def test_documented_peaks_are_found_by_the_drivers_name(name: str, bfloat16: float | None, bytes_per_s: float) -> None:
+def test_documented_peaks_are_found_by_the_device_name_of_the_driver(
+    name: str, bfloat16: float | None, bytes_per_s: float
+) -> None:
     peaks = documented_peaks(name)
     assert peaks is not None
     assert peaks.of("bfloat16") == (None if bfloat16 is None else pytest.approx(bfloat16))

@@ -41,25 +41,25 @@ def real(folder: Path) -> tuple[Trace, Host]:
     return trace, host_of(trace)
 
 
-def test_a_step_of_the_cpu_is_summed_up_within_two_percent(real: tuple[Trace, Host]) -> None:
+def test_cpu_categories_sum_to_the_step_within_two_percent(real: tuple[Trace, Host]) -> None:
     found = breakdown(*real)
     assert sum(found.seconds.values()) == pytest.approx(found.step_s, rel=0.02)
     assert not found.is_gpu
 
 
-def test_the_wait_for_input_is_what_the_loop_waited(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
+def test_input_wait_equals_the_time_that_the_loop_waited(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
     waited_s = sum(truth["waits"]) / len(truth["waits"])
     assert breakdown(*real).seconds["input_wait"] == pytest.approx(waited_s, rel=0.05, abs=2e-3)
 
 
-def test_what_the_program_does_between_phases_is_told_apart(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
+def test_time_between_phases_is_located(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
     found = breakdown(*real)
     where, seconds = found.other_parts[0]
     assert where == "between optimizer and the end of the step"
     assert truth["slept_s"] <= seconds < found.seconds["other"] + 1e-9
 
 
-def test_self_times_of_operators_are_those_of_key_averages(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
+def test_operator_self_times_equal_those_of_key_averages(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
     rows, notes = operator_rows(*real, operators_of(*real))
     self_s, counts = defaultdict(float), defaultdict(float)
     for row in rows:
@@ -73,8 +73,8 @@ def test_self_times_of_operators_are_those_of_key_averages(real: tuple[Trace, Ho
         assert counts[name] == truth["counts"].get(name, 0), name
 
 
-def test_flops_by_shapes_are_those_of_the_flop_counter(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
-    """torch's counter counts attention on the CPU from 2.15 on. We use its formula: 2 products forward and 5 backward."""
+def test_flops_from_shapes_equal_those_of_the_flop_counter(real: tuple[Trace, Host], truth: dict[str, Any]) -> None:
+    """The counter of torch counts attention on the CPU since 2.15. Its formula has 2 products forward and 5 backward."""
     rows, _ = operator_rows(*real, operators_of(*real))
     attention = sum(row["flops"] for row in rows if row["kind"] == "attention" and row["flops"])
     assert attention == 7 * 2 * 8 * 2 * 25 * 25 * 8
@@ -83,7 +83,7 @@ def test_flops_by_shapes_are_those_of_the_flop_counter(real: tuple[Trace, Host],
     assert found.a_step(found.flops) == pytest.approx(truth["flops"] + (0 if is_counted else attention), rel=1e-9)
 
 
-def test_operators_know_their_phase_and_shapes(real: tuple[Trace, Host]) -> None:
+def test_operator_rows_contain_phase_and_shapes(real: tuple[Trace, Host]) -> None:
     rows, _ = operator_rows(*real, operators_of(*real))
     phases = {row["phase"] for row in rows if "Backward" in row["operator"]}
     assert phases == {"backward"}
@@ -102,7 +102,7 @@ def test_the_timeline_of_a_step_stays_small_and_inside_the_step(real: tuple[Trac
     assert all(each.seconds > 0 and each.start_s >= 0 and each.start_s + each.seconds <= length_s + 1e-9 for each in found)
 
 
-def test_torch_finds_nothing_wrong_with_real_and_synthetic_traces(folder: Path, tmp_path: Path) -> None:
+def test_real_and_synthetic_traces_pass_the_validator_of_torch(folder: Path, tmp_path: Path) -> None:
     validator = pytest.importorskip("torch.profiler._trace_validator", reason="added in torch 2.14")
     made = Kineto()
     made.step(1, 0, 20)

@@ -19,7 +19,7 @@ from tests.explain.kineto import ALL_REDUCE, GEMM, Kineto
 from tests.explain.passes import lines, memory, step_of_the_cpu, traced, write
 
 
-def test_everything_of_one_rank_becomes_tables(tmp_path: Path) -> None:
+def test_passes_of_one_rank_produce_all_applicable_tables(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(), memory())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -44,7 +44,7 @@ def test_passes_of_one_configuration_may_lie_in_several_folders(tmp_path: Path) 
     assert {"lines", "breakdown", "memory"} <= set(explained(folders).tables.tables)
 
 
-def test_other_names_its_longest_line(tmp_path: Path) -> None:
+def test_category_other_names_its_longest_line(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -55,16 +55,16 @@ def test_other_names_its_longest_line(tmp_path: Path) -> None:
     ]
 
 
-def test_workers_needed_follow_from_demand_and_service_time(tmp_path: Path) -> None:
+def test_number_of_workers_needed_follows_from_demand_and_service_time(tmp_path: Path) -> None:
     rows = {row["stage"]: row for row in explained([write(tmp_path, lines())]).tables.rows("stages")}
-    # D is 16 samples in 0.08 s without waiting, which is 200 per second; 1.1 x 200 x 0.005 s gives 1.1 workers
+    # The demand is 16 samples in 0.08 s without waiting, or 200 per second. 1.1 x 200 x 0.005 s gives 1.1 workers.
     assert (rows["all"]["seconds"], rows["all"]["workers_needed"]) == (pytest.approx(0.005), 2)
     assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
     assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
     assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
 
 
-def test_mfu_takes_counted_flops_the_plain_step_and_the_measured_peak(tmp_path: Path) -> None:
+def test_mfu_uses_counted_flops_the_unprofiled_step_and_the_measured_peak(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(peaks={"float32": 1e12, "bytes": 1e10}), memory(samples=8.0))
     step_of_the_cpu(tmp_path)
     row = explained([tmp_path]).tables.rows("roofline")[0]
@@ -73,7 +73,7 @@ def test_mfu_takes_counted_flops_the_plain_step_and_the_measured_peak(tmp_path: 
     assert (row["dtype"], row["bound"], row["peak_source"]) == ("float32", "compute", "measured")
 
 
-def test_a_step_on_a_gpu_says_how_busy_the_gpu_is_and_which_peak_counts(tmp_path: Path) -> None:
+def test_roofline_of_a_gpu_step_shows_how_busy_the_gpu_is_and_which_peak_applies(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(device="cuda", plain_step_s=0.05))
     made = Kineto()
     made.step(1, 0, 100)  # the profiler doubles the step, not the kernels
@@ -86,7 +86,7 @@ def test_a_step_on_a_gpu_says_how_busy_the_gpu_is_and_which_peak_counts(tmp_path
     assert (row["dtype"], row["peak_flops_per_s"], row["bound"]) == ("tf32", 156e12, "host")
 
 
-def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path) -> None:
+def test_memory_categories_sum_to_the_peak_and_notes_show_the_used_capacity(tmp_path: Path) -> None:
     document = memory(fragmentation_frac=0.25, alloc_retries=3, timeline=[[0.0, 10, 20], [0.1, 30, 40]])
     found = explained([write(tmp_path, document)]).tables
     amounts = {row["category"]: row["bytes"] for row in found.rows("memory")}
@@ -99,7 +99,7 @@ def test_memory_sums_to_its_peak_and_says_how_full_the_device_is(tmp_path: Path)
     assert [row["allocated_bytes"] for row in found.rows("memory_timeline")] == [10, 30]
 
 
-def test_a_phase_s_share_is_the_gpu_s_if_there_is_one_as_the_host_runs_ahead(tmp_path: Path) -> None:
+def test_phase_shares_use_gpu_time_if_there_is_a_gpu(tmp_path: Path) -> None:
     on_device = {"forward": 0.06, "other": 0.01}
     for device_phases_s, share in ((None, 0.03 / 0.1), (on_device, 0.06 / 0.1)):
         rows = explained([write(tmp_path, lines(device_phases_s=device_phases_s))]).tables.rows("phases")
@@ -128,7 +128,7 @@ def test_the_slow_rank_and_its_phase_are_named(tmp_path: Path) -> None:
     assert [row["is_slowest"] for row in found.rows("ranks")] == [False, True, False]
 
 
-def test_the_slow_rank_is_told_from_traces_where_no_other_pass_knows_the_waits(tmp_path: Path) -> None:
+def test_slow_rank_is_found_from_traces_if_no_other_pass_measured_the_waits(tmp_path: Path) -> None:
     for rank in (0, 1):
         made = Kineto()
         made.step(1, 0, 100)
@@ -141,7 +141,7 @@ def test_the_slow_rank_is_told_from_traces_where_no_other_pass_knows_the_waits(t
     assert {row["rank"] for row in found.rows("breakdown")} == {row["rank"] for row in found.rows("kernels")} == {0, 1}
 
 
-def test_a_missing_rank_is_named_and_the_others_stand(tmp_path: Path) -> None:
+def test_missing_ranks_are_named_and_the_other_ranks_are_kept(tmp_path: Path) -> None:
     write(tmp_path, *(lines(rank, 3) for rank in (0, 2)), *(traced(rank, 3) for rank in (0, 1, 2)))
     step_of_the_cpu(tmp_path, 0)
     step_of_the_cpu(tmp_path, 1)
@@ -182,7 +182,7 @@ def test_a_trace_that_cannot_be_read_makes_its_tables_absent(tmp_path: Path, con
     assert "lines" in found.tables
 
 
-def test_refused_cupti_leaves_the_other_tables_and_says_what_helps(tmp_path: Path) -> None:
+def test_refused_cupti_removes_only_the_kernels_table_and_gives_advice(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(device="cuda", notes=["CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]), memory())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -191,7 +191,7 @@ def test_refused_cupti_leaves_the_other_tables_and_says_what_helps(tmp_path: Pat
     assert any(note.startswith("shows only what the host did: CUPTI") for note in found.tables["breakdown"].notes)
 
 
-def test_a_pass_that_wrote_no_trace_says_why(tmp_path: Path) -> None:
+def test_reason_for_a_missing_trace_is_the_note_of_its_pass(tmp_path: Path) -> None:
     found = explained([write(tmp_path, traced(file="", notes=["the profiler could not start"]))]).tables
     assert found.absent["breakdown"] == "rank 0: the profiler could not start"
 
@@ -215,7 +215,7 @@ def test_a_document_that_cannot_be_read_is_refused_with_a_reason(tmp_path: Path,
     assert reason in explained([tmp_path]).tables.absent["lines"]
 
 
-def test_a_wrong_type_in_a_document_is_named(tmp_path: Path) -> None:
+def test_error_for_a_wrong_type_in_a_document_names_its_key(tmp_path: Path) -> None:
     write(tmp_path, lines())
     path = tmp_path / document_file("lines", 0)
     document = json.loads(path.read_text())
@@ -226,7 +226,7 @@ def test_a_wrong_type_in_a_document_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["two", 10**30, float("nan"), {}])
-def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) -> None:
+def test_error_for_an_unusable_number_in_a_row_names_its_column(tmp_path: Path, value: object) -> None:
     write(tmp_path, lines())
     path = tmp_path / document_file("lines", 0)
     compiled = {"recompilations": [{"file": "train.py", "count": value}]}
@@ -235,7 +235,7 @@ def test_a_number_in_a_row_that_is_none_is_named(tmp_path: Path, value: object) 
         read_document(path, Lines)
 
 
-def test_a_path_that_is_no_utf_8_can_be_written(tmp_path: Path) -> None:
+def test_a_path_that_is_not_utf_8_can_be_written(tmp_path: Path) -> None:
     line = Line("/p/caf\udce9.py", 12, "main", "log(loss)", "other", "main", True, 0.004, 0.004)
     write(tmp_path, lines(lines=[line]))
     write_tables(explained([tmp_path]).tables, tmp_path)
@@ -249,7 +249,7 @@ def test_further_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     assert read_document(path, Lines) == lines()
 
 
-def test_a_profiler_that_distorts_the_step_is_told(tmp_path: Path) -> None:
+def test_distortion_by_the_profiler_is_reported(tmp_path: Path) -> None:
     write(tmp_path, traced(step_s=0.2, plain_step_s=0.1))
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -271,7 +271,7 @@ def test_tables_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     assert sum(float(row["seconds"]) for row in rows) == pytest.approx(0.1)
 
 
-def test_one_table_that_cannot_be_read_back_is_absent(tmp_path: Path) -> None:
+def test_an_unreadable_table_is_listed_as_absent(tmp_path: Path) -> None:
     write_tables(explained([write(tmp_path, lines())]).tables, tmp_path)
     (tmp_path / "explain" / "lines.json").write_text("{")
     found = read_tables(tmp_path)
@@ -286,7 +286,7 @@ def test_an_index_of_another_version_is_refused(tmp_path: Path) -> None:
         read_tables(tmp_path)
 
 
-def test_texts_of_the_program_begin_no_formula_in_a_spreadsheet() -> None:
+def test_csv_text_cannot_start_a_spreadsheet_formula() -> None:
     table = Table(name="t", title="T", columns={"name": "", "value": ""}, rows=[{"name": "=cmd|'/c'!A1", "value": -5}])
     assert table.as_csv() == "name,value\n'=cmd|'/c'!A1,-5\n"
 

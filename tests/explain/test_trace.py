@@ -38,7 +38,7 @@ def test_columns_hold_times_names_and_arguments(tmp_path: Path) -> None:
     assert trace.steps().tolist() == [pytest.approx([0, 10e-3])]
 
 
-def test_a_trace_reads_the_same_compressed_plain_indented_and_as_a_bare_list(tmp_path: Path) -> None:
+def test_compressed_indented_and_bare_list_traces_give_the_same_result(tmp_path: Path) -> None:
     made = small()
     compressed = read_trace(made.write(tmp_path / "a.json.gz"))
     (tmp_path / "b.json").write_text(json.dumps(made.document, indent=2))
@@ -91,7 +91,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
         ('{"traceEvents": [{"ts": ' + "9" * 5000 + "}]}", "Exceeds the limit"),
     ],
 )  # fmt: skip
-def test_what_is_no_trace_is_refused_with_one_reason(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_that_is_not_a_trace_is_refused_with_one_reason(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(Unreadable, match=reason) as caught:
         read_trace(tmp_path / "trace.json")
@@ -112,7 +112,7 @@ def test_an_archive_that_unpacks_to_more_than_allowed_is_refused(tmp_path: Path,
         read_trace(tmp_path / "trace.json.gz")
 
 
-def test_events_without_usable_times_or_names_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_events_without_usable_times_or_names_are_counted_and_left_out(tmp_path: Path) -> None:
     made = small()
     good = {"ph": "X", "cat": "cpu_op", "name": "aten::add", "pid": 1, "tid": 1, "ts": 1e9, "dur": 1}
     bad = [{**good, "ts": "soon"}, {**good, "dur": -1}, {**good, "dur": None}, {**good, "ts": 10**400}, "text", 5, None, []]
@@ -123,7 +123,7 @@ def test_events_without_usable_times_or_names_are_left_out_and_counted(tmp_path:
     assert trace.notes == [f"{len(bad)} of {len(made.events)} events have no usable name or time and are left out"]
 
 
-def test_odd_arguments_do_no_harm(tmp_path: Path) -> None:
+def test_malformed_event_arguments_are_tolerated(tmp_path: Path) -> None:
     made = small()
     made.operator("aten::odd", 3, 1, [[1], "x", None, {"a": 1}], [None, 7])
     made.events[-1]["args"]["correlation"] = "many"
@@ -155,7 +155,7 @@ def test_names_are_masked_and_hold_no_control_characters(tmp_path: Path) -> None
     assert "red alert?" in trace.texts
 
 
-def test_besides_the_text_memory_grows_with_kept_events_alone(tmp_path: Path) -> None:
+def test_memory_beyond_the_text_grows_with_kept_events_only(tmp_path: Path) -> None:
     made = small()
     for number in range(20_000):
         made.operator("aten::mm", 11 + number, 0.5, [[number % 50, 8], [8, 2]], ["float", "float"])

@@ -38,7 +38,7 @@ def trial(number: int, rate: float | None, changed: dict[str, Any], outcome: Out
 
 
 @pytest.mark.parametrize(("spread", "least"), [(0.02, 0.97), (0.04, 0.93), (0.06, 0.88)])
-def test_intervals_of_two_pairs_hold_for_a_machine_whose_spread_is_not_known(spread, least):
+def test_intervals_of_two_pairs_contain_the_truth_if_the_noise_is_unknown(spread, least):
     rng, held = np.random.default_rng(0), 0
     for _ in range(400):
         pairs = [tuple(np.exp(spread * rng.normal(size=2) + [math.log(1.3), 0.0])) for _ in range(2)]
@@ -80,10 +80,10 @@ def evidence(*records: TrialRecord, of: TrialRecord = BEST, **more: Any) -> Evid
         (WORKERS, 1, True),  # one trial was slow and one timed out
         (WORKERS, 2, True),
         (AMP, "bf16", True),
-        (BATCH, 8, False),  # the baseline has this value, see below
+        (BATCH, 8, False),  # the baseline has this value
     ],
 )
-def test_a_value_with_which_every_trial_failed_or_was_no_faster_is_refuted(key: str, value: Any, is_refuted: bool) -> None:
+def test_a_value_is_refuted_if_all_its_trials_failed_or_were_not_faster(key: str, value: Any, is_refuted: bool) -> None:
     assert tried(*STUDY, trial(11, 14000.0, {OPTIMIZER: "fused"})).is_refuted(key, value) is is_refuted
 
 
@@ -93,18 +93,18 @@ def test_a_value_that_helped_another_configuration_is_not_refuted() -> None:
 
 
 def test_a_trial_with_other_changes_refutes_a_value_only_if_it_is_far_slower() -> None:
-    """bf16 may be why fused and bf16 together are slower than the baseline."""
+    """A trial with both fused and bf16 is slower than the baseline; the cause may be bf16."""
     for rate, is_refuted in ((11_000.0, False), (5000.0, True), (None, False)):
         both = trial(1, rate, {AMP: "bf16", OPTIMIZER: "fused"}, Outcome.ok if rate else Outcome.timeout)
         assert tried(STUDY[0], both, of=STUDY[0]).is_refuted(OPTIMIZER, "fused") is is_refuted, rate
 
 
-def test_a_trial_that_was_disturbed_says_nothing() -> None:
+def test_a_disturbed_trial_refutes_nothing() -> None:
     assert not tried(STUDY[0], BEST, trial(3, None, {AMP: "bf16"}, Outcome.disturbed)).is_refuted(AMP, "bf16")
 
 
 @pytest.mark.parametrize(("key", "value"), [("skipped", ["item"]), ("fixed", True)])
-def test_a_trial_of_another_program_says_nothing(key: str, value: Any) -> None:
+def test_a_trial_of_a_modified_program_refutes_nothing(key: str, value: Any) -> None:
     failed = trial(3, None, {AMP: "bf16"}, Outcome.error)
     assert tried(STUDY[0], failed, of=STUDY[0]).is_refuted(AMP, "bf16")
     failed.evidence[key] = value
@@ -123,7 +123,7 @@ def test_a_check_is_compared_with_the_other_side_of_its_round() -> None:
     assert not tried(STUDY[0], with_value, of=STUDY[0]).is_refuted(OPTIMIZER, "fused")  # the round was broken off
 
 
-def test_a_measured_gain_goes_before_refutation() -> None:
+def test_a_measured_gain_takes_precedence_over_refutation() -> None:
     both = tried(*STUDY, trial(11, 40000.0, {BATCH: 64, OPTIMIZER: "fused"}))
     gain = both.gain(BATCH, 64)
     assert gain is not None
@@ -131,7 +131,7 @@ def test_a_measured_gain_goes_before_refutation() -> None:
     assert not both.is_refuted(BATCH, 64)
 
 
-def test_an_estimate_is_relative_to_the_explained_value_and_not_to_the_baseline_s() -> None:
+def test_an_estimate_is_relative_to_the_explained_value_not_to_the_baseline() -> None:
     """Batch 64 is 1.1 times as fast as the explained batch of 16, and 2.2 times as fast as the baseline's batch of 8."""
     records = [
         trial(number, rate * (1.0 + 0.001 * number), {**batch, **other})
@@ -150,7 +150,7 @@ def test_an_estimate_is_relative_to_the_explained_value_and_not_to_the_baseline_
     assert gain.low < 0.1 < gain.high
 
 
-def test_no_finding_advises_what_trials_have_refuted() -> None:
+def test_findings_do_not_advise_values_that_trials_have_refuted() -> None:
     remedies = {one.cause: (one.knob, one.value) for one in found(evidence(*STUDY))}
     assert remedies["launch-bound"] == (BATCH, 32)
     assert "too few workers" not in remedies
@@ -159,8 +159,8 @@ def test_no_finding_advises_what_trials_have_refuted() -> None:
     assert untried["too few workers"] == (WORKERS, 1)
 
 
-def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> None:
-    """Another trial gained 20 % with a batch of 32, so the rule's larger prediction is not shown."""
+def test_a_measured_gain_replaces_a_prediction_even_if_it_is_less_certain() -> None:
+    """A trial with a batch of 32 gained 20 %, so the larger prediction of the rule is not shown."""
     given = evidence(*STUDY, trial(11, 33757.0, {BATCH: 32, OPTIMIZER: "fused"}))
     (kept,) = [one for one in checks.by_trials(found(given), given)[0] if one.cause == "launch-bound"]
     assert (kept.value, kept.gain.kind, round(kept.gain.mid, 2)) == (32, "measured", 0.2)
@@ -168,7 +168,7 @@ def test_what_trials_say_replaces_a_prediction_even_if_it_is_less_certain() -> N
     assert kept.check["predicted"]["kind"] == "predicted"
 
 
-def test_an_estimate_that_is_less_certain_than_the_rule_s_does_not_replace_it() -> None:
+def test_an_estimate_less_certain_than_the_prediction_does_not_replace_it() -> None:
     """A single trial changed two knobs at once, so an estimate for one of them says little."""
     both = trial(1, 11_000.0, {AMP: "bf16", OPTIMIZER: "fused"})
     document = made.lines(made.line("return self.head(x)", 0.04, phase=FORWARD), phases_s=made.phases(optimizer=0.04))
@@ -178,7 +178,7 @@ def test_an_estimate_that_is_less_certain_than_the_rule_s_does_not_replace_it() 
     assert kept["unfused optimizer"].basis.startswith("fused updates are usually")
 
 
-def test_a_setting_that_gains_nothing_leaves_the_cause_if_a_change_of_the_code_may_remove_it() -> None:
+def test_a_useless_setting_leaves_the_finding_if_a_code_change_may_help() -> None:
     given = evidence(*STUDY)
     (finding,) = [one for one in found(given) if one.cause == "launch-bound"]
     measured = Gain(low=-0.03, mid=-0.01, high=0.01, kind="measured")

@@ -42,7 +42,7 @@ def changed(summary):
 
 @pytest.fixture
 def forked(changed):
-    """The summary of a study on Python 3.14 whose best trial had to fork the workers that it added."""
+    """Returns the summary of a study on Python 3.14 whose best trial had to fork its added workers."""
     found = changed({"loader.num_workers": 2})
     found["best"]["worker_start"] = "fork"
     return found

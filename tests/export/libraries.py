@@ -1,6 +1,6 @@
 """Loads exported files with their libraries in one process and prints the results as JSON: `python libraries.py FOLDER`.
 
-The result of each library is what it read, or the error that it raised.
+The result of a library is what it read, or the error it raised.
 """
 
 import contextlib

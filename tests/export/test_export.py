@@ -17,7 +17,7 @@ def loaded(text):
     return OmegaConf.to_container(OmegaConf.create(text), resolve=True)
 
 
-def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):
+def test_yaml_starts_with_the_package_line_and_describes_the_result(summary):
     text = render(summary, "yaml", None).text
     assert text.startswith("# @package _global_\n")
     assert "# 1.800 x the baseline, 95 % interval 1.750 to 1.850: faster" in text
@@ -25,7 +25,7 @@ def test_yaml_begins_with_the_package_line_and_says_what_it_claims(summary):
     assert "# Measured on Fake CPU, 4 cores, 2025-06-15, torch 2.14.1, autotune 0.1.0." in text
 
 
-def test_yaml_keeps_off_a_word_and_pins_beside_the_changes(summary):
+def test_yaml_quotes_off_and_contains_pins_and_changes(summary):
     text = render(summary, "yaml", None).text
     document = loaded(text)
     assert document["precision"]["amp"] == "off"
@@ -36,7 +36,7 @@ def test_yaml_keeps_off_a_word_and_pins_beside_the_changes(summary):
     assert "  num_workers: 4  # was 0\n" in text
 
 
-def test_yaml_loads_with_plain_hydra_whatever_the_title_holds(summary, tmp_path):
+def test_yaml_loads_with_plain_hydra_for_any_title(summary, tmp_path):
     (tmp_path / "runs" / "s").mkdir(parents=True)
     (tmp_path / "runs" / "s" / "best.yaml").write_text(render(summary, "yaml", None).text)
     (tmp_path / "runs" / "main.yaml").write_text("loader: {num_workers: 0}\nmodel: mine\n")
@@ -47,7 +47,7 @@ def test_yaml_loads_with_plain_hydra_whatever_the_title_holds(summary, tmp_path)
     assert config.provenance.title == "python train.py --out ${HOME}"
 
 
-def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(summary):
+def test_yaml_provenance_names_machine_program_tiers_and_caveats(summary):
     target = [{"site": "/home/me/train.py:40", "ordinal": 0, "code": "train.py:main:1f", "nth": 0}]
     gpu = {"name": "NVIDIA H100", "driver": "580.65"}
     summary["machine"] |= {"gpus": [gpu, gpu], "device": "cuda", "device_name": "NVIDIA H100", "cuda": "13.0"}
@@ -76,7 +76,7 @@ def test_yaml_tells_the_machine_the_program_the_tiers_and_what_was_not_checked(s
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
+def test_program_arguments_are_shown_with_the_exported_values(summary, format):
     summary |= {
         "command": ["python", "train.py", "--workers={loader.num_workers=0}"],
         "placeholders": {"loader.num_workers": 0},
@@ -88,7 +88,7 @@ def test_arguments_of_the_program_s_own_are_told_filled_in(summary, format):
         assert loaded(exported.text)["provenance"]["program"]["placeholders"] == {"loader.num_workers": 0}
 
 
-def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
+def test_env_exports_variables_and_lists_settings_that_are_not_variables(summary, tmp_path):
     file = tmp_path / "best.env"
     exported = render(summary, "env", None)
     file.write_text(exported.text)
@@ -104,7 +104,7 @@ def test_env_exports_variables_and_names_what_is_none(summary, tmp_path):
     assert "#   loader.num_workers=4: DataLoader(..., num_workers=4)\n" in exported.text
 
 
-def test_the_tier_of_the_changes_stands_beside_the_tier_that_was_allowed(summary):
+def test_yaml_shows_the_tier_of_the_changes_and_the_allowed_tier(summary):
     summary["trials"][2]["tier"] = "exact"
     text = render(summary, "yaml", None).text
     said = loaded(text)["provenance"]
@@ -115,7 +115,7 @@ def test_the_tier_of_the_changes_stands_beside_the_tier_that_was_allowed(summary
     assert "tier_of_changes" not in loaded(render(summary, "yaml", None).text)["provenance"], "an older summary lacks it"
 
 
-def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
+def test_tier_option_exports_the_best_of_that_tier_and_its_measurement(summary):
     text = render(summary, "yaml", Tier.exact).text
     document = loaded(text)
     assert "precision" not in document
@@ -125,7 +125,7 @@ def test_tier_picks_its_own_best_and_says_how_it_was_measured(summary):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_where_nothing_of_a_tier_was_measured_the_file_says_so_and_does_not_contradict_itself(summary, format):
+def test_file_says_if_no_configuration_of_the_tier_was_measured(summary, format):
     baseline = {"trial": 0, "value": 100.0, "ci": [99.0, 101.0], "overrides": {}}
     summary["best_by_tier"]["exact"] = baseline
     summary["speedup"] |= {"overrides": summary["best"]["overrides"]}
@@ -143,7 +143,7 @@ def test_where_nothing_of_a_tier_was_measured_the_file_says_so_and_does_not_cont
         assert said["tiers"]["exact"]["verdict"] == "none"
 
 
-def test_where_the_best_of_a_tier_lost_the_file_says_that_it_was_measured(summary):
+def test_file_says_if_all_configurations_of_the_tier_lost(summary):
     summary["best_by_tier"]["exact"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}}
     summary["trials"][1]["tier"] = "exact"
     text = render(summary, "env", Tier.exact).text
@@ -151,7 +151,7 @@ def test_where_the_best_of_a_tier_lost_the_file_says_that_it_was_measured(summar
     assert "The baseline was kept" not in text
 
 
-def test_unknown_format_names_the_nearest(summary):
+def test_error_for_an_unknown_format_names_the_nearest_one(summary):
     with pytest.raises(BadInput, match=r"--format: no such format, got 'yml'\. Did you mean 'yaml'\?"):
         render(summary, "yml", None)
 
@@ -163,14 +163,14 @@ def test_a_study_without_winner_cannot_be_exported(summary, format):
         render(summary, format, None)
 
 
-def test_a_study_without_winner_of_a_tier_says_which_tier(summary):
+def test_error_for_a_tier_without_winner_names_the_tier(summary):
     summary["best_by_tier"].pop("exact", None)
     with pytest.raises(BadInput, match="has no winner up to tier exact to export"):
         render(summary, "yaml", Tier.exact)
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, format):
+def test_a_winning_baseline_is_exported_as_a_file_without_changes(summary, format):
     summary["best"] = {"trial": 0, "value": 100.0, "ci": None, "overrides": {}, "knobs": {}}
     summary["pinned"] = {}
     exported = render(summary, format, None)
@@ -178,7 +178,7 @@ def test_a_baseline_that_won_is_a_valid_file_that_changes_nothing(summary, forma
     assert exported.left_out == []
 
 
-def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(summary):
+def test_measured_values_are_rounded_and_knob_values_are_not(summary):
     summary["baseline"] |= {"value": 12345.678912, "ci": [12300.123456, 12391.98765]}
     summary["pinned"] = {"loader.batch_size": 1048576}
     text = render(summary, "yaml", None).text
@@ -188,7 +188,7 @@ def test_measured_values_have_the_digits_they_are_worth_and_knobs_all_of_theirs(
     assert document["loader"]["batch_size"] == 1048576
 
 
-def test_text_that_looks_like_a_reference_stays_text(summary, tmp_path):
+def test_values_that_look_like_references_are_not_interpolated(summary, tmp_path):
     values = {"env.A": "${oc.env:HOME}", "env.B": "\\${x}", "env.C": "$HOME", "env.D": "two\nlines", "env.E": "a # b: c"}
     summary["pinned"] = values
     (tmp_path / "best.yaml").write_text(render(summary, "yaml", None).text)
@@ -211,7 +211,7 @@ def test_a_title_of_several_lines_stays_a_comment(summary, format):
     assert all("\n" not in line for line in exported.left_out)
 
 
-def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
+def test_yaml_shows_the_gain_of_each_change_and_reverted_changes(summary):
     worth = {"ratio": 1.4, "ci": [1.35, 1.45], "verdict": "faster", "reason": ""}
     summary["attribution"] = [
         {"knob": "loader.num_workers", "from": 0, "to": 4, **worth},
@@ -229,7 +229,7 @@ def test_yaml_says_what_each_change_is_worth_and_what_bought_nothing(summary):
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "yaml"])
-def test_a_pin_that_means_nothing_beside_the_winner_is_left_out(changed, format):
+def test_a_pin_without_effect_on_the_winner_is_left_out(changed, format):
     summary = changed({"loader.num_workers": 0}, pinned={"loader.prefetch_factor": 4})
     exported = render(summary, format, None)
     assert "prefetch_factor" not in exported.text
@@ -237,7 +237,7 @@ def test_a_pin_that_means_nothing_beside_the_winner_is_left_out(changed, format)
 
 
 @pytest.mark.parametrize("format", DOCUMENTS)
-def test_every_knob_of_the_winner_is_in_the_file_or_named_as_left_out(summary, format):
+def test_every_knob_of_the_winner_is_exported_or_listed_as_left_out(summary, format):
     exported = render(summary, format, None)
     values = {"loader.batch_size": "batch_size", "loader.num_workers": "num_workers", "loader.pin_memory": "pin_memory"}
     words = {**values, "compile.mode": "reduce-overhead", "precision.amp": "", "threads.omp": "OMP_NUM_THREADS=2"}
@@ -248,13 +248,13 @@ def test_every_knob_of_the_winner_is_in_the_file_or_named_as_left_out(summary, f
     assert any(line.startswith("env.MALLOC_ARENA_MAX=2: ") for line in exported.left_out)
 
 
-def test_a_json_file_has_no_comments_and_notes_say_what_they_would_have(summary):
+def test_notes_replace_the_comments_in_json_files(summary):
     exported = render(summary, "lightning", None, file="best.json")
     assert json.loads(exported.text) == {"trainer": {"precision": "32-true"}}
     assert any('"num_workers": 4' in note for note in exported.notes)
 
 
-def test_hugging_face_has_names_for_adamw_s_kernels_alone(changed):
+def test_hugging_face_export_sets_the_optimizer_for_adamw_only(changed):
     for optimizers, device, value, name in (
         (["AdamW"], "cpu", "fused", "adamw_torch_fused"),
         (["AdamW"], "cuda", "foreach", "adamw_torch"),
@@ -269,21 +269,21 @@ def test_hugging_face_has_names_for_adamw_s_kernels_alone(changed):
         assert bool(exported.left_out) is (name is None)
 
 
-def test_hugging_face_s_compile_leaves_tf32_as_it_was_measured(changed):
+def test_hugging_face_export_sets_tf32_as_measured_if_it_compiles(changed):
     summary = changed({"compile.mode": "default"}, "cuda")
     for matmul, expected in (("highest", False), ("high", True), ("medium", None)):
         summary["baseline"]["knobs"]["precision.matmul"] = matmul
         assert json.loads(render(summary, "hf", None, file="x.json").text).get("tf32") is expected
 
 
-def test_several_processes_are_several_for_accelerate(changed):
+def test_accelerate_export_contains_the_number_of_processes(changed):
     for device, kind in (("cuda", "MULTI_GPU"), ("cpu", "MULTI_CPU")):
         summary = changed({"precision.amp": "bf16"}, device, detected={"world_size": 4})
         said = json.loads(render(summary, "accelerate", None, file="x.json").text)
         assert (said["distributed_type"], said["num_processes"], said["use_cpu"]) == (kind, 4, device == "cpu")
 
 
-def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(changed):
+def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):
     summary = changed({"precision.amp": "bf16"})
     exported = render(summary, "deepspeed", None)
     assert json.loads(exported.text)["train_micro_batch_size_per_gpu"] == 64
@@ -293,7 +293,7 @@ def test_deepspeed_gets_the_program_s_own_batch_or_says_that_it_needs_one(change
 
 
 @pytest.mark.parametrize(("trials", "verdict"), [([], "none"), ([{"number": 1, "value": 90.0, "changed": {"a": 1}}], "same")])
-def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(summary, trials, verdict):
+def test_verdict_is_none_if_only_the_baseline_was_measured(summary, trials, verdict):
     summary["best"] = {**summary["baseline"], "overrides": {}}
     summary |= {"best_by_tier": {}, "trials": [{"number": 0, "value": 98.0, "changed": {}}, *trials]}
     text = render(summary, "yaml", None).text
@@ -301,13 +301,13 @@ def test_a_study_that_measured_nothing_beside_the_baseline_claims_no_verdict(sum
     assert loaded(text)["provenance"]["speedup"]["verdict"] == verdict
 
 
-def test_what_a_file_without_comments_is_is_no_note(summary):
+def test_header_of_a_file_without_comments_is_not_repeated_in_notes(summary):
     exported = render(summary, "deepspeed", None)
     assert exported.header[0].startswith("autotune: the best configuration")
     assert not set(exported.header) & set(exported.notes)
 
 
-def test_what_autotune_says_itself_is_wrapped_and_not_cut(summary):
+def test_long_comments_are_wrapped_and_not_cut(summary):
     advice = " ".join(f"word{number}" for number in range(60))
     summary |= {"drift": advice}
     comments = [line for line in render(summary, "yaml", None).text.splitlines() if line.startswith("#")]
@@ -316,19 +316,19 @@ def test_what_autotune_says_itself_is_wrapped_and_not_cut(summary):
 
 
 @pytest.mark.parametrize("format", [format for format in FORMATS if format != "yaml"])
-def test_workers_that_a_trial_had_to_fork_are_said_to_be_forked(forked, format):
+def test_export_sets_fork_if_the_trial_had_to_fork_its_workers(forked, format):
     exported = render(forked, format, None)
     said = "\n".join([exported.text, *exported.left_out])
     assert re.search(r"multiprocessing_context['\"]?(=|: )['\"]?fork\b", said)
-    del forked["best"]["worker_start"]  # the program's own way
+    del forked["best"]["worker_start"]  # the workers started as the program starts them
     assert "multiprocessing_context" not in render(forked, format, None).text
 
 
-def test_yaml_leaves_the_start_of_workers_to_apply(forked):
+def test_yaml_does_not_set_how_workers_start(forked):
     assert loaded(render(forked, "yaml", None).text)["loader"] == {"num_workers": 2}
 
 
-def test_hugging_face_is_told_which_argument_starts_workers_as_measured(forked, changed):
+def test_hugging_face_export_names_the_argument_for_the_start_of_workers(forked, changed):
     line = "add dataloader_multiprocessing_context: {}, which transformers 5.15 and later know."
     assert line.format("fork") in render(forked, "hf", None).text
     chosen = changed({"loader.num_workers": 2, "loader.multiprocessing_context": "spawn"})

@@ -1,4 +1,4 @@
-"""The real libraries load the exported files, and the settings mean there what was measured."""
+"""The real libraries load the exported files and read the measured settings from them."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def python(*words, cwd):
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """Returns what each library read, or the error that it raised. One process loads all of them, since imports are slow."""
+    """Returns what each library read, or the error it raised. One process loads all libraries, since imports are slow."""
     folder = tmp_path_factory.mktemp("exported")
     for name in ("hf.yaml", "hf.json", "lightning.yaml", "accelerate.yaml", "accelerate.json", "deepspeed.json"):
         (folder / name).write_text(render(study(OVERRIDES), name.partition(".")[0], None, file=name).text)
@@ -71,7 +71,7 @@ def read(answers):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["yaml", "json"])
-def test_training_arguments_take_it(read, ending):
+def test_training_arguments_accept_the_exported_file(read, ending):
     assert read("hugging_face")[ending] == {
         "per_device_train_batch_size": 64, "dataloader_num_workers": 2, "dataloader_prefetch_factor": 4,
         "dataloader_pin_memory": False, "dataloader_persistent_workers": True, "bf16": True, "tf32": False,
@@ -80,7 +80,7 @@ def test_training_arguments_take_it(read, ending):
 
 
 @pytest.mark.thorough
-def test_training_arguments_have_every_name_that_is_ever_written(read):
+def test_training_arguments_have_all_exported_names(read):
     values = {**OVERRIDES, "precision.matmul": "high"}
     for device in ("cpu", "cuda"):
         summary = study(values)
@@ -91,13 +91,13 @@ def test_training_arguments_have_every_name_that_is_ever_written(read):
 
 
 @pytest.mark.thorough
-def test_lightning_s_trainer_cli_and_loader_take_it(read):
+def test_lightning_trainer_cli_and_loader_accept_the_exported_file(read):
     assert read("lightning") == {"trainer": ["bf16-mixed", True], "cli": ["bf16-mixed", True], "loader": [64, 2, 4, False]}
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ending", ["yaml", "json"])
-def test_accelerate_reads_it(read, ending):
+def test_accelerate_reads_the_exported_file(read, ending):
     assert read("accelerate")[ending] == {
         "mixed_precision": "bf16", "distributed_type": "NO", "num_processes": 1, "use_cpu": True,
         "dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_mode": "reduce-overhead"},
@@ -105,7 +105,7 @@ def test_accelerate_reads_it(read, ending):
 
 
 @pytest.mark.thorough
-def test_accelerate_launches_a_script_with_it(tmp_path):
+def test_accelerate_launches_a_script_with_the_exported_file(tmp_path):
     (tmp_path / "best.yaml").write_text(render(study(OVERRIDES), "accelerate", None).text)
     words = ["-m", "accelerate.commands.launch", "--config_file", "best.yaml", "--num_cpu_threads_per_process", "2"]
     done = python(*words, HERE / "launched.py", cwd=tmp_path)
@@ -117,10 +117,10 @@ def test_accelerate_launches_a_script_with_it(tmp_path):
 
 
 @pytest.mark.thorough
-def test_deepspeed_takes_it(read):
+def test_deepspeed_accepts_the_exported_file(read):
     assert read("deepspeed") == {"micro_batch": 64, "autocast": [True, "torch.bfloat16"], "bf16": False}
 
 
-def test_every_row_is_of_a_knob_that_exists():
+def test_all_rows_refer_to_existing_knobs():
     for rows in (huggingface.ROWS, lightning.ROWS, accelerate.ROWS, deepspeed.ROWS):
         assert set(rows) <= set(CATALOGUE)

@@ -71,7 +71,7 @@ ALL = {
     "nccl.socket_ifname": "=eth0",
     "nccl.cross_nic": 1,
 }
-# Its workers can only be forked: without a guard, others would import it and train.
+# The workers of this script must be forked: it has no guard, so spawned workers would import it and train.
 UNGUARDED = """
 import multiprocessing
 multiprocessing.set_start_method("forkserver", force=True)  # the default from Python 3.14 on
@@ -101,7 +101,7 @@ def run(tmp_path):
     return _run
 
 
-def test_every_knob_is_written_down_as_python(changed):
+def test_every_knob_is_exported_as_python(changed):
     assert set(ALL) == set(CATALOGUE), "a new knob: add it here, to user_script.py and to autotune/export/python.py"
     text = render(changed(ALL), "python", None).text
     assert "\n#   export OMP_NUM_THREADS=2\n" in text
@@ -110,7 +110,7 @@ def test_every_knob_is_written_down_as_python(changed):
 
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_a_script_that_imports_it_has_the_knobs(changed, run, is_compiled):
+def test_a_script_that_imports_the_exported_file_uses_all_knobs(changed, run, is_compiled):
     text = render(changed(ALL), "python", None).text
     assert ON_CUDA in text
     seen = run(text.replace(ON_CUDA, ""), is_compiled=is_compiled)
@@ -124,13 +124,13 @@ def test_a_script_that_imports_it_has_the_knobs(changed, run, is_compiled):
     assert seen["loss"] > 0
 
 
-def test_shares_are_told_in_a_line_each(changed):
+def test_fsdp_settings_are_exported(changed):
     text = render(changed({"parallel.strategy": "fsdp", "parallel.reshard_after_forward": False}), "python", None).text
     assert "fully_shard(block) for each block" in text
     assert "reshard_after_forward=False" in text
 
 
-def test_values_that_turn_something_off_say_so(changed):
+def test_values_that_turn_features_off_are_exported(changed):
     off = {"precision.amp": "off", "layout.channels_last": False, "compile.mode": "off", "optimizer.implementation": "default"}
     text = python.render(winner(changed(off), None)).text
     assert "enabled=False" in text
@@ -159,14 +159,14 @@ def test_blocks_are_compiled_one_by_one(changed):
         ("default", "auto", "model.compile()"),
     ],
 )
-def test_sizes_are_compiled_as_measured(changed, mode, dynamic, said):
+def test_dynamic_shapes_of_compile_are_exported_as_measured(changed, mode, dynamic, said):
     summary = changed({"compile.mode": mode, "compile.dynamic": dynamic})
     assert f"    {said}\n" in render(summary, "python", None).text
     expected = {"true": "dynamic=True)", "false": "dynamic=False)", "auto": "dynamic=None)"}[dynamic]
     assert expected in render(summary, "env", None).text
 
 
-def test_float8_leaves_out_the_layers_that_were_left_out(changed):
+def test_float8_skips_the_layers_that_the_trial_skipped(changed):
     text = render(changed({"precision.float8": "tensorwise"}), "python", None).text
     line = next(line for line in text.splitlines() if "convert_to_float8_training" in line)
     kept = eval(line[line.index("lambda") : line.rindex(")")], {"torch": torch})
@@ -174,14 +174,14 @@ def test_float8_leaves_out_the_layers_that_were_left_out(changed):
     assert [kept(layer, "") for layer in layers] == [True, False, False, False]
 
 
-def test_importing_it_changes_nothing(changed):
+def test_importing_the_exported_file_changes_nothing(changed):
     text = render(changed({"threads.intra": 1, "env.A": "x'\n\"y"}), "python", None).text
     names: dict[str, object] = {}
     exec(compile(text.replace("import torch\n", ""), "best.py", "exec"), names)
     assert names["BEST"] == {"threads.intra": 1, "env.A": "x'\n\"y"}
 
 
-def test_workers_that_a_trial_had_to_fork_are_forked_in_the_script(forked, tmp_path):
+def test_exported_loader_forks_workers_if_the_trial_had_to_fork_them(forked, tmp_path):
     (tmp_path / "best.py").write_text(render(forked, "python", None).text)
     (tmp_path / "train.py").write_text(UNGUARDED)
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Interposes the functions by which a process writes. While the file FAULT_SWITCH holds a number, they fail with that errno
-# below the folder FAULT_FOLDER. So no root is needed, and a quota needs no support by the kernel.
+# Replaces the functions that write files. While the file FAULT_SWITCH contains an errno, they fail with it below the folder
+# FAULT_FOLDER. This needs neither root nor a kernel that supports quotas.
 FAULTY = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,12 +67,12 @@ int open64(const char *path, int flags, ...) {
 
 
 def mount(path: Path, *words: str) -> None:
-    """Mounts a file system; skips the test where that is not allowed."""
+    """Mounts a file system; skips the test if this is not allowed."""
     if os.geteuid() != 0:
-        pytest.skip("only root may mount a file system; what a broken disk does is not tried")
+        pytest.skip("only root may mount a file system; broken disks are not tested")
     done = subprocess.run(["mount", *words, path], capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"mounting is not allowed here ({done.stderr.strip()}); what a broken disk does is not tried")
+        pytest.skip(f"mounting is not allowed here ({done.stderr.strip()}); broken disks are not tested")
 
 
 def unmount(path: Path) -> None:
@@ -85,8 +85,8 @@ def in_memory(path: Path, options: str) -> Iterator[Path]:
     """Mounts a file system in memory, because permission bits cannot make a folder unwritable for root.
 
     Args:
-        path: the mount point, which is made.
-        options: of the mount, "size=2m,nr_inodes=20".
+        path: the mount point, which is created.
+        options: options of the mount, such as "size=2m,nr_inodes=20".
     """
     path.mkdir()
     mount(path, "-t", "tmpfs", "-o", options, "autotune-test")
@@ -114,12 +114,12 @@ class DiskInAFile:
         with self._image.open("wb") as file:
             file.truncate(32 << 20)
         if not shutil.which("mkfs.ext4"):
-            pytest.skip("mkfs.ext4 is not installed; what a failing disk does is not tried")
+            pytest.skip("mkfs.ext4 is not installed; failing disks are not tested")
         subprocess.run(["mkfs.ext4", "-q", "-m", "0", self._image], check=True)
         self._mount()
 
     def fail(self) -> None:
-        """Lets the kernel find an error, after which it refuses every write, also to open files."""
+        """Triggers an error in the kernel, which then refuses every write, even to open files."""
         remount(self.path, "abort")
 
     def unplug(self) -> None:
@@ -127,7 +127,7 @@ class DiskInAFile:
         unmount(self.path)
 
     def mend(self) -> None:
-        """Brings the disk back, with what had reached it."""
+        """Brings the disk back with the data that it contained."""
         self.close()
         subprocess.run(["e2fsck", "-fp", self._image], stdout=subprocess.DEVNULL)
         self._mount()
@@ -142,7 +142,7 @@ class DiskInAFile:
             subprocess.run(["fsfreeze", "--unfreeze", self.path], check=True)
 
     def close(self) -> None:
-        """Unmounts it."""
+        """Unmounts the disk."""
         if os.path.ismount(self.path):
             unmount(self.path)
 
@@ -151,16 +151,16 @@ class DiskInAFile:
 
 
 class FaultyWrites:
-    """Lets processes fail when they write below a folder; see FAULTY.
+    """Makes writes of processes below a folder fail; see FAULTY.
 
     Args:
         place: a folder for the compiled library.
-        folder: the folder.
+        folder: the folder whose writes fail.
     """
 
     def __init__(self, place: Path, folder: Path) -> None:
         if not shutil.which("cc"):
-            pytest.skip("no C compiler; what a disk quota does is not tried")
+            pytest.skip("no C compiler; disk quotas are not tested")
         source, library = place / "faulty.c", place / "faulty.so"
         source.write_text(FAULTY, encoding="utf-8")
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
@@ -168,11 +168,11 @@ class FaultyWrites:
         self.environment = {"LD_PRELOAD": str(library), "FAULT_FOLDER": str(folder), "FAULT_SWITCH": str(self._switch)}
 
     def begin(self, number: int) -> None:
-        """From now on, writes fail with this errno."""
+        """Lets writes fail with this errno."""
         self._switch.write_text(str(number), encoding="ascii")
 
     def end(self) -> None:
-        """From now on, writes succeed."""
+        """Lets writes succeed again."""
         self._switch.unlink()
 
 
@@ -184,7 +184,7 @@ def fill(path: Path) -> None:
 
 
 def ended(tuner: subprocess.Popen[str], *, within_s: float = 90) -> str:
-    """Waits for a tuner that has to give up; returns the last lines of its output, which must be one message."""
+    """Waits for a tuner that has to give up; returns its error message, of which there must be one."""
     _, err = tuner.communicate(timeout=within_s)
     assert tuner.returncode == 2, err
     assert "Traceback" not in err

@@ -1,6 +1,6 @@
-"""A short study, so that tests can kill it often: the real command line, in its own processes, on a stub program.
+"""A short study that tests can kill often: the real command line in its own processes, with a stub program.
 
-The program implements the protocol without torch, and trains nothing.
+The program implements the protocol without torch and trains nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class QuickStudy:
         trial_s: seconds that a trial's steady phase takes.
         program: source of the program, after PRELUDE.
         runs: the runs folder.
-        flags: of the interpreter. With "-S", the harness is not loaded, and the program implements the protocol itself.
-        environment: variables of all processes, besides the usual ones.
+        flags: flags of the interpreter. With "-S", the harness is not loaded, and the program implements the protocol itself.
+        environment: additional variables of all processes.
         module: the module that runs autotune's command line.
     """
 
@@ -118,7 +118,7 @@ class QuickStudy:
         return found
 
     def none_is_left(self, *, within_s: float = 10.0) -> bool:
-        """Returns whether every process of the study has ended; waits a little for the last one."""
+        """Returns whether every process of the study ends within `within_s`."""
         deadline = time.monotonic() + within_s
         while self.processes() and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -143,6 +143,6 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def measured(trials: list[TrialRecord]) -> list[tuple[object, ...]]:
-    """Returns what each finished trial has measured. If an entry occurs twice, a trial was repeated."""
+    """Returns kind, round, repeats and changes of each finished trial. Equal entries mean that a trial was repeated."""
     over = [trial for trial in trials if trial.outcome is not Outcome.interrupted]
     return [(trial.kind, trial.round, trial.repeats, tuple(sorted(trial.changed.items()))) for trial in over]

@@ -1,4 +1,4 @@
-"""A whole study in seconds: the real command line, tuner, supervisor and processes, on a stub program."""
+"""A whole study in seconds: the real command line, tuner, supervisor and processes, with a stub program."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def answer():
 SLEEP = "import time; time.sleep(600)"
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEP
 
-def daemon():  # two forks, a session of its own, nothing in its environment, deaf to SIGTERM
+def daemon():  # two forks, its own session, an empty environment, ignores SIGTERM
     code = "import os, sys\\nos.setsid()\\npid = os.fork()\\nif pid: print(pid); sys.exit()\\n"
     code += "null = os.open(os.devnull, os.O_RDWR)\\n[os.dup2(null, n) for n in range(3)]\\n"
     code += "os.execve(sys.executable, [sys.executable, '-S', '-c', sys.argv[1]], {})"
@@ -36,7 +36,7 @@ def family():
     deaf = spawn(DEAF, start_new_session=True)
     with open(folder + "/pids.tmp2", "w") as file:
         file.write(" ".join(map(str, [os.getpid(), child.pid, stopped.pid, deaf.pid, daemon()])))
-    time.sleep(0.3)  # until they are deaf
+    time.sleep(0.3)  # until they ignore SIGTERM
     os.rename(folder + "/pids.tmp2", folder + "/pids")
 """
 
@@ -75,7 +75,7 @@ class StubStudy:
 
     @property
     def supervisor(self) -> psutil.Process:
-        """The study's supervisor."""
+        """Returns the supervisor of the study."""
 
         def found():
             return next((p for p in self.processes() if "autotune.launchers.supervisor" in p.cmdline()), None)
@@ -90,7 +90,7 @@ class StubStudy:
         return json.loads((self.path / "summary.json").read_text())
 
     def end(self) -> None:
-        """Kills every process that is left, whatever the test did."""
+        """Kills all remaining processes."""
         if self.process and self.process.poll() is None:
             self.process.kill()
         for process in self.processes():
@@ -114,7 +114,7 @@ def pids_in(file: Path) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not count."""
+    """Returns whether a process runs; a zombie does not count."""
     try:
         os.kill(pid, 0)
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

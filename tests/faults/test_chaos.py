@@ -14,7 +14,7 @@ from tests.benchmarks.chaos_engines import OnRay, OnSlurm
 
 @pytest.mark.thorough  # the other tests of this folder kill each part at a chosen moment
 @pytest.mark.parametrize("is_stub", [True, False], ids=["stub", "torch"])
-def test_study_survives_the_death_of_its_parts(tmp_path, is_stub):
+def test_study_survives_kills_of_its_processes(tmp_path, is_stub):
     toll = sum(chaos.run(tmp_path, 3, seed=3, minutes=0.3, study_minutes=0.3, is_stub=is_stub), chaos.Toll())
     assert toll.is_clean, "\n".join(toll.lines())
     assert toll.kills.total() >= 1
@@ -22,7 +22,7 @@ def test_study_survives_the_death_of_its_parts(tmp_path, is_stub):
 
 @pytest.mark.thorough  # tests/slurm and tests/ray kill each part at a chosen moment
 @pytest.mark.parametrize("kind", [OnSlurm, OnRay])
-def test_study_on_a_cluster_survives_the_death_of_its_parts(tmp_path, kind):
+def test_study_on_a_cluster_survives_kills_of_its_processes(tmp_path, kind):
     if why := kind.why_not():
         pytest.skip(why)
     engine = kind()
@@ -34,7 +34,7 @@ def test_study_on_a_cluster_survives_the_death_of_its_parts(tmp_path, kind):
     assert toll.kills.total() >= 1
 
 
-def test_a_toll_that_is_not_clean_is_called_so():
+def test_a_toll_is_clean_only_with_verdicts_and_without_harm():
     assert not chaos.Toll().is_clean, "no verdict"
     assert chaos.Toll(verdicts=["faster"]).is_clean
     for harm in (
@@ -50,7 +50,7 @@ def test_a_toll_that_is_not_clean_is_called_so():
         assert not chaos.Toll(**{"verdicts": ["faster"], **harm}).is_clean
 
 
-def test_the_results_of_several_calls_are_summed(tmp_path):
+def test_tolls_of_several_calls_are_summed(tmp_path):
     parts = [
         chaos.Toll(kills=Counter(tuner=2), verdicts=["faster"], num_trials=8),
         chaos.Toll(kills=Counter(tuner=1, trial=4), verdicts=[""], num_trials=3, orphans=["01: process 7"]),
@@ -67,7 +67,7 @@ def test_the_results_of_several_calls_are_summed(tmp_path):
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """A study under attack that starts nothing; `answers` are the exit statuses of its commands."""
+    """Returns a study for chaos that starts no process; `answers` are the exit statuses of its commands."""
     made = chaos.Victimized(tmp_path, 0, random.Random(0), toll=chaos.Toll(), deadline_s=0.0)
     made.answers = {"show": 0, "verify": 0, "sync": 0}
 
@@ -81,7 +81,7 @@ def study(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("status", "is_counted", "is_wrong"), [(0, 1, 0), (4, 1, 1), (1, 1, 1), (-9, 1, 1), (5, 0, 0)])
-def test_a_claim_that_verify_does_not_find_or_fails_to_check_is_wrong(study, status, is_counted, is_wrong):
+def test_a_result_that_verify_refutes_or_cannot_check_counts_as_wrong(study, status, is_counted, is_wrong):
     study.answers["verify"] = status
     study._close()
     assert (study._toll.num_verified, len(study._toll.wrong)) == (is_counted, is_wrong)
@@ -89,7 +89,7 @@ def test_a_claim_that_verify_does_not_find_or_fails_to_check_is_wrong(study, sta
 
 
 @pytest.mark.parametrize(("first", "is_repeated"), [(Outcome.ok, True), (Outcome.crash, True), (Outcome.disturbed, False)])
-def test_a_disturbed_trial_may_be_repeated_and_others_may_not(study, first, is_repeated):
+def test_only_disturbed_trials_may_be_repeated(study, first, is_repeated):
     outcomes = (Outcome.ok, first, Outcome.ok)
     changes = ({}, {"loader.num_workers": 1}, {"loader.num_workers": 1})
     kinds = (Kind.baseline, Kind.search, Kind.search)
@@ -115,19 +115,19 @@ AMP = {"precision.amp": "bf16"}
         ("same", 1.0, {}, True),
     ],
 )
-def test_a_verdict_on_the_stub_is_compared_with_its_known_speed(verdict, ratio, changed, is_wrong):
+def test_a_verdict_on_the_stub_is_compared_with_the_known_speed_of_the_stub(verdict, ratio, changed, is_wrong):
     speedup = {"verdict": verdict, "ratio": ratio, "overrides": changed}
     trials = [{"changed": AMP, "value": 450.0, "outcome": "ok"}]
     assert bool(chaos.why_wrong({"speedup": speedup, "trials": trials})) is is_wrong
 
 
 @pytest.mark.parametrize(("outcome", "is_wrong"), [("crash", False), ("interrupted", True)])
-def test_same_is_right_for_a_stub_whose_bf16_was_killed(outcome, is_wrong):
+def test_verdict_same_is_right_if_the_bf16_trial_was_killed(outcome, is_wrong):
     trials = [{"changed": AMP, "value": 450.0, "outcome": "ok"}, {"changed": AMP, "value": None, "outcome": outcome}]
     assert bool(chaos.why_wrong({"speedup": {"verdict": "same", "ratio": 1.0}, "trials": trials})) is is_wrong
 
 
-def test_temporary_files_that_are_left_count_except_those_of_libraries(study, tmp_path):
+def test_leftover_temporary_files_count_except_those_of_libraries(study, tmp_path):
     (tmp_path / "tmp" / "torchelastic_x").mkdir()
     study._close()
     assert study._toll.files == []
@@ -137,7 +137,7 @@ def test_temporary_files_that_are_left_count_except_those_of_libraries(study, tm
     assert len(study._toll.files) == 2
 
 
-def test_the_note_of_a_lost_job_does_not_count_and_other_notes_do(study, tmp_path):
+def test_leftover_job_notes_count_except_those_of_lost_jobs(study, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / ".autotune-host-7-autotune-1a.job").write_text("lost\n")
     study._close()

@@ -1,6 +1,6 @@
-"""The disk of the runs folder fails at any write and in any way: one message, no process is left, and the trials are kept.
+"""If the disk of the runs folder fails, a study ends with one message, leaves no process and keeps its trials.
 
-`test_folder.py` has the disk that is full or read-only; `test_write_sites.py` lists what is written.
+`test_folder.py` tests full and read-only disks; `test_write_sites.py` lists all writes.
 """
 
 import errno
@@ -33,8 +33,8 @@ BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
 ROOM = "size=20m,nr_inodes=10000"
 INODES = [f"nr_inodes={number}" for number in (4, 5, 7, 9, 12, 15, 18, 21)]  # a study makes eight files, a trial nine
-BYTES = [f"size={number}k" for number in (4, 8, 16, 28, 44, 64)]  # of 4 KiB each at least
-# The first trial after the baseline fills the disk but for 256 KiB, which is room for its record, and too little for its files.
+BYTES = [f"size={number}k" for number in (4, 8, 16, 28, 44, 64)]  # each file takes at least 4 KiB
+# The first trial after the baseline fills the disk except for 256 KiB: enough for its record, too little for its files.
 FILLS = """
 def fill():
     with open("runs/ballast", "wb", buffering=0) as ballast:
@@ -61,18 +61,18 @@ STAYS_FULL = f"{FILLS}\nwrite()\n{PROGRAM}"
 HAS_ROOM_AGAIN = f"{FILLS}\ntry:\n    write()\nexcept OSError:\n    os.unlink('runs/ballast')\n    raise\n{PROGRAM}"
 
 
-def assert_nothing_is_blamed(trials):
-    """Checks that no trial is recorded as failed: they fail because of the disk alone."""
+def assert_no_trial_failed(trials):
+    """Checks that no trial is recorded as failed, since only the disk failed."""
     assert [trial for trial in trials if not trial.outcome.has_value and trial.outcome is not Outcome.interrupted] == []
 
 
 def kept(trials):
-    """Returns what must stay of trials. The rest of the baseline's record is completed after its measurement."""
+    """Returns the fields of trials that must not change. The baseline's record gets further values after its measurement."""
     return [(trial.number, trial.outcome, trial.value, trial.changed) for trial in trials]
 
 
-def goes_on(study, before):
-    """Resumes a study, or starts it again if it had not begun; checks that it reaches its end and keeps its trials."""
+def resume_and_check(study, before):
+    """Resumes a study, or starts it again if it had not begun; checks that it completes and keeps its trials."""
     if is_study(study.folder.path):
         done = study.say("resume", "s")
         assert done.returncode == 0, done.stderr
@@ -87,11 +87,11 @@ def goes_on(study, before):
     assert [entry.name for entry in study.folder.path.parent.iterdir() if entry.name.startswith("s")] == ["s"]
 
 
-# Used up -------------------------------------------------------------------------------------------------------------------
+# Full disks ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", ["nr_inodes=2", *more("nr_inodes=1", "nr_inodes=3")])
-def test_disk_without_room_for_a_study_leaves_no_trace_of_it(tmp_path, limit):
+def test_study_that_does_not_fit_on_the_disk_leaves_no_files(tmp_path, limit):
     with in_memory(tmp_path / "runs", f"size=1m,{limit}") as runs:
         study = QuickStudy(tmp_path)
         said = ended(study.start(*BUDGET))
@@ -102,19 +102,19 @@ def test_disk_without_room_for_a_study_leaves_no_trace_of_it(tmp_path, limit):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("limit", [*INODES, *BYTES])
-def test_disk_that_is_used_up_at_any_write_loses_no_trial(tmp_path, limit):
+def test_study_on_a_disk_that_fills_up_at_any_write_loses_no_trial(tmp_path, limit):
     with in_memory(tmp_path / "runs", f"size=20m,{limit}") as runs:
         study = QuickStudy(tmp_path)
-        said = ended(study.start(*LONGER))  # on a busy machine, too, the second trial begins
+        said = ended(study.start(*LONGER))  # long enough for a second trial even on a busy machine
         assert "No space left on device" in said
         assert limit in INODES or "inodes" not in said
         assert said.endswith("autotune resume s" if is_study(study.folder.path) else "start the study again")
         assert study.none_is_left()
-        assert not [file for file in runs.rglob("*.tmp") if not file.name.startswith("result.")], "that is the program's own"
+        assert not [file for file in runs.rglob("*.tmp") if not file.name.startswith("result.")], "a file of autotune"
         before = study.folder.read_trials()
-        assert_nothing_is_blamed(before)
+        assert_no_trial_failed(before)
         remount(runs, ROOM)
-        goes_on(study, before)
+        resume_and_check(study, before)
 
 
 @pytest.mark.thorough
@@ -127,25 +127,25 @@ def test_trial_whose_files_do_not_fit_is_not_recorded_as_failed(tmp_path):
         assert study.none_is_left()
         before = study.folder.read_trials()
         assert [trial.number for trial in before if trial.outcome.has_value] == [0]
-        assert_nothing_is_blamed(before)
+        assert_no_trial_failed(before)
         (runs / "ballast").unlink()
-        goes_on(study, before)
+        resume_and_check(study, before)
 
 
 @pytest.mark.thorough
-def test_trial_that_failed_while_the_disk_was_full_is_attempted_again_if_there_is_room(tmp_path):
+def test_trial_that_failed_on_a_full_disk_is_repeated_once_there_is_room(tmp_path):
     with in_memory(tmp_path / "runs", "size=8m"):
         study = QuickStudy(tmp_path, program=HAS_ROOM_AGAIN)
         tuner = study.start(*LONGER)
         _, err = tuner.communicate(timeout=90)
         assert tuner.returncode == 0, err
         trials = study.folder.read_trials()
-        assert_nothing_is_blamed(trials)
+        assert_no_trial_failed(trials)
         assert trials[1].outcome.has_value
         assert "No space left on device" in trials[1].evidence["earlier_attempt"]["reason"]
 
 
-def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worker(tmp_path):
+def test_worker_counters_are_not_created_on_a_full_disk(tmp_path):
     with in_memory(tmp_path / "disk", "size=64k") as disk:
         worker.create(str(disk / "there.bin"), 2)
         assert [counters.batches for counters in worker.read(str(disk / "there.bin"))] == [0.0, 0.0]
@@ -154,7 +154,7 @@ def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worke
             worker.create(str(disk / "none.bin"), 2)
 
 
-# Over quota, failing, gone, hanging ----------------------------------------------------------------------------------------
+# Quota, failing, removed and hanging disks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -165,7 +165,7 @@ def test_counters_of_loader_workers_are_not_made_where_they_would_kill_the_worke
         (errno.EIO, "cannot be written any more (Input/output error)", "Make it writable"),
     ],
 )
-def test_quota_and_errors_of_the_device_end_the_study(tmp_path, number, what, todo):
+def test_quota_and_device_errors_end_the_study(tmp_path, number, what, todo):
     faults = FaultyWrites(tmp_path, tmp_path / "runs")
     study = QuickStudy(tmp_path, trial_s=1.0, environment=faults.environment)
     tuner = study.start(*LONGER)
@@ -175,13 +175,13 @@ def test_quota_and_errors_of_the_device_end_the_study(tmp_path, number, what, to
     assert ended(tuner).endswith(f"runs/s: {what}. What was measured before is kept. {todo}, then: autotune resume s")
     assert study.none_is_left()
     faults.end()
-    assert_nothing_is_blamed(study.folder.read_trials())
-    goes_on(study, before)
+    assert_no_trial_failed(study.folder.read_trials())
+    resume_and_check(study, before)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["fail", "unplug"])
-def test_disk_that_fails_or_vanishes_ends_the_study_which_goes_on_once_it_is_back(tmp_path, fault):
+def test_study_ends_when_the_disk_fails_and_can_be_resumed_later(tmp_path, fault):
     disk = DiskInAFile(tmp_path / "runs")
     try:
         study = QuickStudy(tmp_path, trial_s=1.0)
@@ -196,14 +196,14 @@ def test_disk_that_fails_or_vanishes_ends_the_study_which_goes_on_once_it_is_bac
             assert list(disk.path.iterdir()) == [], "something was written in place of the disk"
         disk.mend()
         assert study.folder.read_trials()[: len(before)] == before
-        assert_nothing_is_blamed(study.folder.read_trials())
-        goes_on(study, before)
+        assert_no_trial_failed(study.folder.read_trials())
+        resume_and_check(study, before)
     finally:
         disk.close()
 
 
 @pytest.mark.thorough
-def test_disk_that_hangs_for_seconds_costs_no_trial(tmp_path):
+def test_study_loses_no_trial_if_the_disk_hangs_for_seconds(tmp_path):
     disk = DiskInAFile(tmp_path / "runs")
     try:
         study = QuickStudy(tmp_path, trial_s=1.0)
@@ -228,7 +228,7 @@ def test_disk_that_hangs_for_seconds_costs_no_trial(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_every_command_on_such_a_disk_works_or_says_why_not(tmp_path, capsys, fault):
+def test_commands_on_a_full_or_read_only_disk_work_or_print_one_error(tmp_path, capsys, fault):
     with in_memory(tmp_path / "runs", "size=4m") as runs:
         make_study(runs, "s")
         if fault == "full":
@@ -247,7 +247,7 @@ def test_every_command_on_such_a_disk_works_or_says_why_not(tmp_path, capsys, fa
         assert not list(runs.rglob("*.tmp"))
 
 
-def test_study_that_cannot_be_owned_is_not_begun(tmp_path):
+def test_study_whose_owner_file_cannot_be_written_does_not_start(tmp_path):
     with in_memory(tmp_path / "runs", "size=1m,nr_inodes=3") as runs:
         folder = create(runs, "s")
         said = r"no inodes for more files .* Nothing was measured yet\. Remove some files, then: start the study again"
@@ -257,7 +257,7 @@ def test_study_that_cannot_be_owned_is_not_begun(tmp_path):
         assert list(runs.iterdir()) == []
 
 
-def test_folder_of_a_study_is_never_discarded(tmp_path):
+def test_discard_removes_neither_studies_nor_files_of_the_user(tmp_path):
     folder = make_study(tmp_path / "runs")
     folder.discard()
     assert len(folder.read_trials()) == 8
@@ -268,7 +268,7 @@ def test_folder_of_a_study_is_never_discarded(tmp_path):
     assert [path.name for path in other.path.iterdir()] == ["notes.txt"]
 
 
-def test_trial_s_folder_is_made_once_there_is_room(tmp_path, monkeypatch):
+def test_creation_of_a_trial_folder_waits_for_room(tmp_path, monkeypatch):
     with in_memory(tmp_path / "runs", "size=1m,nr_inodes=4") as runs:
         folder = create(runs, "s")
         (runs / "other").touch()
@@ -277,7 +277,7 @@ def test_trial_s_folder_is_made_once_there_is_room(tmp_path, monkeypatch):
         assert (folder.trial_path(0) / "asked.json").exists()
 
 
-def test_journal_waits_for_room_and_keeps_no_half_of_a_line(tmp_path, monkeypatch):
+def test_journal_waits_for_room_and_contains_no_partial_line(tmp_path, monkeypatch):
     with in_memory(tmp_path / "disk", "size=256k") as disk:
         journal = disk / "optuna.journal"
         study = begin_study(journal, "s", optuna.samplers.RandomSampler())
@@ -289,7 +289,7 @@ def test_journal_waits_for_room_and_keeps_no_half_of_a_line(tmp_path, monkeypatc
         assert len(optuna.load_study(study_name="s", storage=storage).user_attrs["long"]) == 10000
 
 
-def test_full_folder_for_temporary_files_is_said_and_leaves_no_traceback(tmp_path, capsys, monkeypatch):
+def test_internal_error_with_a_full_temporary_folder_is_one_message(tmp_path, capsys, monkeypatch):
     def broken():
         raise RuntimeError("a fault")
 
@@ -304,7 +304,7 @@ def test_full_folder_for_temporary_files_is_said_and_leaves_no_traceback(tmp_pat
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_picture_whose_temporary_files_cannot_be_written_is_refused_in_one_line(tmp_path, capsys, monkeypatch, fault):
+def test_picture_is_refused_if_temporary_files_cannot_be_written(tmp_path, capsys, monkeypatch, fault):
     make_study(tmp_path / "runs", "s")
     monkeypatch.setattr(picture, "BROWSERS", ("true",))
     with in_memory(tmp_path / "tmp", "size=64k") as temporary:
@@ -321,7 +321,7 @@ def test_picture_whose_temporary_files_cannot_be_written_is_refused_in_one_line(
     assert not (tmp_path / "x.png").exists()
 
 
-def test_picture_without_any_folder_for_temporary_files_names_those_that_were_tried(tmp_path, capsys, monkeypatch):
+def test_picture_error_without_a_temporary_folder_names_the_candidates(tmp_path, capsys, monkeypatch):
     make_study(tmp_path / "runs", "s")
     monkeypatch.setattr(picture, "BROWSERS", ("true",))
     monkeypatch.setattr(tempfile, "tempdir", None)
@@ -345,7 +345,7 @@ def test_picture_without_any_folder_for_temporary_files_names_those_that_were_tr
         ),
     ],
 )
-def test_disk_that_cannot_be_written_is_no_internal_error(capsys, monkeypatch, error, told):
+def test_write_errors_are_not_reported_as_internal_errors(capsys, monkeypatch, error, told):
     def broken():
         raise error
 
@@ -355,7 +355,7 @@ def test_disk_that_cannot_be_written_is_no_internal_error(capsys, monkeypatch, e
     assert said.startswith(f"autotune: {told}")
 
 
-def test_message_for_a_full_disk_is_dropped_and_the_status_stays(tmp_path):
+def test_exit_status_is_kept_if_the_error_message_cannot_be_written(tmp_path):
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "autotune", "show", "none", "--runs-dir", str(tmp_path)]
         assert subprocess.run(words, stderr=full, stdout=subprocess.DEVNULL).returncode == BadInput.exit_code

@@ -15,7 +15,7 @@ from tests.faults.quick_study import QuickStudy
 
 pytestmark = pytest.mark.thorough
 
-# Its rate is real. Fewer passes per step are the fastest setting by far. The finals have short windows.
+# Measures its own real rate. The setting with fewer passes per step is by far the fastest. The finals have short windows.
 PROGRAM = """
 passes, seconds = int(os.environ.get("PASSES", "3")), spec["rules"]["min_s"]
 rates = []
@@ -41,7 +41,7 @@ PLANTED = {"env.PASSES": "2"}
 
 
 class Hogs:
-    """Enough busy processes to leave a trial no free core; their script has a name that messages can show."""
+    """Enough busy processes to leave a trial no free core. Messages can name their script."""
 
     def __init__(self, place):
         self._script, self._running = place / "hog.py", []
@@ -80,7 +80,7 @@ def hog_trial(study_folder, process, hogs, changed, *, seconds):
 
 
 def steady_trial(study_folder, changed):
-    """Waits until the search trial with these changes is in its window, and returns its folder."""
+    """Returns the folder of the trial with these changes if it has reached its window, else None."""
     for asked in study_folder.glob("trials/*/asked.json"):
         with contextlib.suppress(ValueError, OSError):
             progress = (asked.parent / "progress.jsonl").read_text()
@@ -94,12 +94,12 @@ def was_disturbed(record):
     return record["outcome"] == "disturbed" or earlier.get("outcome") == "disturbed"
 
 
-def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path, hogs):
+def test_a_busy_program_makes_the_trial_disturbed_but_keeps_the_winner(tmp_path, hogs):
     study = QuickStudy(tmp_path, program=PROGRAM)
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     process = study.start(*OPTIONS)
     folder = hog_trial(study.folder.path, process, hogs, PLANTED, seconds=2.4)
-    out, err = process.communicate(timeout=240)  # the tuner is starved, too
+    out, err = process.communicate(timeout=240)  # the tuner gets little time, too
     assert process.returncode == 0, out + err
     shown = study.shown()
     assert shown["best"]["overrides"] == PLANTED
@@ -114,12 +114,12 @@ def test_a_hog_makes_the_trial_disturbed_and_the_winner_stays_the_same(tmp_path,
 
 
 @pytest.mark.thorough
-def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs):
+def test_a_busy_program_that_never_ends_is_reported_once_and_the_study_continues(tmp_path, hogs):
     study = QuickStudy(tmp_path, program=PROGRAM)
     (tmp_path / "space.yaml").write_text(json.dumps(SPACE))
     hogs.start()
     process = study.start(*OPTIONS)
-    out, err = process.communicate(timeout=240)  # the tuner is starved, too
+    out, err = process.communicate(timeout=240)  # the tuner gets little time, too
     assert process.returncode == 0, out + err
     shown = study.shown()
     assert out.count("does not end") == 1, out
@@ -133,7 +133,7 @@ def test_a_hog_that_never_ends_is_told_once_and_the_study_goes_on(tmp_path, hogs
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_hogged", [False, True])
-def test_a_real_study_finds_the_planted_best_with_a_hog_and_without(tmp_path, hogs, is_hogged):
+def test_study_finds_the_planted_best_with_and_without_a_busy_program(tmp_path, hogs, is_hogged):
     overrides = ["measure.quiet=true", "study.budget.minutes=1.2", "measure.screening.min_s=2", "measure.screening.max_s=3"]
     study = trial_studies.start(tmp_path, "planted.py", SPACE, *overrides)
     if is_hogged:

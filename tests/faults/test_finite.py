@@ -9,7 +9,7 @@ from tests.faults.trial_studies import start
 pytestmark = pytest.mark.thorough
 
 
-def test_a_program_whose_own_loss_runs_away_gets_its_verdict_and_hears_of_the_loss(tmp_path):
+def test_a_program_whose_loss_diverges_gets_a_verdict_and_a_note(tmp_path):
     study = start(tmp_path, "runaway.py", {"precision.amp": ["off", "bf16"]}, "study.budget.minutes=null")
     study.finish()
     summary = study.summary()

@@ -17,7 +17,7 @@ BUDGET = ("study.budget.minutes=0.1", "compile.mode=off")
 LONGER = ("study.budget.minutes=0.3", "compile.mode=off")  # enough for trials of a second
 
 
-def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
+def test_full_disk_ends_the_study_and_resume_continues_it(tmp_path):
     with in_memory(tmp_path / "runs", "size=2m") as runs:
         study = QuickStudy(tmp_path)
         tuner = study.start(*BUDGET)
@@ -36,7 +36,7 @@ def test_full_disk_ends_the_study_and_it_goes_on_once_there_is_room(tmp_path):
         assert study.folder.read_trials()[: len(before)] == before
 
 
-def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
+def test_study_survives_a_disk_that_is_full_for_seconds(tmp_path):
     with in_memory(tmp_path / "runs", "size=2m") as runs:
         study = QuickStudy(tmp_path, trial_s=1.0)
         tuner = study.start(*LONGER, "study.budget.trials=2")
@@ -50,7 +50,7 @@ def test_disk_that_is_full_for_a_moment_costs_a_study_nothing(tmp_path):
         assert study.folder.read_summary()["status"] == "complete"
 
 
-def test_disk_that_turns_read_only_ends_the_study(tmp_path):
+def test_disk_that_becomes_read_only_ends_the_study(tmp_path):
     with in_memory(tmp_path / "runs", "size=20m") as runs, contextlib.ExitStack() as stack:
         study = QuickStudy(tmp_path, trial_s=1.0)
         tuner = study.start(*LONGER)
@@ -71,7 +71,7 @@ def test_disk_that_turns_read_only_ends_the_study(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["study", "runs"])
-def test_folder_deleted_in_the_middle_ends_the_study_and_is_not_made_again(tmp_path, what):
+def test_deleted_folder_ends_the_study_and_is_not_created_again(tmp_path, what):
     study = QuickStudy(tmp_path, trial_s=1.0)
     tuner = study.start(*LONGER)
     study.wait_for_trial(1, tuner)

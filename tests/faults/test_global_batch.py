@@ -1,4 +1,4 @@
-"""A study with a fixed global batch: other batch sizes make the same steps, their losses are compared, and one of them wins."""
+"""With a fixed global batch, other batch sizes make the same steps, their losses are compared, and one of them wins."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.faults.trial_studies import start
 pytestmark = pytest.mark.thorough
 
 
-def test_the_batch_size_wins_with_the_global_batch_held_and_its_losses_compared(tmp_path):
+def test_a_batch_size_wins_with_a_fixed_global_batch_and_passes_loss_parity(tmp_path):
     space = {"loader.batch_size": [8, 24, 32]}
     study = start(tmp_path, "fixed_cost.py", space, "study.budget.minutes=null", "train.global_batch=32")
     study.finish()

@@ -1,4 +1,4 @@
-"""Trials that hang, in every place where they can; the studies continue. None of the trials ends by itself."""
+"""Trials hang in every possible place, and their studies continue. No trial ends by itself."""
 
 import re
 
@@ -56,7 +56,7 @@ def studies(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_a_hang_is_a_timeout_that_says_where(studies, fault):
+def test_a_hang_is_a_timeout_whose_reason_names_the_place(studies, fault):
     study, trial = studies[1][fault]
     kind, reason = HANGS[fault]
     assert trial["outcome"] == "timeout", trial["reason"]
@@ -64,7 +64,7 @@ def test_a_hang_is_a_timeout_that_says_where(studies, fault):
     assert study.record(trial["number"])["evidence"]["hang"]["kind"] == kind
 
 
-def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdict(studies):
+def test_a_study_with_hanging_trials_measures_the_others_and_reaches_a_verdict(studies):
     for study in studies[0]:
         summary = study.summary()
         assert summary["status"] == "complete"
@@ -73,6 +73,6 @@ def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdic
         assert (outcomes[""], outcomes["healthy"]) == ("ok", "ok")
 
 
-def test_no_process_is_left(studies):
+def test_hanging_trials_leave_no_process(studies):
     for study in studies[0]:
         assert study.left_running() == []

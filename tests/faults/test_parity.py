@@ -11,7 +11,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture(scope="module")
 def divergent(tmp_path_factory):
-    """A study of a program that is four times as fast in 16 bits, but computes wrongly there."""
+    """Returns a study of a program that is four times as fast in 16 bits but computes wrongly there, and its summary."""
     space = {"precision.amp": ["off", "bf16"], "env.PRECISION": ["", "fp16"]}
     study = start(tmp_path_factory.mktemp("divergent"), "divergent.py", space, "study.budget.minutes=null")
     study.finish()
@@ -28,7 +28,7 @@ def by_knobs(summary, amp, precision):
     )
 
 
-def test_bf16_that_makes_the_loss_diverge_cannot_win_though_it_is_faster(divergent):
+def test_faster_bf16_cannot_win_if_the_loss_diverges(divergent):
     _, summary = divergent
     bf16, baseline = by_knobs(summary, "bf16", ""), by_knobs(summary, "off", "")
     assert bf16["value"] > 1.5 * baseline["value"]
@@ -39,7 +39,7 @@ def test_bf16_that_makes_the_loss_diverge_cannot_win_though_it_is_faster(diverge
     assert summary["parity"]["failed"][0]["knobs"] == {"precision.amp": "bf16"}
 
 
-def test_fp16_that_overflows_cannot_win_though_it_is_faster(divergent):
+def test_fp16_that_overflows_is_nonfinite(divergent):
     _, summary = divergent
     for amp in ("off", "bf16"):
         trial = by_knobs(summary, amp, "fp16")
@@ -47,7 +47,7 @@ def test_fp16_that_overflows_cannot_win_though_it_is_faster(divergent):
         assert trial["reason"].startswith("the loss is not finite after")
 
 
-def test_the_runs_that_compared_it_are_there_with_their_losses(divergent):
+def test_parity_runs_are_recorded_with_their_losses(divergent):
     study, summary = divergent
     runs = [trial for trial in summary["trials"] if trial["kind"] == "parity"]
     assert [run["changed"] for run in runs] == [{}, {"precision.amp": "bf16"}, {}]
@@ -58,14 +58,14 @@ def test_the_runs_that_compared_it_are_there_with_their_losses(divergent):
     assert curves[0] != curves[2]  # another seed
 
 
-def test_the_terminal_says_what_is_out_and_why(divergent):
+def test_terminal_names_rejected_settings_and_reasons(divergent):
     study, _ = divergent
     assert re.search(r"^note  Loss parity: bf16 fails \(loss .*\)\. Ruled out with it: trial \d+", study.said, re.MULTILINE)
     assert re.search(r"^rejected  bf16: loss \S+ against \S+ after 40 steps", study.said, re.MULTILINE)
 
 
 @pytest.mark.thorough
-def test_bf16_that_does_no_harm_wins_and_the_verdict_says_how_close_it_is(tmp_path):
+def test_harmless_bf16_wins_and_the_loss_difference_is_reported(tmp_path):
     space = {"precision.amp": ["off", "bf16"]}
     study = start(tmp_path, "divergent.py", space, "study.budget.minutes=null", arguments=("harmless",))
     study.finish()

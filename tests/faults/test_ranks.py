@@ -53,7 +53,7 @@ def ended(faults, folder_of):
     return found
 
 
-def test_a_killed_rank_is_the_trial_s_outcome_and_is_named(tmp_path_factory):
+def test_a_killed_rank_decides_the_outcome_and_is_named(tmp_path_factory):
     fault = "rank is killed"
     check(ended([fault], tmp_path_factory.mktemp)[fault], fault)
 
@@ -62,7 +62,7 @@ def test_a_killed_rank_is_the_trial_s_outcome_and_is_named(tmp_path_factory):
 @pytest.mark.parametrize(
     "faults", [("rank runs out of memory", "waits for a rank"), ("rank leaves", "rank ends without a word")]
 )
-def test_the_rank_that_failed_is_the_trial_s_outcome_and_is_named(faults, tmp_path_factory):
+def test_the_failed_rank_decides_the_outcome_and_is_named(faults, tmp_path_factory):
     found = ended(faults, tmp_path_factory.mktemp)
     for fault in faults:
         check(found[fault], fault)

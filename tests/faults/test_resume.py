@@ -26,7 +26,7 @@ def study(tmp_path):
         process.kill()
 
 
-def test_tuner_killed_again_and_again_loses_and_repeats_nothing(study):
+def test_study_killed_repeatedly_loses_and_repeats_no_trial(study):
     rng, before = random.Random(7), {}
     tuner = study.start("study.budget.trials=5", "study.budget.minutes=0.3", "compile.mode=off")
     study.wait_for_trial(0, tuner)
@@ -58,7 +58,7 @@ def test_tuner_killed_again_and_again_loses_and_repeats_nothing(study):
 
 
 @pytest.mark.parametrize(("num_presses", "is_finished"), [(1, True), (2, False)])
-def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presses, is_finished):
+def test_interrupted_study_names_the_resume_command_and_can_be_resumed(study, num_presses, is_finished):
     tuner = study.start(*BUDGET)
     study.wait_for_trial(1, tuner)
     for _ in range(num_presses):
@@ -79,7 +79,7 @@ def test_study_that_was_told_to_end_says_how_to_go_on_and_does(study, num_presse
     assert len(set(measured(study.folder.read_trials()))) == len(measured(study.folder.read_trials()))
 
 
-def test_second_tuner_is_sent_away_with_the_owners_name(study):
+def test_second_tuner_is_refused_with_the_process_of_the_first(study):
     tuner = study.start(*BUDGET)
     study.wait_for_trial(1, tuner)
     second = study.resume()
@@ -92,7 +92,7 @@ def test_second_tuner_is_sent_away_with_the_owners_name(study):
     assert study.shown()["status"] == "complete"
 
 
-def test_complete_study_says_so_and_goes_on_with_a_larger_budget_only(study, capsys, monkeypatch):
+def test_complete_study_continues_only_with_a_larger_budget(study, capsys, monkeypatch):
     tuner = study.start(*BUDGET, "study.budget.trials=2")
     tuner.communicate(timeout=60)
     monkeypatch.chdir(study.cwd)
@@ -140,7 +140,7 @@ def test_study_is_not_resumed_with_fewer_cores(study):
     assert len(study.folder.read_trials()) == before
 
 
-def test_program_on_another_torch_is_refused_and_its_trial_does_not_count(study):
+def test_resume_with_another_torch_is_refused_and_its_trial_does_not_count(study):
     installed = study.cwd / "installed"
     installed.write_text("2.14.1")
     study.edit(PROGRAM.replace('"2.14.1"', "open('installed').read()"))
@@ -154,7 +154,7 @@ def test_program_on_another_torch_is_refused_and_its_trial_does_not_count(study)
     assert study.none_is_left()
 
 
-def test_program_that_did_not_train_is_told_as_json_and_goes_on_once_it_does(study):
+def test_failed_baseline_is_reported_as_json_and_the_study_can_be_resumed(study):
     study.edit("sys.exit('no data')")
     tuner = study.start(*BUDGET, "--json")
     out, err = tuner.communicate(timeout=30)

@@ -118,13 +118,13 @@ def test_no_secret_is_in_any_file_or_on_the_screen(user, summary):
     assert user.leaks() == []
 
 
-def test_no_file_of_a_study_is_for_others_to_read(user, summary):
+def test_files_of_a_study_are_not_readable_for_other_users(user, summary):
     written = [path for path in (user.runs / "s").rglob("*") if path.is_file() and "scratch" not in path.parts]
     assert len(written) > 10
     assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
 
 
-def test_the_program_got_them_all_the_same(user, summary):
+def test_secrets_reach_the_program(user, summary):
     path = user.runs / "s" / "trials" / f"{trial_that(summary, 'ok')['number']:04d}"
     log = (path / "stdout.log").read_text()
     assert "'--api-key', '***'" in log
@@ -134,7 +134,7 @@ def test_the_program_got_them_all_the_same(user, summary):
     assert {record["knob_reports"][key]["status"] for key in ("env.LOGIN_TOKEN", "env.MY_TOKEN")} == {"applied"}
 
 
-def test_an_exception_that_quotes_them_is_told_without_them(user, summary):
+def test_reason_quotes_an_exception_without_its_secrets(user, summary):
     trial = trial_that(summary, "error")
     assert trial["reason"].startswith("Talkative: ")
     assert "***" in trial["reason"]
@@ -142,7 +142,7 @@ def test_an_exception_that_quotes_them_is_told_without_them(user, summary):
     assert result["error"]["type"].endswith("Talkative")
 
 
-def test_what_is_stored_says_where_a_secret_was(user, summary):
+def test_stored_documents_mark_the_places_of_secrets(user, summary):
     study = json.loads((user.runs / "s" / "study.json").read_text())
     assert study["command"][2:5] == ["--api-key", "***", "--password=***"]
     assert study["pinned"]["env.MY_TOKEN"] == "***"
@@ -153,19 +153,19 @@ def test_what_is_stored_says_where_a_secret_was(user, summary):
     assert "HF_TOKEN" not in study["machine"]["environment"]
 
 
-def test_the_exported_winner_leaves_a_secret_to_the_environment(user):
+def test_exported_winner_names_secret_variables_without_values(user):
     exported = yaml.safe_load(user("export", "s").stdout)
     assert "env" not in exported
     assert "# env.MY_TOKEN=***: a secret, which is not in this file. Set it yourself." in user("export", "s").stdout
 
 
-def test_the_end_of_the_study_says_that_tracking_is_incomplete(user, hanging):
+def test_study_with_a_hanging_tracker_reports_incomplete_tracking_at_its_end(user, hanging):
     (line,) = [text for text in user.shown[0].splitlines() if "Tracking is incomplete" in text]
     assert f"MLflow lacks 3 of 3 trials (no answer within 2 s from http://***@127.0.0.1:{hanging.port})" in line
     assert line.endswith("Nothing is lost: `autotune sync s` completes it.")
 
 
-def test_credentials_of_the_tracker_are_asked_for_again_and_a_sync_leaks_nothing(user):
+def test_sync_requires_the_tracker_credentials_again_and_leaks_no_secret(user):
     asked = user("sync", "s")
     assert asked.returncode == 2
     assert "tracker.uri: needs credentials, which are not stored with a study, got 'http://***@127.0.0.1:" in asked.stderr
@@ -179,7 +179,7 @@ def test_credentials_of_the_tracker_are_asked_for_again_and_a_sync_leaks_nothing
     assert [path.name for path in user.runs.glob("ml*") if path.stat().st_mode & 0o077] == []
 
 
-def test_what_a_killed_tuner_left_is_masked_too(tmp_path, hanging):
+def test_files_left_by_a_killed_tuner_are_masked(tmp_path, hanging):
     user = User(tmp_path)
     (tmp_path / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
     tuner = subprocess.Popen(
@@ -193,7 +193,7 @@ def test_what_a_killed_tuner_left_is_masked_too(tmp_path, hanging):
     wait_for(lambda: log.exists() and b"commandkey0011" in log.read_bytes())
     tuner.send_signal(signal.SIGKILL)
     tuner.wait()
-    wait_for(lambda: not user.leaks())  # the tracker's process outlives the tuner for a moment, and removes them
+    wait_for(lambda: not user.leaks())  # the tracking process outlives the tuner for a moment and masks them
     assert b"--api-key" in log.read_bytes()
 
 

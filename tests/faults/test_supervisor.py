@@ -32,7 +32,7 @@ def study(tmp_path):
 @pytest.mark.parametrize(
     ("number", "how"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGTERM, "terminated from outside")]
 )
-def test_supervisor_ended_in_a_trial_costs_one_attempt_and_no_more(study, number, how):
+def test_supervisor_that_ends_during_a_trial_costs_only_one_attempt(study, number, how):
     study.start()
     pids = pids_in(study.wait_for("trials/0001/pids"))
     supervisor = study.supervisor

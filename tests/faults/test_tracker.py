@@ -70,7 +70,7 @@ def study(runs, request) -> StudyFolder:  # noqa: F811
 # The server is down --------------------------------------------------------------------------------------------------------
 
 
-def test_a_refused_server_is_said_in_one_line_with_the_command_that_completes_it(study, server):  # noqa: F811
+def test_refused_connection_is_one_message_with_the_command_to_retry(study, server):  # noqa: F811
     ended = cli(study, "--uri", refused())
     assert ended.returncode == 2
     (line,) = [text for text in ended.stderr.splitlines() if text.startswith("autotune: ")]
@@ -82,7 +82,7 @@ def test_a_refused_server_is_said_in_one_line_with_the_command_that_completes_it
     assert Mirror(server.uri, study.name).problems(study) == []
 
 
-def test_a_hanging_server_is_given_up_and_nothing_is_imported_for_it(study, hanging):
+def test_sync_gives_up_on_a_hanging_server_without_importing_mlflow(study, hanging):
     code = (
         "import sys; from autotune.cli.main import main; status = main(sys.argv[1:]); "
         "print('imported', 'mlflow' in sys.modules); sys.exit(status)"
@@ -97,7 +97,7 @@ def test_a_hanging_server_is_given_up_and_nothing_is_imported_for_it(study, hang
     assert standing(study).pending == list(range(8))
 
 
-def test_a_server_that_is_killed_in_the_middle_is_used_again_by_the_same_process(runs, new_server):  # noqa: F811
+def test_sync_process_reconnects_to_a_server_that_was_killed_and_restarted(runs, new_server):  # noqa: F811
     server = new_server()  # noqa: F811
     folder = make_study(runs, "killed", status="running", num_trials=3)
     with open(folder.path / "tracking.log", "wb") as log:
@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_in_the_middle_is_used_again_by_the_same_process
 # The server answers wrongly ------------------------------------------------------------------------------------------------
 
 
-def test_answers_that_are_lost_make_nothing_twice(study, server):  # noqa: F811
+def test_lost_answers_create_no_duplicates(study, server):  # noqa: F811
     proxy = Proxy(server.port, lose_creations=4)
     try:
         states = [sync(study, proxy.uri)]
@@ -145,7 +145,7 @@ def test_answers_that_are_lost_make_nothing_twice(study, server):  # noqa: F811
     assert Mirror(server.uri, study.name).problems(study) == []
 
 
-def test_requests_that_are_carried_out_too_late_make_nothing_twice(runs, server):  # noqa: F811
+def test_requests_executed_after_the_timeout_create_no_duplicates(runs, server):  # noqa: F811
     folder = make_study(runs, "late", num_trials=2)
     proxy = Proxy(server.port, late_s=1.3)
     try:
@@ -159,7 +159,7 @@ def test_requests_that_are_carried_out_too_late_make_nothing_twice(runs, server)
     assert Mirror(server.uri, "late").problems(folder) == []
 
 
-def test_a_slow_server_gets_everything(runs, server):  # noqa: F811
+def test_a_slow_server_receives_all_trials(runs, server):  # noqa: F811
     folder = make_study(runs, "slow", num_trials=2)
     proxy = Proxy(server.port, late_s=0.2)
     try:
@@ -169,7 +169,7 @@ def test_a_slow_server_gets_everything(runs, server):  # noqa: F811
     assert Mirror(server.uri, "slow").problems(folder) == []
 
 
-def test_a_server_whose_store_fails_is_said_and_completed_later(study, server):  # noqa: F811
+def test_failing_server_store_is_reported_and_completed_later(study, server):  # noqa: F811
     with sqlite3.connect(server.store) as database:
         database.execute("ALTER TABLE runs RENAME TO runs_gone")
     try:
@@ -186,7 +186,7 @@ def test_a_server_whose_store_fails_is_said_and_completed_later(study, server): 
 # The embedded store --------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_somebody_locks_is_said_and_completed_later(study):
+def test_locked_embedded_store_is_reported_and_completed_later(study):
     runs = study.path.parent  # noqa: F811
     holder = sqlite3.connect(store.store_file(runs), isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -198,7 +198,7 @@ def test_a_store_that_somebody_locks_is_said_and_completed_later(study):
     assert Mirror(store.embedded_uri(runs), study.name).problems(study) == []
 
 
-def test_a_full_disk_is_said_and_completed_later(study):
+def test_full_disk_is_reported_and_tracking_completed_later(study):
     runs = study.path.parent  # noqa: F811
     size_bytes = store.store_file(runs).stat().st_size  # limit for the process's files: the store must not grow
 
@@ -213,12 +213,12 @@ def test_a_full_disk_is_said_and_completed_later(study):
     assert Mirror(store.embedded_uri(runs), study.name).problems(study) == []
 
 
-def test_a_folder_that_is_read_only_is_said(study):
+def test_read_only_folder_is_reported(study):
     runs = study.path.parent  # noqa: F811
     words = " ".join(sync_command(study))
     shell = f"mount --bind {runs} {runs} && mount -o remount,ro,bind {runs} && exec {words}"
     if shutil.which("unshare") is None or subprocess.run(["unshare", "-Urm", "true"], check=False).returncode:
-        pytest.skip("no user namespaces here: misses what a read-only folder does")
+        pytest.skip("no user namespaces here: read-only folders are not tested")
     ended = subprocess.run(
         ["unshare", "-Urm", "sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60, check=False
     )
@@ -248,7 +248,7 @@ for _ in range(num_kills):
 """
 
 
-def test_a_sync_that_is_killed_at_random_moments_doubles_and_loses_nothing(study):
+def test_sync_killed_at_random_moments_duplicates_and_loses_no_trial(study):
     words = [sys.executable, "-c", KILLED_AT_RANDOM, str(study.path), "10", study.name]
     subprocess.run(words, env=environment(), check=True, timeout=120, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     state = sync(study)
@@ -258,7 +258,7 @@ def test_a_sync_that_is_killed_at_random_moments_doubles_and_loses_nothing(study
     assert sync(study).written == 0
 
 
-def test_two_at_once_wait_for_each_other_or_say_so(study):
+def test_two_syncs_at_once_wait_for_each_other_or_one_is_refused(study):
     both = [
         subprocess.Popen(sync_command(study), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)
@@ -284,7 +284,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("kind", ["refused", "hanging", "embedded"])
-def test_the_tracker_ends_by_itself_when_its_tuner_is_killed(runs, hanging, kind):  # noqa: F811
+def test_tracking_process_ends_when_its_tuner_is_killed(runs, hanging, kind):  # noqa: F811
     folder = make_study(runs, status="running", num_trials=2)
     uri = {"refused": refused(), "hanging": hanging.uri, "embedded": ""}[kind]
     words = [sys.executable, "-c", TUNER, str(folder.path), uri]
@@ -300,7 +300,7 @@ def test_the_tracker_ends_by_itself_when_its_tuner_is_killed(runs, hanging, kind
     assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
 
 
-def test_a_tracker_whose_tuner_died_before_it_could_look_ends_too(runs):  # noqa: F811
+def test_tracking_process_ends_even_if_the_tuner_died_first(runs):  # noqa: F811
     folder = make_study(runs, status="running", num_trials=2)
     reader, writer = os.pipe()
     os.close(writer)
@@ -310,7 +310,7 @@ def test_a_tracker_whose_tuner_died_before_it_could_look_ends_too(runs):  # noqa
     assert follower.wait(20) == 2
 
 
-def test_a_tracker_beside_a_study_gives_way_to_its_trials(runs, hanging):  # noqa: F811
+def test_tracking_process_runs_at_the_lowest_priority(runs, hanging):  # noqa: F811
     folder = make_study(runs, status="running", num_trials=1)
     follower = subprocess.Popen(
         sync_command(folder, "--follow", "--uri", hanging.uri), env=environment(), stdin=subprocess.PIPE, start_new_session=True
@@ -325,7 +325,7 @@ def test_a_tracker_beside_a_study_gives_way_to_its_trials(runs, hanging):  # noq
         follower.communicate()
 
 
-def test_a_study_waits_five_seconds_for_a_server_that_never_answers_and_says_what_is_not_there(runs, hanging):  # noqa: F811
+def test_study_does_not_wait_long_for_a_hanging_server_and_reports_missing_trials(runs, hanging):  # noqa: F811
     program = runs / "train.py"
     program.write_text(PRELUDE + "raise SystemExit(3)")
     words = ["run", "study.name=s", f"runs_dir={runs}", f"tracker.uri={hanging.uri}", "--", sys.executable, str(program)]

@@ -1,4 +1,4 @@
-"""Everything that can go wrong in a trial, each fault once and for real, between healthy trials; the studies continue."""
+"""Every fault of a trial happens once, for real and between healthy trials, and the studies continue."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.faults.trial_studies import start
 pytestmark = pytest.mark.thorough
 
 # What goes wrong -> (outcome of the trial, part of its reason).
-ENDS = {  # two studies take turns with the faults, so that both take about as long
+ENDS = {  # the faults alternate between two studies, so that both take about as long
     "hangs in a step": ("timeout", r"^step: nothing moved in phase \w+ within 4 s; user code at faulty\.py:\d+ in hang"),
     "worker is killed": ("crash", r"^a loader worker died: .*DataLoader worker \(pid \d+\) is killed by signal: Killed"),
     "prints a gigabyte": ("ok", ""),
@@ -58,7 +58,7 @@ def studies(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", ENDS)
-def test_a_fault_ends_as_what_it_is(studies, fault):
+def test_each_fault_has_the_expected_outcome_and_reason(studies, fault):
     _, trial = studies[1][fault]
     outcome, reason = ENDS[fault]
     assert trial["outcome"] == outcome, trial["reason"]
@@ -66,7 +66,7 @@ def test_a_fault_ends_as_what_it_is(studies, fault):
     assert ("second attempt" in trial["reason"]) == (fault in RETRIED)
 
 
-def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdict(studies):
+def test_a_study_with_faulty_trials_measures_the_others_and_reaches_a_verdict(studies):
     for study in studies[0]:
         summary = study.summary()
         assert summary["status"] == "complete"
@@ -76,12 +76,12 @@ def test_healthy_trials_of_the_same_study_are_measured_and_it_reaches_its_verdic
         assert outcomes["healthy"] == "ok"
 
 
-def test_no_process_is_left(studies):
+def test_faulty_trials_leave_no_process(studies):
     for study in studies[0]:
         assert study.left_running() == []
 
 
-def test_an_exception_leaves_its_traceback_as_evidence(studies):
+def test_evidence_of_an_exception_contains_its_traceback(studies):
     for fault, line in (
         ("model raises", 'raise ValueError("bad shape")'),
         ("worker raises", 'raise KeyError("no such image")'),
@@ -92,7 +92,7 @@ def test_an_exception_leaves_its_traceback_as_evidence(studies):
         assert line in evidence["log_tail"]
 
 
-def test_a_hang_leaves_the_stacks_of_its_processes_as_evidence(studies):
+def test_evidence_of_a_hang_contains_the_stacks_of_its_processes(studies):
     study, trial = studies[1]["hangs in a step"]
     hang = study.record(trial["number"])["evidence"]["hang"]
     assert hang["kind"] == "user code"
@@ -111,7 +111,7 @@ def test_a_flood_of_output_fills_neither_disk_nor_memory(studies):
     assert study.num_peak_bytes < 512 << 20
 
 
-def test_checkpoints_that_were_there_are_as_they_were(studies):
+def test_existing_checkpoints_are_unchanged(studies):
     study, trial = studies[1]["saves checkpoints"]
     assert (study.cwd / "model.pt").read_bytes() == PRECIOUS
     assert (study.cwd / "best.ckpt").read_bytes() == PRECIOUS
@@ -121,7 +121,7 @@ def test_checkpoints_that_were_there_are_as_they_were(studies):
     assert f"kept  {study.cwd / 'model.pt'}: trial {number} would have changed it; it is unchanged" in study.said
 
 
-def test_a_checkpoint_that_a_trial_leaves_is_shown_with_its_size(studies):
+def test_checkpoints_left_by_a_trial_are_listed_with_their_size(studies):
     study, trial = studies[1]["saves checkpoints"]
     files = study.summary()["files"]
     left = next(entry for entry in files["left"] + files["new"] if entry["name"] == "checkpoint.pt")

@@ -1,4 +1,4 @@
-"""Trials that hang, in every place where they can. All are started at once, and none of them ends by itself."""
+"""Trials hang in every possible place. All start at once, and none ends by itself."""
 
 import re
 import sys
@@ -61,7 +61,7 @@ def ended(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", HANGS)
-def test_a_hang_is_a_timeout_that_says_where(ended, fault):
+def test_a_hang_is_a_timeout_whose_reason_names_the_place(ended, fault):
     outcome, reason, evidence = ended[fault]
     assert outcome is Outcome.timeout
     assert re.search(HANGS[fault][2], reason), reason

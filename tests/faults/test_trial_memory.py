@@ -14,7 +14,7 @@ SMALL = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16M tmpfs /dev/shm
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory):
-    """Two studies in parallel: in one, large batches do not fit; the other has a small /dev/shm (None without root)."""
+    """Returns two finished studies: in one, large batches do not fit; the other has a small /dev/shm (None without root)."""
     limited = start(
         tmp_path_factory.mktemp("limited"),
         "memory.py",
@@ -31,7 +31,7 @@ def studies(tmp_path_factory):
     return limited, shared
 
 
-def test_what_does_not_fit_is_want_of_memory_and_names_the_limit(studies):
+def test_batches_over_the_memory_limit_are_out_of_memory_and_name_the_limit(studies):
     by_size = {t["knobs"]["loader.batch_size"]: t for t in studies[0].summary()["trials"]}
     for size in (2000, 4000):
         assert by_size[size]["outcome"] == "host_oom"
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_want_of_memory_and_names_the_limit(studies):
         assert by_size[size]["reason"].endswith("(under device.memory_limit, 1.17 GiB a process)")
 
 
-def test_what_fits_is_measured_and_the_study_reaches_its_verdict(studies):
+def test_batches_within_the_memory_limit_are_measured_and_a_verdict_is_reached(studies):
     summary = studies[0].summary()
     assert summary["status"] == "complete"
     assert summary["speedup"]["verdict"] == "same"
@@ -47,7 +47,7 @@ def test_what_fits_is_measured_and_the_study_reaches_its_verdict(studies):
     assert studies[0].left_running() == []
 
 
-def test_a_full_dev_shm_is_named_and_the_study_goes_on(studies):
+def test_full_dev_shm_is_named_as_the_reason_and_the_study_continues(studies):
     study = studies[1]
     if study is None:
         pytest.skip("needs root: a /dev/shm of its own, in a mount namespace")

@@ -1,4 +1,4 @@
-"""The tuner gets SIGKILL or SIGTERM, or loses its terminal: none of its processes lives on, and no measurement is lost."""
+"""The tuner gets SIGKILL or SIGTERM, or loses its terminal: no process is left, and no measurement is lost."""
 
 import contextlib
 import os
@@ -42,7 +42,7 @@ def in_second_trial(study, **how):
 
 def assert_nothing_left(study, pids):
     assert [pid for pid in pids if is_alive(pid)] == []
-    wait_until(lambda: not study.processes(), "the end of what ends by itself")  # the keeper ends last
+    wait_until(lambda: not study.processes(), "the end of the other processes")  # the keeper ends last
 
 
 def test_tuner_killed_in_a_trial_leaves_no_process(study):
@@ -55,7 +55,7 @@ def test_tuner_killed_in_a_trial_leaves_no_process(study):
 
 
 @pytest.mark.thorough
-def test_tuner_told_to_end_keeps_what_was_measured_and_leaves_no_process(study):
+def test_terminated_tuner_keeps_measurements_and_leaves_no_process(study):
     pids = in_second_trial(study)
     study.process.send_signal(signal.SIGTERM)
     code, output = study.wait()
@@ -69,7 +69,7 @@ def test_tuner_told_to_end_keeps_what_was_measured_and_leaves_no_process(study):
 
 
 @pytest.mark.thorough
-def test_impatient_ctrl_c_does_not_cut_the_ending_short(study):
+def test_repeated_ctrl_c_does_not_prevent_a_clean_end(study):
     pids = in_second_trial(study)
     for _ in range(6):
         study.process.send_signal(signal.SIGINT)
@@ -113,7 +113,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
 
 
 @pytest.mark.parametrize("out", ["| head -1", *more("> /dev/full")])
-def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
+def test_closed_or_full_output_does_not_end_the_study(tmp_path, out):
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.1); answer()", "study.budget.trials=1")
     try:
         study.argv = ["bash", "-o", "pipefail", "-c", f'"$@" {out}', "bash", *study.argv]
@@ -127,7 +127,7 @@ def test_output_that_nobody_takes_ends_no_study(tmp_path, out):
 
 
 @pytest.mark.thorough
-def test_nohup_outlives_the_terminal(tmp_path):
+def test_study_under_nohup_survives_a_hang_up(tmp_path):
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(0.3); answer()", "study.budget.trials=1")
     try:
         study.argv = ["nohup", *study.argv]

@@ -1,7 +1,7 @@
-"""Finds every place in autotune that writes a file, and requires an entry in SITES: what a study does if that write fails.
+"""Finds every place in autotune that writes a file. SITES must say for each of them what happens if the write fails.
 
-If you add a write, this test fails until SITES has it. `test_disks.py` and `test_folder.py` run studies on disks that are full
-or fail.
+If you add a write, this test fails until SITES contains it. `test_disks.py` and `test_folder.py` run studies on disks that are
+full or fail.
 """
 
 import ast
@@ -23,7 +23,7 @@ FLAGS = re.compile(r"O_(WRONLY|RDWR|CREAT|APPEND|TRUNC)")
 MODE = re.compile(r"(?=.*[wax+])[rwaxbt+]{1,3}")
 NO_FILE = re.compile(r"devnull|/proc/")
 
-# What happens if it cannot be written -> where it is written.
+# What happens if a write fails -> functions with such writes.
 SITES = {
     "the study ends with FolderLost": """
         documents.make_folder documents.write_bytes documents.write_json documents.write_text owner.Claim.__enter__
@@ -73,7 +73,7 @@ GUARDED = "the study or the program goes on without it"
 
 
 def writes(node):
-    """Whether a call may write a file."""
+    """Returns whether a call may write a file."""
     last = getattr(node.func, "attr", getattr(node.func, "id", ""))
     if last not in NAMES:
         return False
@@ -91,7 +91,7 @@ def writes(node):
 
 
 class Finder(ast.NodeVisitor):
-    """Collects {function: whether all its writes stand where an OSError is handled} of a module."""
+    """Collects {function: whether an OSError is handled for each of its writes} for a module."""
 
     def __init__(self, module):
         self.found, self._scope, self._depth = {}, [module], 0
@@ -140,7 +140,7 @@ def sites():
     return found
 
 
-def test_every_write_is_listed_and_what_the_study_can_do_without_is_handled_in_place():
+def test_all_writes_are_listed_and_errors_of_optional_writes_are_handled():
     found, listed = sites(), [name for names in SITES.values() for name in names.split()]
     assert len(listed) == len(set(listed)), "listed twice"
     assert sorted(set(found) - set(listed)) == [], "new: list it above, with what happens if the disk is full"
@@ -148,7 +148,7 @@ def test_every_write_is_listed_and_what_the_study_can_do_without_is_handled_in_p
     assert [name for name in SITES[GUARDED].split() if not found[name]] == [], "listed as handled, but an OSError is not caught"
 
 
-def test_writes_are_told_from_reads():
+def test_writes_are_distinguished_from_reads():
     wrote = "open(a, 'w')|a.open('ab')|os.open(a, os.O_CREAT)|a.replace(b)|os.replace(a, b)|a.mkdir()|open(b, mode='r+b')"
     read = "open(a)|a.open('rb')|os.open(a, os.O_RDONLY)|a.replace('b', 'c')|dataclasses.replace(a, b=1)|open(os.devnull, 'w')"
     assert all(writes(ast.parse(code).body[0].value) for code in wrote.split("|"))

@@ -1,4 +1,4 @@
-"""Runs real studies whose trials fail, by `autotune run` as a user would, and reads them by `autotune show --json`."""
+"""Runs real studies with failing trials through `autotune run`, and reads them through `autotune show --json`."""
 
 import json
 import os
@@ -52,7 +52,7 @@ class Study:
 
     @property
     def said(self) -> str:
-        """The terminal's content."""
+        """Returns the output of the study."""
         return (self.cwd / "said").read_text()
 
     def summary(self) -> dict:
@@ -133,5 +133,5 @@ def start(
 
 
 def is_root() -> bool:
-    """Whether this user may create mount namespaces."""
+    """Returns whether this user may create mount namespaces."""
     return os.geteuid() == 0 and shutil.which("unshare") is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 
-# knob -> (the fact in a program's journal that shows it, value of the knob -> value of the fact if the two differ).
+# knob -> (fact in the journal that shows it, {value of the knob: value of the fact} for values that differ).
 SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
     "loader.batch_size": ("batch", {}),
     "loader.num_workers": ("workers", {}),
@@ -36,19 +36,19 @@ class Program:
         name: the name of the row.
         argv: the command after `starter`. `{scripts}` and `{folder}` are replaced.
         starter: the beginning of the command, usually the interpreter. `{python}` is replaced.
-        plain: the command after the interpreter that does the same without `starter`; if empty, it is `argv`.
+        plain: the command after the interpreter that replaces `starter` and `argv` in the plain run; if empty, `argv` is used.
         ranks: number of processes that train together.
         batch_size: the training loader's batch size; None if there is no loader or it has no `batch_size`.
         has_loader: whether a DataLoader feeds the steps.
         modules: class names of the modules that train.
         optimizers: class names, in the order of construction.
-        samples: number of samples in almost every step; None if it varies.
-        unit, source: the unit that is counted, and its source.
+        samples: the most frequent number of samples in a step; None if it varies.
+        unit, source: the counted unit, and the beginning of `unit_source`.
         blocked: knob -> part of the reason why it cannot be turned, according to the run without knobs.
         knobs: the knobs of the second run.
-        refused: knob -> (status, part of the reason), for knobs that do not take effect. All others do.
-        saw: facts in its journal in the run with knobs, besides those in `SEEN_AS`.
-        uncounted: number of first steps that are not counted, because the harness still finds out what a step is.
+        refused: knob -> (status, part of the reason), for knobs that do not take effect. All other knobs take effect.
+        saw: further facts in the journal of the run with knobs, beyond those in `SEEN_AS`.
+        uncounted: number of first steps that do not count, because the harness has not yet learned what a step is.
     """
 
     name: str
@@ -166,7 +166,7 @@ PROGRAMS = (
         blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
     ),
-    # The second overrides nothing, and the first must give the same results.
+    # The first overrides methods and the second does not; both must give the same results.
     *(script("guarded", *words, optimizers=("Descent",), knobs=BLOCKS) for words in ((), ("open",))),
     script("structures", saw={"outputs": "torch.float32"}),
     script("time_major", optimizers=("Adam",)),

@@ -15,9 +15,9 @@ from tests.harness.forks import Forks, of_ranks
 from tests.programs.expectations import PYTHON, Program
 
 NUM_PLAIN_STEPS = 80
-# Long enough to include what happens once per epoch, even on a busy machine.
+# Long enough to include the work done once per epoch, even on a busy machine.
 WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
-# Number of stamps that may be left out at each edge of the window: late ones, and early ones, where the harness's was late.
+# Numbers of late and early stamps that may be left out at each edge of the window. Early: the stamp of the harness was late.
 MAX_LATE, MAX_EARLY = 2, 1
 # A stamp is late or early if its delay is outside the 10 % to 90 % quantiles of delays by this fraction of the window.
 MAX_LATE_FRAC = 0.01
@@ -25,7 +25,7 @@ MAX_LATE_FRAC = 0.01
 
 @dataclasses.dataclass
 class Journal:
-    """The journal that a program has written, rank by rank. The harness does not count its first `num_uncounted` steps."""
+    """The journal that a program wrote, one file per rank. The harness does not count the first `num_uncounted` steps."""
 
     path: Path
     num_uncounted: int = 0
@@ -74,9 +74,9 @@ class Journal:
 def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float, float]:
     """Returns both clocks' seconds for the same steps, and how far they may differ because of jitter at the edges.
 
-    The machine may pause a process between the harness's stamp of a step and the program's. Within the steps, such a pause
-    cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it, or `MAX_EARLY` if the pause came before the
-    harness's stamp. If the harness really misses time, all later stamps differ, so the sums differ, too.
+    The machine may pause a process between the stamps of the harness and the program for one step. Inside the window, such a
+    pause cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it, or `MAX_EARLY` if the pause came before the
+    stamp of the harness. If the harness really misses time, all later stamps differ, so the sums differ, too.
     """
     delays_s = [stamp - end for stamp, end in zip(stamps, ends, strict=False)]
     least_s, *_, most_s = statistics.quantiles([delays_s[number] for number in told], n=10)
@@ -99,7 +99,7 @@ def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SameWindow:
-    """One window's steps according to the harness and to the program. `told_` values are of steps that the program recorded."""
+    """A window according to the harness and the program. `told_` values cover only the steps that the program recorded."""
 
     samples: float
     told_harness_samples: float
@@ -112,7 +112,7 @@ class SameWindow:
 
 @dataclasses.dataclass
 class Seen:
-    """A program's three runs: plain, with the bare harness, and with turned knobs."""
+    """A program's three runs: without the harness, with the harness, and with the harness and knobs."""
 
     plain: Journal
     bare: Journal
@@ -122,7 +122,7 @@ class Seen:
 
 
 def look_at(program: Program, folder: Path, forks: Forks) -> Seen:
-    """Runs a program alone, then with the harness, then with its knobs on the loader that was found."""
+    """Runs a program alone, then with the harness, then with knobs on the loader that the harness found."""
     folders = [folder / name for name in ("plain", "bare", "turned")]
     for each in folders:
         each.mkdir(parents=True)

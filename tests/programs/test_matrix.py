@@ -18,7 +18,7 @@ from tests.programs.starting import Journal, Seen, run_trial, seconds_of_both
 Look = Callable[[Program], Seen]
 COUNTED = ("num_steps", "num_loaders", "batches_per_step")
 FORKED_AT = re.compile(r"<fork_server\.py:\w+:\w+")
-# Slow rows that show little more than others.
+# Slow rows that test little more than other rows.
 SLOW = (
     "hf_trainer",
     "bystander_from_bash",
@@ -44,7 +44,7 @@ def ranks_of(program: Program) -> list[int | None]:
 
 
 @EVERY
-def test_what_trains_is_found(seen: Look, program: Program) -> None:
+def test_harness_detects_modules_optimizers_loader_and_unit(seen: Look, program: Program) -> None:
     run = seen(program).bare_run
     assert run.returncode == 0, run.stderr
     found = run.result()
@@ -60,7 +60,7 @@ def test_what_trains_is_found(seen: Look, program: Program) -> None:
 
 
 @EVERY
-def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: Program) -> None:
+def test_samples_and_times_match_the_journal_of_the_program(seen: Look, program: Program) -> None:
     for journal, run in ((seen(program).bare, seen(program).bare_run), (seen(program).turned, seen(program).turned_run)):
         for rank in ranks_of(program):
             found = run.result(rank or 0)
@@ -82,7 +82,7 @@ def test_samples_are_counted_and_timed_as_the_program_does(seen: Look, program: 
     [(None, 0.0, None, True), *((late, by_s, None, True) for late in (0, 50, 100) for by_s in (0.45, -0.45))]
     + [(None, 0.0, lost, False) for lost in (2, 50, 98)],
 )
-def test_clocks_are_alike_though_a_stamp_is_late_but_not_where_the_harness_misses_time(late, by_s, lost, is_alike):
+def test_seconds_of_both_ignores_late_stamps_but_not_time_that_the_harness_misses(late, by_s, lost, is_alike):
     stamps = [number * 0.01 for number in range(103)]
     ends = [end_s - (0.05 if lost is not None and number >= lost else 0.0) for number, end_s in enumerate(stamps)]
     stamps = [stamp_s + (by_s if number == late else 0.0) for number, stamp_s in enumerate(stamps)]
@@ -92,7 +92,7 @@ def test_clocks_are_alike_though_a_stamp_is_late_but_not_where_the_harness_misse
 
 
 @EVERY
-def test_without_knobs_the_losses_are_the_program_s_own_bit_by_bit(seen: Look, program: Program) -> None:
+def test_losses_without_knobs_equal_those_of_the_plain_run_bit_by_bit(seen: Look, program: Program) -> None:
     for rank in ranks_of(program):
         alone, watched = seen(program).plain.losses(rank), seen(program).bare.losses(rank)
         num = min(len(alone), len(watched))
@@ -101,7 +101,7 @@ def test_without_knobs_the_losses_are_the_program_s_own_bit_by_bit(seen: Look, p
 
 
 @EVERY
-def test_each_knob_is_seen_by_the_program_or_said_not_to_hold(seen: Look, program: Program) -> None:
+def test_each_knob_takes_effect_or_is_reported_with_a_reason(seen: Look, program: Program) -> None:
     run, before = seen(program).turned_run, seen(program).bare
     assert run.returncode == 0, run.stderr
     assert "stride" not in run.stderr
@@ -127,19 +127,19 @@ def without_fork(targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.thorough
 @EVERY
-def test_a_program_that_is_started_and_not_forked_is_seen_the_same(seen: Look, program: Program, tmp_path: Path) -> None:
+def test_started_programs_give_the_same_results_as_forked_programs(seen: Look, program: Program, tmp_path: Path) -> None:
     if program.starter != PYTHON and program.ranks == 1:
-        pytest.skip("the other tests of this row have started it for real already")
+        pytest.skip("the other tests of this row already start a new process")
     run, forked = run_trial(program, tmp_path, None), seen(program).bare_run.result()
     found = run.result()
-    counted = dict.fromkeys(COUNTED, 0)  # the two runs end after different numbers
+    counted = dict.fromkeys(COUNTED, 0)  # the two runs end after different numbers of steps
     assert {**found.detected, **counted} == {**forked.detected, **counted}
     assert (found.target, found.applicability) == (without_fork(forked.target), forked.applicability)
     started, own = Journal(tmp_path / "journal").losses(), seen(program).plain.losses()
     assert started[:20] == own[:20]
 
 
-def test_no_program_knows_of_the_harness_and_every_program_has_a_row() -> None:
+def test_programs_do_not_mention_autotune_and_each_has_a_row() -> None:
     used = {word.rpartition("/")[2] for program in PROGRAMS for word in (*program.argv, *program.plain)}
     for path in SCRIPTS.rglob("*.py"):
         assert "autotune" not in path.read_text().lower()
@@ -148,7 +148,7 @@ def test_no_program_knows_of_the_harness_and_every_program_has_a_row() -> None:
     assert len(PROGRAMS) >= 15
 
 
-def test_one_table_names_the_libraries_that_programs_are_written_with() -> None:
+def test_only_adapters_py_names_training_libraries() -> None:
     names = re.compile("lightning|accelerate|transformers|hugging|deepspeed|nanogpt|fairscale|timm", re.IGNORECASE)
     harness = REPOSITORY / "autotune" / "harness"
     naming = {str(path.relative_to(harness)) for path in harness.rglob("*.py") if names.search(path.read_text())}

@@ -36,7 +36,7 @@ def inspected(*words: str, cwd: Path) -> dict[str, Any]:
 
 
 @pytest.mark.thorough
-def test_a_small_table_reaches_a_verdict(tmp_path: Path) -> None:
+def test_study_of_a_small_tabular_recipe_reaches_a_verdict(tmp_path: Path) -> None:
     sizes = ("model.num_layers=1", "model.hidden_size=64", "loader.num_workers=0", "tiers=exact", "threads.intra=choice(1,2)")
     ended = autotune(
         "run", "model=mlp", "data=tabular", *sizes, "study.budget.minutes=1", "tracker.uri=none", "--json", cwd=tmp_path
@@ -51,7 +51,7 @@ def test_a_small_table_reaches_a_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_text_is_told_in_tokens_and_its_loader_is_turned(tmp_path: Path) -> None:
+def test_text_recipe_counts_tokens_and_applies_loader_knobs(tmp_path: Path) -> None:
     found = inspected(*TEXT, "loader.batch_size=8", "loader.num_workers=1", cwd=tmp_path)["result"]
     assert (found["unit"], found["unit_source"]) == ("tokens", "loader")
     assert set(found["steps"]["samples"]) == {8 * 16}
@@ -60,7 +60,7 @@ def test_text_is_told_in_tokens_and_its_loader_is_turned(tmp_path: Path) -> None
 
 
 @pytest.mark.thorough
-def test_parts_of_the_users_own_are_trained_and_what_is_not_there_is_2(tmp_path: Path) -> None:
+def test_user_defined_parts_are_trained_and_missing_parts_exit_with_status_2(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PARTS)
     own = ("model.factory=mine:model", "data.factory=mine:data", "train.step=mine:step")
     found = inspected(*own, "loader.batch_size=8", cwd=tmp_path)["result"]

@@ -63,7 +63,7 @@ def custom() -> ModuleType:
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a user's own recipe parts."""
+    """Yields a working directory with recipe parts of a user."""
     package = tmp_path / "mine"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -97,7 +97,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("model", ["gpt2_small", "bert_base", "llama_small"])
-def test_every_language_model_is_built_as_large_as_asked(text: ModuleType, model: str) -> None:
+def test_language_models_have_the_requested_size(text: ModuleType, model: str) -> None:
     options = text.build_parser().parse_args(["--model", model, *TINY_TEXT])
     built = text.build_model(options)
     assert built.config.vocab_size == 200
@@ -109,13 +109,13 @@ def test_every_language_model_is_built_as_large_as_asked(text: ModuleType, model
 
 
 @pytest.mark.parametrize(("model", "millions"), [("gpt2_small", 124.4), ("bert_base", 109.5), ("llama_small", 134.1)])
-def test_a_model_is_by_itself_as_large_as_the_literature_has_it(text: ModuleType, model: str, millions: float) -> None:
+def test_default_model_sizes_match_the_literature(text: ModuleType, model: str, millions: float) -> None:
     with torch.device("meta"):
         built = text.build_model(text.build_parser().parse_args(["--model", model, "--sequence-length", "1024"]))
     assert sum(parameter.numel() for parameter in built.parameters()) / 1e6 == pytest.approx(millions, abs=0.6)
 
 
-def test_a_text_is_learned(text: ModuleType, books: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_text_reduces_the_loss(text: ModuleType, books: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ("--data-root", str(books), "--samples-per-epoch", "160", "--lr", "0.01")
     main(text, *TINY_TEXT, *more, monkeypatch=monkeypatch)
     seen = losses(capsys.readouterr().out)
@@ -138,7 +138,7 @@ def windows(text: ModuleType, source: str, **changed: object) -> object:
 
 
 @pytest.mark.parametrize("source", ["a", "x" * 5000, " \n" * 3000, "one, two; three " * 400])
-def test_every_sample_has_as_many_tokens_as_asked_of_any_text(text: ModuleType, source: str) -> None:
+def test_samples_of_any_text_have_the_requested_length(text: ModuleType, source: str) -> None:
     data = windows(text, source)
     for index in (0, 1, 99_999):
         tokens = data[index]["input_ids"]
@@ -147,19 +147,19 @@ def test_every_sample_has_as_many_tokens_as_asked_of_any_text(text: ModuleType, 
         assert int(tokens.max()) < 200
 
 
-def test_samples_are_the_same_in_every_process_and_differ_from_each_other(text: ModuleType, books: Path) -> None:
+def test_text_samples_are_reproducible_and_differ_from_each_other(text: ModuleType, books: Path) -> None:
     source = text.read_text(books)
     first, again = windows(text, source), windows(text, source)
     assert torch.equal(first[7]["input_ids"], again[7]["input_ids"])
     assert len({tuple(first[index]["input_ids"].tolist()) for index in range(50)}) > 40
 
 
-def test_a_word_is_the_same_token_everywhere(text: ModuleType) -> None:
+def test_a_word_is_always_the_same_token(text: ModuleType) -> None:
     tokens = windows(text, "cat " * 300)[3]["input_ids"].tolist()
-    assert len(set(tokens[2:])) == 2  # the word and the blank; a window may begin within a word
+    assert len(set(tokens[2:])) == 2  # the word and the space; a window may begin inside a word
 
 
-def test_only_text_is_read_and_no_more_than_asked(text: ModuleType, books: Path) -> None:
+def test_read_text_skips_binary_files_and_respects_its_limit(text: ModuleType, books: Path) -> None:
     assert text.read_text(books).startswith("def mat")
     assert "\x00" not in text.read_text(books)
     assert len(text.read_text(books, at_most=100)) == 100
@@ -167,7 +167,7 @@ def test_only_text_is_read_and_no_more_than_asked(text: ModuleType, books: Path)
         text.read_text(books / "none")
 
 
-def test_masked_words_are_hidden_and_asked_for(text: ModuleType) -> None:
+def test_masked_words_are_hidden_and_become_labels(text: ModuleType) -> None:
     tokens = torch.full((4000,), 7)
     batch = text.masked(tokens, 1000)
     chosen = batch["labels"] != text.IGNORED
@@ -178,7 +178,9 @@ def test_masked_words_are_hidden_and_asked_for(text: ModuleType) -> None:
     assert all((text.masked(torch.full((3,), 7), 9)["labels"] != text.IGNORED).any() for _ in range(50))
 
 
-def test_a_table_is_learned_and_is_always_the_same(tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_a_table_reduces_the_loss_and_the_table_is_reproducible(
+    tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     main(tabular, *TINY_TABLE, "--samples-per-epoch", "1600", "--num-features", "8", "--lr", "0.02", monkeypatch=monkeypatch)
     seen = losses(capsys.readouterr().out)
     assert len(seen) == 50
@@ -189,7 +191,7 @@ def test_a_table_is_learned_and_is_always_the_same(tabular: ModuleType, capsys, 
     assert len(set(first.classes.tolist())) > 2
 
 
-def test_batches_of_a_table_may_lie_on_the_device(tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tabular_program_trains_on_synthetic_data(tabular: ModuleType, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     main(tabular, *TINY_TABLE, "--data", "synthetic", "--optimizer", "sgd", monkeypatch=monkeypatch)
     assert len(losses(capsys.readouterr().out)) == 20
 
@@ -219,11 +221,11 @@ def test_bad_arguments_are_named(
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=lambda script: script.name)
-def test_the_baseline_of_a_recipe_prints_as_often_as_its_script(script: Script) -> None:
+def test_print_interval_of_a_recipe_equals_the_default_of_its_script(script: Script) -> None:
     assert load(script.name.removesuffix(".py")).build_parser().get_default("print_every") == script.print_every
 
 
-def test_what_is_shared_out_by_itself_are_parts_that_are_called(tabular: ModuleType) -> None:
+def test_blocks_are_the_linear_layers_inside_containers(tabular: ModuleType) -> None:
     layers = torch.nn.ModuleList(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()]) for _ in range(2))
     model = torch.nn.ModuleDict({"layers": layers, "head": torch.nn.Sequential(torch.nn.Linear(2, 1))})
     assert [type(block) for block in tabular.blocks(model)] == [torch.nn.Linear] * 3
@@ -233,7 +235,7 @@ OWN_MODEL, OWN_DATA = ("--model-factory", "mine.parts:model"), ("--data-factory"
 SHORT = ("--print-every", "1", "--device", "cpu", "--batch-size", "16")
 
 
-def test_a_model_data_and_a_step_of_the_users_own_train(
+def test_custom_program_trains_user_defined_model_data_and_step(
     custom: ModuleType, mine: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(custom, *OWN_MODEL, *OWN_DATA, "--step", "mine.parts:step", *SHORT, monkeypatch=monkeypatch)
@@ -241,14 +243,14 @@ def test_a_model_data_and_a_step_of_the_users_own_train(
     assert len(losses(said)) == said.count("my step") == 4
 
 
-def test_a_loader_of_the_users_own_is_used_as_it_is(
+def test_custom_program_uses_a_user_defined_loader(
     custom: ModuleType, mine: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(custom, *OWN_MODEL, "--data-factory", "mine.parts:loader", *SHORT, monkeypatch=monkeypatch)
     assert len(losses(capsys.readouterr().out)) == 4
 
 
-def test_what_is_not_the_users_own_comes_from_the_script_named(
+def test_parts_that_the_user_does_not_define_come_from_the_base_script(
     custom: ModuleType, mine: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = ("--num-features", "4", "--num-classes", "3", "--samples-per-epoch", "64")
@@ -258,7 +260,9 @@ def test_what_is_not_the_users_own_comes_from_the_script_named(
     assert len(losses(capsys.readouterr().out)) == 12
 
 
-def test_what_is_no_model_is_told(custom: ModuleType, mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_factory_that_returns_no_module_is_refused(
+    custom: ModuleType, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(TypeError, match=r"mine\.parts:text_of_a_model returns a str, not a torch\.nn\.Module"):
         main(custom, "--model-factory", "mine.parts:text_of_a_model", *OWN_DATA, *SHORT, monkeypatch=monkeypatch)
 
@@ -274,7 +278,7 @@ def test_what_is_no_model_is_told(custom: ModuleType, mine: Path, monkeypatch: p
         ("mine.needy:model", "its module needs another module, which is missing: No module named 'sklaern'"),
     ],
 )
-def test_a_reference_that_leads_nowhere_says_why(
+def test_error_for_an_unusable_reference_gives_the_reason(
     custom: ModuleType, mine: Path, capsys, monkeypatch: pytest.MonkeyPatch, reference: str, message: str
 ) -> None:
     (mine / "mine" / "broken.py").write_text("1 / 0\n")
@@ -287,7 +291,7 @@ def test_a_reference_that_leads_nowhere_says_why(
     assert message in line
 
 
-def test_a_checked_reference_that_is_there_says_nothing(
+def test_check_of_existing_references_prints_nothing(
     custom: ModuleType, mine: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main(custom, "--check", "mine.parts:model", "mine.parts:step", monkeypatch=monkeypatch)
@@ -304,7 +308,7 @@ def test_spawned_workers_load_the_data_of_a_script(mine: Path) -> None:
     assert len(losses(done.stdout)) == 4
 
 
-def test_a_model_of_timm_is_made_without_its_weights(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_models_are_created_without_pretrained_weights(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "timm.py").write_text(
         "import torch\n"
         "def list_models(): return ['flat']\n"
@@ -320,6 +324,6 @@ def test_a_model_of_timm_is_made_without_its_weights(tmp_path: Path, capsys, mon
     assert len(losses(said)) == 2
 
 
-def test_the_programs_know_nothing_of_the_tuner() -> None:
+def test_recipe_programs_do_not_mention_autotune() -> None:
     for path in PROGRAMS.glob("[a-z]*.py"):
         assert "autotune" not in path.read_text(), path

@@ -53,12 +53,12 @@ def check(summary: dict[str, Any]) -> None:
     assert baseline["value"] == pytest.approx(2 * baseline["knobs"]["loader.batch_size"] / step_s, rel=0.02)
 
 
-def test_a_recipe_in_two_processes(tmp_path: Path) -> None:
+def test_study_of_a_recipe_in_two_processes_reaches_a_verdict(tmp_path: Path) -> None:
     small = ("model=resnet18", "model.image_size=32", "data=fake_cifar", "loader.batch_size=4", "launch.nproc=2")
     check(study(tmp_path, *small))
 
 
-def test_a_trainer_under_the_user_s_own_torchrun(tmp_path: Path) -> None:
+def test_study_of_a_trainer_under_torchrun_reaches_a_verdict(tmp_path: Path) -> None:
     for name in ("hf_trainer.py", "journal.py"):
         shutil.copy(SCRIPTS / name, tmp_path)
     check(study(tmp_path, "--", *TORCHRUN, "hf_trainer.py", "out"))

@@ -43,7 +43,7 @@ def photos(vision: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def test_one_epoch_on_photos_learns_which_photograph_a_crop_is_of(photos: Path) -> None:
+def test_training_on_photos_reduces_the_loss(photos: Path) -> None:
     done = run(*TINY, "--data-root", str(photos), "--samples-per-epoch", "96", "--num-classes", "2", "--num-workers", "1")
     assert done.returncode == 0, done.stderr
     seen = losses(done.stdout)
@@ -59,7 +59,7 @@ def test_every_kind_of_data_trains_an_epoch(data: str, photos: Path) -> None:
     assert len(losses(done.stdout)) == 4
 
 
-def test_two_processes_make_the_photos_once_and_share_them_out(tmp_path: Path) -> None:
+def test_two_processes_create_the_photos_once_and_split_them(tmp_path: Path) -> None:
     cache, once = tmp_path / "cache", ("--samples-per-epoch", "64", "--epochs", "2")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT), *TINY, *once]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
@@ -70,13 +70,13 @@ def test_two_processes_make_the_photos_once_and_share_them_out(tmp_path: Path) -
     assert len(losses(done.stdout)) == 2 * 64 // (2 * 8)  # only one process prints, for its half
 
 
-def test_a_folder_is_trained_whole_unless_told_otherwise(vision: ModuleType, photos: Path) -> None:
+def test_a_folder_is_used_completely_unless_samples_per_epoch_is_given(vision: ModuleType, photos: Path) -> None:
     options = ["--data", "folder", "--data-root", str(photos)]
     assert len(vision.build_dataset(vision.build_parser().parse_args(options))) == 16
     assert len(vision.build_dataset(vision.build_parser().parse_args([*options, "--samples-per-epoch", "5"]))) == 5
 
 
-def test_photos_do_not_run_out_in_a_short_trial(vision: ModuleType, photos: Path) -> None:
+def test_photo_data_set_has_100_000_samples_per_epoch(vision: ModuleType, photos: Path) -> None:
     options = vision.build_parser().parse_args(["--data-root", str(photos)])
     data = vision.build_dataset(options)
     assert len(data) == 100_000
@@ -86,7 +86,7 @@ def test_photos_do_not_run_out_in_a_short_trial(vision: ModuleType, photos: Path
     assert label in {0, 1}
 
 
-def test_photos_are_made_once_when_several_make_them(vision: ModuleType, tmp_path: Path) -> None:
+def test_concurrent_callers_create_the_photos_once(vision: ModuleType, tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "photos"
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda _: vision.ensure_photos(folder, per_photo=3), range(3)))
@@ -97,7 +97,9 @@ def test_photos_are_made_once_when_several_make_them(vision: ModuleType, tmp_pat
     assert folder.stat().st_mtime_ns == made
 
 
-def test_interrupted_making_leaves_nothing_half(vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_creation_of_photos_leaves_no_files(
+    vision: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def stop(folder: Path, per_photo: int) -> None:
         (folder / "china").mkdir()
         raise KeyboardInterrupt
@@ -108,19 +110,19 @@ def test_interrupted_making_leaves_nothing_half(vision: ModuleType, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_photos_are_looked_for_in_the_users_cache(vision: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_photo_folder_is_in_the_cache_of_the_user(vision: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert vision.default_photo_folder() == Path("/somewhere/vision-photos-v1")
 
 
-def test_photo_sizes_are_those_of_imagenet_files(photos: Path, vision: ModuleType) -> None:
+def test_photos_have_the_size_of_imagenet_files(photos: Path, vision: ModuleType) -> None:
     for file in photos.glob("*/*.jpg"):
         with vision.Image.open(file) as image:
             assert image.size == (500, 375)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "googlenet"])
-def test_named_models_are_built_for_the_asked_classes_and_size(vision: ModuleType, name: str) -> None:
+def test_named_models_have_the_requested_classes_and_image_size(vision: ModuleType, name: str) -> None:
     with vision.torch.device("meta"):
         model = vision.build_model(name, num_classes=7, image_size=64)
         output = model(vision.torch.empty(2, 3, 64, 64))
@@ -154,7 +156,7 @@ def test_bad_arguments_are_named(
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_of_something_else_is_not_taken_for_photos(
+def test_a_folder_without_photos_is_refused(
     vision: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
@@ -165,5 +167,5 @@ def test_a_folder_of_something_else_is_not_taken_for_photos(
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_the_program_knows_nothing_of_the_tuner() -> None:
+def test_vision_program_does_not_mention_autotune() -> None:
     assert "autotune" not in SCRIPT.read_text()

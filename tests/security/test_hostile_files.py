@@ -1,4 +1,4 @@
-"""Files from a stranger: a best.yaml, a study's folder, a replay table. Reading them runs nothing and writes nowhere else."""
+"""Files from a stranger (a best.yaml, a study's folder, a replay table): reading them runs nothing and writes nowhere else."""
 
 import contextlib
 import fcntl
@@ -28,8 +28,8 @@ from tests.cli.conftest import Cli
 from tests.support.rows import more
 from tests.support.studies import make_study
 
-AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]  # as the installed command: the current folder is not on the path
-PWNED = "PWNED"  # the file that hostile code would make in the current folder
+AUTOTUNE = [sys.executable, "-P", "-m", "autotune"]  # like the installed command, without the current folder on the path
+PWNED = "PWNED"  # the file that hostile code would create in the current folder
 TAGS = {
     "apply": f"loader: !!python/object/apply:os.system ['touch {PWNED}']",
     "new": f"loader: {{num_workers: !!python/object/new:subprocess.Popen [[touch, {PWNED}]]}}",
@@ -55,7 +55,7 @@ NAMES = [
 
 
 class Bomb:
-    """Makes the file PWNED when it is unpickled."""
+    """Creates the file PWNED when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, (f"touch {PWNED}",)
@@ -84,7 +84,7 @@ def outside(place: Path, study: Path) -> dict[str, bytes]:
     ],
     ids=["apply", "verify", "config-dir", "search_space"],
 )
-def test_a_yaml_file_that_would_run_something_is_refused(place, capsys, name, words):
+def test_yaml_files_that_would_execute_code_are_refused(place, capsys, name, words):
     (place / "x").mkdir()
     for file in (place / "evil.yaml", place / "x/evil.yaml"):
         file.write_text(f"# @package _global_\n{TAGS[name]}\n")
@@ -94,7 +94,7 @@ def test_a_yaml_file_that_would_run_something_is_refused(place, capsys, name, wo
     assert not (place / PWNED).exists()
 
 
-def test_a_best_yaml_s_command_is_text_and_is_never_run(place, capsys):
+def test_the_command_in_best_yaml_is_never_run(place, capsys):
     (place / "best.yaml").write_text(
         f"# @package _global_\nthreads: {{intra: 1}}\nprovenance: {{program: {{command: [touch, {PWNED}], cwd: /}}, "
         "speedup: {ratio: 2.0}, baseline: {value: 1.0}, best: {value: 2.0}}\n"
@@ -116,7 +116,7 @@ def test_a_pickle_in_place_of_a_document_is_never_unpickled(place, capsys, docum
     assert (place / PWNED).exists(), "the bomb would have worked"
 
 
-def test_names_that_lead_elsewhere_write_nowhere_else(place, capsys):
+def test_paths_in_study_files_do_not_redirect_writes(place, capsys):
     study = make_study(place / "runs")
     summary = study.read_summary()
     summary |= {"study": "../../away", "cwd": "/", "command": ["touch", PWNED]}
@@ -132,7 +132,7 @@ def test_names_that_lead_elsewhere_write_nowhere_else(place, capsys):
     assert outside(place, study.path) == before
 
 
-def test_a_report_is_written_into_no_pipe_device_or_circle_of_links_of_a_study(place, capsys):
+def test_a_report_replaces_pipes_and_links_in_its_place(place, capsys):
     study = make_study(place / "runs")
     os.mkfifo(place / "elsewhere")
     reader = os.open(place / "elsewhere", os.O_RDONLY | os.O_NONBLOCK)  # so that writing would not block
@@ -146,7 +146,7 @@ def test_a_report_is_written_into_no_pipe_device_or_circle_of_links_of_a_study(p
     os.close(reader)
 
 
-def test_exported_text_is_comments_and_quoted_values_whatever_a_study_says(place, capsys):
+def test_exports_of_a_hostile_study_contain_only_comments_and_quoted_values(place, capsys):
     study = make_study(place / "runs")
     summary = study.read_summary()
     evil = f"'\"\ntouch {PWNED}\n$(touch {PWNED})`touch {PWNED}`"
@@ -166,7 +166,7 @@ def test_exported_text_is_comments_and_quoted_values_whatever_a_study_says(place
     assert not (place / PWNED).exists()
 
 
-def test_a_study_cannot_steer_the_terminal(tmp_path):
+def test_text_of_a_study_cannot_control_the_terminal(tmp_path):
     study = make_study(tmp_path / "runs")
     summary = study.read_summary()
     summary |= {"title": f"title {ESCAPES}", "reason": ESCAPES}
@@ -193,7 +193,7 @@ def test_a_study_cannot_steer_the_terminal(tmp_path):
     ],
     ids=lambda content: content[:20],
 )
-def test_what_a_study_says_of_the_process_that_works_on_it_breaks_no_command(place, capsys, content):
+def test_a_hostile_owner_file_breaks_no_command(place, capsys, content):
     study = make_study(place / "runs")
     (study.path / "owner.json").write_text(content)
     with (study.path / "owner.json").open() as other:
@@ -207,7 +207,7 @@ def test_what_a_study_says_of_the_process_that_works_on_it_breaks_no_command(pla
 
 @pytest.fixture
 def named(place: Path) -> Path:
-    """A runs folder with a study of each of NAMES, which are all interrupted and have something to prune."""
+    """Returns a runs folder with one study for each of NAMES. All are interrupted and have files to prune."""
     runs = place / "runs"
     first = make_study(runs, "other", status="interrupted").path
     (first / "compile_cache").mkdir()
@@ -217,7 +217,7 @@ def named(place: Path) -> Path:
     return runs
 
 
-def test_the_name_of_a_folder_cannot_steer_the_terminal_nor_pass_for_another(named):
+def test_folder_names_cannot_control_the_terminal_or_imitate_other_studies(named):
     cli = Cli(named.parent)
     every = [f"runs/{name}" for name in NAMES]
     for words in (["list"], ["prune"], ["prune", *every], *(["show", name] for name in every), ["report", *every]):
@@ -229,7 +229,7 @@ def test_the_name_of_a_folder_cannot_steer_the_terminal_nor_pass_for_another(nam
         assert [first for first in firsts if first in ("other", "esc", "rightgnp.to-left")] == ["other"]
 
 
-def test_a_json_document_has_the_names_of_folders_as_they_are(named):
+def test_list_as_json_contains_unchanged_folder_names(named):
     for locale in ("C", "C.UTF-8"):
         environment = {**own_environment(), "LC_ALL": locale}
         done = subprocess.run([*AUTOTUNE, "list", "--json"], cwd=named.parent, env=environment, capture_output=True, check=True)
@@ -237,7 +237,7 @@ def test_a_json_document_has_the_names_of_folders_as_they_are(named):
 
 
 @pytest.mark.thorough
-def test_mlflow_takes_studies_whatever_their_names_and_commands_are(named):
+def test_mlflow_accepts_studies_with_any_name_and_command(named):
     for file in named.glob("*/study.json"):
         record = json.loads(file.read_text())
         file.write_text(json.dumps({**record, "command": ["train.py", "caf\udce9"], "title": "train.py caf\udce9"}))
@@ -250,7 +250,7 @@ def test_mlflow_takes_studies_whatever_their_names_and_commands_are(named):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_printed_command_means_the_study_whose_folder_has_that_name(named, name):
+def test_a_printed_command_refers_to_the_study_that_it_is_printed_for(named, name):
     cli = Cli(named.parent)
     del cli.environment["COLUMNS"]  # no line is wrapped
     (command,) = re.findall(r"autotune resume .*", cli("show", f"runs/{name}").stdout)
@@ -270,7 +270,7 @@ def test_a_printed_command_means_the_study_whose_folder_has_that_name(named, nam
     ],
     ids=["pickle", "pickle inside", "small file that unpacks to much"],
 )
-def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
+def test_replay_tables_must_be_json_of_limited_size(place, capsys, content, said):
     (place / "t.jsonl.gz").write_bytes(content)
     assert main(["replay", "t.jsonl.gz"]) == 2
     assert said in capsys.readouterr().err
@@ -279,7 +279,7 @@ def test_a_replay_table_is_json_of_a_bounded_size(place, capsys, content, said):
 
 @contextlib.contextmanager
 def memory_limit(num_bytes: int) -> Iterator[None]:
-    """Limits the address space of this process meanwhile."""
+    """Limits the address space of this process inside the context."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, before[1]))
     try:
@@ -289,12 +289,12 @@ def memory_limit(num_bytes: int) -> Iterator[None]:
 
 
 def plant_modules(folder: Path) -> None:
-    """Puts modules there that replace those of a library, and would make the file PWNED when they are imported."""
+    """Creates modules with names of libraries. Importing them would create the file PWNED."""
     for name in ("json", "random", "psutil", "yaml", "mlflow", "uvicorn", "torch"):
         (folder / f"{name}.py").write_text(f"open({str(folder / PWNED)!r}, 'w')\nraise SystemExit(3)\n")
 
 
-def test_a_command_imports_nothing_from_the_folder_it_is_called_in(place):
+def test_commands_import_nothing_from_the_current_folder(place):
     plant_modules(place)
     make_study(place / "runs")
     for words in (["show"], ["doctor"], ["run", "--dry-run", "model=mlp"]):
@@ -303,14 +303,14 @@ def test_a_command_imports_nothing_from_the_folder_it_is_called_in(place):
         assert not (place / PWNED).exists(), words
 
 
-def test_every_python_of_autotune_s_own_is_started_without_the_current_folder():
+def test_no_python_process_starts_with_the_current_folder_on_its_path():
     own = re.compile(r"""sys\.executable, *(?:"-m"|'-m'|"-c"|'-c')|exec "\$1" -m""")
     package = Path(autotune.__file__).parent
     assert [str(file) for file in package.rglob("*.py") if own.search(file.read_text())] == []
 
 
 @pytest.mark.thorough
-def test_the_ui_imports_nothing_from_the_folder_it_is_called_in(place):
+def test_the_ui_imports_nothing_from_the_current_folder(place):
     plant_modules(place)
     make_study(place / "runs")
     ui = subprocess.Popen([*AUTOTUNE, "ui"], cwd=place, env=own_environment(), stdout=subprocess.PIPE, text=True)
@@ -323,14 +323,14 @@ def test_the_ui_imports_nothing_from_the_folder_it_is_called_in(place):
 
 
 @pytest.mark.thorough
-def test_a_tracking_store_of_a_stranger_gets_no_file_written_elsewhere(place):
+def test_sync_writes_nothing_where_a_hostile_tracking_store_points(place):
     make_study(place / "runs")
     cli = Cli(place)
     assert cli("sync").returncode == 0
     for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
         with contextlib.closing(sqlite3.connect(place / "runs/mlflow.db")) as database:
             database.execute(f"UPDATE {table} SET {column} = ?", [(place / "victim").as_uri()])
-            database.execute("DELETE FROM tags WHERE key LIKE '%digest%'")  # so that all is written again
+            database.execute("DELETE FROM tags WHERE key LIKE '%digest%'")  # so that everything is written again
             database.commit()
         said = cli.refused("sync")
         assert f"outside of the runs folder, in {(place / 'victim').as_uri()}" in said
@@ -340,7 +340,7 @@ def test_a_tracking_store_of_a_stranger_gets_no_file_written_elsewhere(place):
     assert cli("sync").returncode == 0
 
 
-def test_only_the_store_s_own_folder_of_files_counts_as_its_own(tmp_path):
+def test_is_own_place_accepts_only_the_artifact_folder_of_the_store(tmp_path):
     runs, there = tmp_path / "my runs", tmp_path / "my runs/mlartifacts"
     there.mkdir(parents=True)
     (there / "link").symlink_to(tmp_path)
@@ -364,7 +364,7 @@ PIPES = [
         *more(*((document, what) for document in PIPES for what in ("pipe", "device", "huge"))),
     ],
 )
-def test_a_document_that_never_ends_is_not_read(place, capsys, document, what):
+def test_pipes_devices_and_huge_files_are_not_read(place, capsys, document, what):
     file = make_study(place / "runs").path / document
     file.unlink(missing_ok=True)
     if what == "pipe":
@@ -374,13 +374,13 @@ def test_a_document_that_never_ends_is_not_read(place, capsys, document, what):
     else:
         with file.open("wb") as huge:
             huge.truncate(1 << 40)
-    with memory_limit(8 << 30):  # fails at once if something is read to its end
+    with memory_limit(8 << 30):  # makes reading an endless file fail at once
         for words in READERS:
             assert main(words) in (0, 2), words
             assert "internal error" not in capsys.readouterr().err, words
 
 
-def test_a_mirror_s_lock_that_is_a_pipe_does_not_block(place):
+def test_a_pipe_in_place_of_the_sync_lock_does_not_block(place):
     study = make_study(place / "runs")
     os.mkfifo(study.path / store.LOCK_FILE)
     with store.only_writer(study) as is_alone:
@@ -388,7 +388,7 @@ def test_a_mirror_s_lock_that_is_a_pipe_does_not_block(place):
 
 
 @pytest.mark.thorough
-def test_a_link_in_a_study_uploads_nothing_of_the_user_s(place):
+def test_sync_does_not_upload_files_that_links_point_to(place):
     (place / "private").mkdir()
     (place / "private/id").write_text("a-private-key-0001")
     study = make_study(place / "runs")

@@ -1,4 +1,4 @@
-"""Other people on the same machine: links that they made, modes of what is written, who listens, who is sent signals."""
+"""Protection from other users of the same machine: their links, file modes, open ports and signals."""
 
 import os
 import platform
@@ -32,7 +32,7 @@ SECRET = "hf_abcdefghijklmnop0001"
 
 @contextmanager
 def open_umask() -> Iterator[None]:
-    """Lets processes that are started meanwhile write files for everybody, unless they say otherwise."""
+    """Lets processes started inside the context write files for everybody, unless they set a mode."""
     before = os.umask(0)
     try:
         yield
@@ -42,7 +42,7 @@ def open_umask() -> Iterator[None]:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of the user's that nobody may reach through a link."""
+    """Returns a file of the user that must not be changed through a link."""
     file = tmp_path / "victim"
     file.write_text("precious")
     return file
@@ -60,18 +60,18 @@ def listening(process: psutil.Process) -> set[str]:
     return found
 
 
-# Links that somebody made before ------------------------------------------------------------------------------------------
+# Links placed by other users ----------------------------------------------------------------------------------------------
 
 
-def test_a_file_in_a_shared_folder_is_written_through_no_link(tmp_path, victim, monkeypatch):
-    monkeypatch.setattr("secrets.token_hex", lambda _: "0123")  # even if its name could be foreseen
+def test_output_to_a_shared_folder_does_not_follow_links(tmp_path, victim, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0123")  # even if its name were predictable
     (tmp_path / f"best.yaml.{os.getpid()}.0123.tmp").symlink_to(victim)
     with pytest.raises(BadInput, match="--output: cannot be written"):
         output.write("threads: {intra: 1}\n", tmp_path / "best.yaml")
     assert victim.read_text() == "precious"
 
 
-def test_a_link_with_a_study_s_name_is_passed_over(tmp_path, victim):
+def test_links_with_the_name_of_a_study_are_ignored(tmp_path, victim):
     (tmp_path / "runs").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "runs/s").symlink_to(tmp_path / "elsewhere")
@@ -80,7 +80,7 @@ def test_a_link_with_a_study_s_name_is_passed_over(tmp_path, victim):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_locks_are_taken_through_no_link(tmp_path, victim):
+def test_lock_files_are_not_opened_through_links(tmp_path, victim):
     folder = make_study(tmp_path / "runs")
     for file in (folder.path / "owner.json", folder.path / ".sync.lock", tmp_path / "runs/.mlflow.lock"):
         file.symlink_to(victim)
@@ -93,21 +93,21 @@ def test_locks_are_taken_through_no_link(tmp_path, victim):
     assert victim.read_text() == "precious"
 
 
-def test_a_file_with_a_second_name_is_no_note_of_a_job(tmp_path, victim):
+def test_hard_links_are_not_accepted_as_job_notes(tmp_path, victim):
     victim.write_text("")  # a note is empty until its job is lost
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     names = [f".autotune-{platform.node()}-{dead.pid}-autotune-{job}.job" for job in ("1a2b3c4d", "5a6b7c8d")]
     (tmp_path / names[0]).hardlink_to(victim)
     (tmp_path / names[1]).touch()
-    assert [note.name for note in left_by_killed(tmp_path, ".job")] == names[1:]  # what is listed here is written to
+    assert [note.name for note in left_by_killed(tmp_path, ".job")] == names[1:]  # autotune writes to the files listed here
 
 
 # Modes --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
-def test_no_umask_opens_a_study_to_others(tmp_path):
+def test_study_files_are_private_with_any_umask(tmp_path):
     study = QuickStudy(tmp_path)
     with open_umask():
         tuner = study.start("study.budget.trials=1")
@@ -116,13 +116,13 @@ def test_no_umask_opens_a_study_to_others(tmp_path):
     assert study.folder.path.parent.stat().st_mode & 0o022 == 0
     assert [path for path in (study.folder.path, study.folder.path / "trials") if path.stat().st_mode & 0o077] == []
     files = [path for path in (*study.folder.path.glob("*.*"), *study.folder.path.glob("trials/*/*.json")) if path.is_file()]
-    by_program = ("result.rank0.json",)  # the program of this test writes it, not the harness
+    by_program = ("result.rank0.json",)  # written by the program of this test, not by the harness
     assert len(files) > 10
     assert [path for path in files if path.stat().st_mode & 0o077 and path.name not in by_program] == []
 
 
 @pytest.mark.thorough
-def test_no_umask_opens_the_tracking_store_to_others(tmp_path):
+def test_tracking_store_is_private_with_any_umask(tmp_path):
     make_study(tmp_path / "runs")
     with open_umask():
         ended = Cli(tmp_path)("sync")
@@ -131,7 +131,7 @@ def test_no_umask_opens_the_tracking_store_to_others(tmp_path):
     assert (tmp_path / "runs/mlartifacts").stat().st_mode & 0o077 == 0
 
 
-def test_the_traceback_of_a_fault_is_private_and_masked(tmp_path, monkeypatch, capsys):
+def test_traceback_of_an_internal_error_is_private_and_masked(tmp_path, monkeypatch, capsys):
     def fail() -> None:
         raise RuntimeError(f"refused {SECRET}")
 
@@ -150,7 +150,7 @@ def test_the_traceback_of_a_fault_is_private_and_masked(tmp_path, monkeypatch, c
 
 
 @pytest.mark.thorough
-def test_a_study_listens_on_nothing(tmp_path):
+def test_a_study_opens_no_port(tmp_path):
     study = QuickStudy(tmp_path, trial_s=3.0)
     words = ["run", "device.kind=cpu", "study.name=s", "runs_dir=runs", "study.budget.trials=1"]
     command = ["--", sys.executable, "-S", "train.py", "3"]
@@ -172,7 +172,7 @@ def test_a_study_listens_on_nothing(tmp_path):
 
 
 @pytest.mark.thorough
-def test_the_ui_listens_on_loopback_alone(tmp_path):
+def test_the_ui_listens_only_on_loopback(tmp_path):
     make_study(tmp_path / "runs")
     ui = Cli(tmp_path).start("ui")
     try:
@@ -184,7 +184,7 @@ def test_the_ui_listens_on_loopback_alone(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user, or send it a signal")
-def test_another_user_s_process_is_none_of_a_study_s_whatever_it_says_of_itself():
+def test_processes_of_other_users_do_not_belong_to_a_study():
     environment = {**os.environ, MARK_VARIABLE: "/runs/s:0001"}
     own, other = (subprocess.Popen(["sleep", "60"], env=environment, cwd="/", user=user) for user in (None, NOBODY))
     try:

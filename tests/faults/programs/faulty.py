@@ -16,7 +16,7 @@ if FAULT == "imports no torch":
 if FAULT == "hangs before import":
     while True:
         pass
-import torch  # noqa: E402 (what goes wrong before is above)
+import torch  # noqa: E402 (faults before the import are above)
 from torch.utils.data import DataLoader, Dataset, get_worker_info  # noqa: E402
 
 HELD = []
@@ -51,7 +51,7 @@ class Model(torch.nn.Linear):
 
 
 STEPS = 0
-PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # a faulty trial is slower, so that it enters no finals
+PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # faulty trials are slower, so they enter no finals
 HAS_WORKERS = FAULT in ("worker raises", "worker is killed", "fills shared memory", "hangs in a worker", "is killed")
 START = "fork" if HAS_WORKERS else None  # this file has no guard, and other workers would import it
 loader = DataLoader(Data(), batch_size=4, num_workers=int(HAS_WORKERS), collate_fn=collate, multiprocessing_context=START)

@@ -1,4 +1,4 @@
-"""Trains a small model and wastes time in PASSES passes per step (an environment variable); the smallest number is the best."""
+"""Trains a small model and wastes time in each step. The environment variable PASSES sets how much; the least is the best."""
 
 import os
 

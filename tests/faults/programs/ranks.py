@@ -1,4 +1,4 @@
-"""Two ranks under DDP. After some steps, the fault that FAULT names happens to rank 1, and rank 0 waits for it."""
+"""Two ranks under DDP. After some steps, rank 1 has the fault that FAULT names, and rank 0 waits for it."""
 
 import os
 import signal

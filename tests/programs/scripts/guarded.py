@@ -1,4 +1,4 @@
-"""Its model, optimizer, loader, data set, sampler and batches override many methods, which only it and torch may call.
+"""Model, optimizer, loader, data set, sampler and batches override many methods that only this program and torch may call.
 
 The methods raise if other code calls them. With the word `open`, nothing is overridden.
 """
@@ -51,7 +51,7 @@ class Refused(BaseException):
 
 
 def guarded(names, *, is_deep=False):
-    """Returns a class decorator: only this program and torch may call `names`; if `is_deep`, torch only for this program."""
+    """Returns a class decorator: only this program and torch may call `names`. If `is_deep`, torch must act for the program."""
 
     def decorate(kind):
         for name in () if IS_OPEN else names:

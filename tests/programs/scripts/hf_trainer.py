@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a tiny, untrained BERT and random data; it evaluates now and then."""
+"""Hugging Face's Trainer with a tiny, untrained BERT and random data; it evaluates from time to time."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A program's own record of its training: a JSON line for each step, and one whenever an observed fact changes.
+"""Records the training of a program: writes a JSON line for each step, and one whenever an observed fact changes.
 
 The variable JOURNAL names the file. JOURNAL_STEPS is the number of steps after which the program ends (0: never).
 """
@@ -29,7 +29,7 @@ def step(loss, samples, optimizer=None):
             note(fused=bool(optimizer.param_groups[0].get("fused")))
     if _number == _last_step:
         _file.close()
-        for child in multiprocessing.active_children():  # those that are not forked would live on
+        for child in multiprocessing.active_children():  # children that are not forked would survive
             child.terminate()
         os._exit(0)
 
