@@ -285,11 +285,11 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
     held = _held(space, reference)
     for key, asked in space.domains.items():
         found = knob(key)
-        if reason := _reason_against(found, space, host_context, passed):
+        if reason := _why_not_searched(found, space, host_context, passed):
             dropped[key] = reason
             continue
         if held and key == BATCH_SIZE.key:
-            asked = Choice(tuple(dividing(held, _whole(asked, held), host_context)))
+            asked = Choice(tuple(dividing(held, _batch_sizes_in(asked, held), host_context)))
         domain = (asked or Choice(_ordered(tuple(found.domain(host_context))))).including(reference[key])
         if len(domain.values) > 1:
             domains[key] = domain
@@ -316,14 +316,14 @@ def _held(space: SearchSpace, reference: Knobs) -> int | None:
     return batch * int(reference.get(ACCUMULATION.key, ACCUMULATION.default))
 
 
-def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
+def _batch_sizes_in(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
     """Returns the batch sizes in a domain (in an interval: only those up to `held`); None for the knob's own rule."""
     if asked is None:
         return None
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
 
 
-def _reason_against(found: Knob, space: SearchSpace, host_context: HostContext, passed: Knobs) -> str | None:
+def _why_not_searched(found: Knob, space: SearchSpace, host_context: HostContext, passed: Knobs) -> str | None:
     if found.key in space.pinned:
         return "pinned"
     tier = tier_of(found, is_held=space.is_held)

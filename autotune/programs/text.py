@@ -32,7 +32,7 @@ Batch = dict[str, Tensor]
 ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each sample begins at another position in the text
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
-PASSED_BY = (
+SKIPPED_FOLDERS = (
     "site-packages",
     "dist-packages",
     "__pycache__",
@@ -75,7 +75,7 @@ def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
     """
     text = ""
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in PASSED_BY)
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
         for path in (Path(place, name) for name in sorted(names) if name.endswith(ENDINGS)):
             if path.is_file() and len(text) < at_most:
                 text += path.read_bytes()[: at_most - len(text)].decode("ascii", "ignore")

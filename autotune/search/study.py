@@ -285,12 +285,12 @@ def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))
-    for name, violation in _even(answer).items():
+    for name, violation in _all_violations(answer).items():
         trial.set_constraint(name, violation)
     study.tell(trial, answer.values, state=answer.state)
 
 
-def _even(answer: Told) -> dict[str, float]:
+def _all_violations(answer: Told) -> dict[str, float]:
     """Returns the violation of every constraint, 0 if it holds: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
@@ -318,7 +318,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
         params=params,
         distributions={key: distributions[key] for key in params},
         user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
-        constraints=_even(answer),
+        constraints=_all_violations(answer),
     )
     if record.started_at:
         trial.datetime_start = datetime.fromtimestamp(record.started_at)  # local time, as in Optuna's own trials

@@ -28,10 +28,10 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
     """
     if not record.value:
         return []
-    return _led([*_of_input(record, device), *_of_ranks(record, device)])
+    return _ranked([*_of_input(record, device), *_of_ranks(record, device)])
 
 
-def _led(found: list[Finding]) -> list[Finding]:
+def _ranked(found: list[Finding]) -> list[Finding]:
     """Returns the findings, the most important first. Leaves out "device-bound" if there is any other finding.
 
     Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note on

@@ -84,7 +84,7 @@ class Side(NamedTuple):
     is_fixed: bool = False
 
 
-OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
+NEW_CONFIGURATION_KINDS = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
 def explainable(
@@ -102,7 +102,7 @@ def explainable(
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
-    able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
+    able = {one.number: one for one in records if one.kind in NEW_CONFIGURATION_KINDS and one.repeats is None and one.value is not None}
     if number is None and not able:
         raise BadInput(
             f"STUDY: none of its trials has a measurement to explain, got {folder.name!r}. "
@@ -219,7 +219,7 @@ class Explaining:
         num_before = len(self._session.records)
         findings, made = self._tried(evidence, findings, ends_s)
         if made or any(one.unskippable or _is_open(one) for one in findings):
-            findings = [found for one in findings for found in _left(one, evidence)]
+            findings = [found for one in findings for found in _still_open(one, evidence)]
             ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
             more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
             more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
@@ -407,7 +407,7 @@ class Explaining:
         session.folder.write_explanation(self.document)
 
 
-def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
+def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
     """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if no remedy is left."""
     if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]

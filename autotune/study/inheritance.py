@@ -305,15 +305,15 @@ def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: Tria
         for record in source.records
         if record.kind is Kind.search and record.outcome.is_memory and _has_no_more(about, source.about, record.outcome)
     ]
-    true = [entry for entry in found if not any(_reaches(knobs, entry) for knobs in ran)]
+    true = [entry for entry in found if not any(_needs_as_much_memory(knobs, entry) for knobs in ran)]
     least: list[dict[str, Any]] = []
     for entry in true:
-        if not any(_reaches(entry["knobs"], other) for other in least):
-            least = [other for other in least if not _reaches(other["knobs"], entry)] + [entry]
+        if not any(_needs_as_much_memory(entry["knobs"], other) for other in least):
+            least = [other for other in least if not _needs_as_much_memory(other["knobs"], entry)] + [entry]
     return least[:MAX_OUT]
 
 
-def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
+def _needs_as_much_memory(knobs: Knobs, out: dict[str, Any]) -> bool:
     return dominates(knobs, out["knobs"], is_host=out["outcome"] == Outcome.host_oom)
 
 

@@ -128,10 +128,10 @@ def filling_seed(
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
     """Whether a trial with the same changes (except loader knobs) was clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
-    part = _beside_loader(session.resolved.changed(knobs))
+    part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]
-    return any(part and _beside_loader(record.changed) == part for record in slower)
+    return any(part and _without_loader_knobs(record.changed) == part for record in slower)
 
 
-def _beside_loader(changed: Knobs) -> Knobs:
+def _without_loader_knobs(changed: Knobs) -> Knobs:
     return {key: value for key, value in changed.items() if not key.startswith("loader.")}

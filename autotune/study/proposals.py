@@ -112,7 +112,7 @@ class Search:
                     f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
                 )
         if all(self._settled.is_measured(key, value) for _, key, value in self._costly):
-            self._hold_what_is_best()
+            self._hold_best_costly_values()
 
     def run(self) -> str:
         """Searches and returns the reason why it ended.
@@ -146,7 +146,7 @@ class Search:
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
-        self._name_what_is_too_dear()
+        self._announce_unaffordable_values()
         costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
@@ -159,7 +159,7 @@ class Search:
             yield from self._fitting(self._late())
             if self._hold:
                 self._session.schedule.drain()
-                self._hold_what_is_best()
+                self._hold_best_costly_values()
             yield from self._cheap(until=lambda: False)
             if self._unfinished:
                 yield from self._fitting(self._again())
@@ -217,7 +217,7 @@ class Search:
         if self._incumbent is not best and self._rates:
             self._rates.reconsider()
 
-    def _hold_what_is_best(self) -> None:
+    def _hold_best_costly_values(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
@@ -252,7 +252,7 @@ class Search:
             was = "disturbed" if record.outcome is Outcome.disturbed else "not finished"
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was {was}", origin=record.origin)
 
-    def _name_what_is_too_dear(self) -> None:
+    def _announce_unaffordable_values(self) -> None:
         """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
