@@ -15,10 +15,10 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks failures that a configuration's changes may have caused, but not failures for lack of memory or by chance.
+    """Tracks failures that a configuration's changes may have caused. Leaves out failures for lack of memory or by chance.
 
     Each change that may be the cause is tried on the best configuration so far, without the other changes of the failed
-    trial. If this new trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of
+    trial. If the new trial fails, this change is the cause. If it works, the cause is among the other changes. Changes of
     higher tiers are tried first, since precision, layout and compilation fail more often than loader workers.
     """
 

@@ -40,8 +40,8 @@ PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
 MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
-# If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry, or after the
-# program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names --retry.
+# If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
+# edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -173,7 +173,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it once if a signal killed it: this may be chance, since the trial itself ended well."""
+        """Runs a pass. Repeats it once if a signal killed it, which may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):
@@ -187,7 +187,7 @@ class Explaining:
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
-    # Any time ---------------------------------------------------------------------------------------------------------------
+    # On request -------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
         """Runs the requested passes that a trial lacks, explains the trial, and tries the settings that findings propose."""
@@ -408,14 +408,14 @@ class Explaining:
 
 
 def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if no remedy is left."""
+    """Returns [finding], without its setting if trials have refuted that meanwhile; [] if no remedy is left."""
     if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program addresses, with its predicted gain instead of the one that a check measured.
+    """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
     If a check skipped stages (WITHOUT), the gain derived from that check stays, because it is a prediction, too.
 
@@ -438,7 +438,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns a note if a step took so long in the pass "lines" that the pass does not represent the trial; "" otherwise."""
+    """Returns a note if steps in the pass "lines" took too long for the pass to represent the trial; "" otherwise."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

@@ -26,7 +26,7 @@ from autotune.study.single_changes import SingleChanges
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
+MAX_REPEATED_PROPOSALS = 40  # after this many known configurations in a row from the sampler, the space counts as used up
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
@@ -39,7 +39,7 @@ NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be
 
 
 class Search:
-    """Proposes and measures configurations until time, trials or ideas run out.
+    """Proposes and measures configurations until time, trials or proposals run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
     each on the best configuration so far, and then the best configuration restricted to lower tiers. Any remaining time goes to
@@ -57,8 +57,8 @@ class Search:
         self._parity, self._culprits = Parity(session), Culprits(space)
         self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
-        # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
-        # that follows the rate; otherwise TPE takes its place.
+        # Whether RatesSampler leads the search: it makes single changes itself, and decides which compilations are worth their
+        # time. It needs a single objective that depends on the rate alone; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._compiled = {key for _, key, _ in space.costly()}  # knobs with values that cost a compilation
         self._costly = [] if self._is_led else space.costly()
@@ -153,7 +153,7 @@ class Search:
         if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
             self._session.schedule.drain()
             self._compare_losses()
-        if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later
+        if self._is_led:  # the late proposals of such a search only remove changes from the best, so they may begin later
             yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())
@@ -168,8 +168,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless it costs a compilation. Then it replaces the sampler's next proposal that has
-        the suspected value: meanwhile, another compilation may be tried, which takes as long and often gains as much.
+        Such a proposal comes immediately, unless it costs a compilation. A trial of another compilation takes as long and often
+        gains as much. So in this case, it waits for the sampler's next proposal that has the suspected value, and replaces it.
         """
         yield from self._questions()
         for proposal in proposals:
@@ -210,7 +210,7 @@ class Search:
         return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
-        """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
+        """Compares the losses of the best so far with the baseline's. If they differ, the search goes on without it."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -288,7 +288,7 @@ class Search:
                 yield Proposal(knobs=knobs, why=why, origin=LATE)
 
     def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what is exported."""
+        """Returns the best so far without its ineffective changes, so that the finals measure what will be exported."""
         session, best = self._session, self._incumbent
         lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
         margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)

@@ -229,8 +229,7 @@ def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
     Returns [] if the finals have a pair, or if they did not measure the configuration again.
 
-    One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
-    others.
+    In a measurement without an interval, one slow step may dominate. So such measurements are used only if there are no others.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []
@@ -331,7 +330,7 @@ def _unproven(
     """
     decision = standing.decision
     if decision is None and not best.changed:
-        return None  # comparing the baseline with itself gives no verdict
+        return None  # a comparison of the baseline with itself gives no verdict
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
         reason = decision.reason
         if is_barred(baseline):

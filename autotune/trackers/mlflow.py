@@ -1,7 +1,7 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, and creating a SQLite store
-takes five. It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed
+It runs in the process of `autotune sync`, not in the tuner, because importing MLflow takes two seconds, and creating a SQLite
+store takes five. It queries MLflow for existing runs by their tags, so the mirror survives kills, lost state and a changed
 server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are deleted
 afterwards, and the mirror counts as complete only after MLflow has been queried once more.
 """
@@ -278,9 +278,8 @@ class MlflowTracker(Tracker):
             text = read_bytes(file).decode("utf-8", "replace")
         except (FileNotFoundError, ValueError):  # ValueError: a pipe or a huge file in a stranger's study
             return
-        self._client.log_text(
-            run_id, self._secrets.message(text), name or file.name
-        )  # `message` masks known values only, so that JSON stays valid
+        # `message` masks known values only, so that JSON stays valid.
+        self._client.log_text(run_id, self._secrets.message(text), name or file.name)
 
     def _log(
         self,
@@ -296,9 +295,8 @@ class MlflowTracker(Tracker):
         pairs = [Param(key, value) for key, value in params.items()]
         for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: only programs with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
-        points = [
-            Metric(key, value, at, 0) for key, value in metrics.items()
-        ]  # with a fixed time, writing again adds no point; with a step above 0, MLflow would draw a curve of one point
+        # With a fixed time, writing again adds no point. With a step above 0, MLflow would draw a curve of one point.
+        points = [Metric(key, value, at, 0) for key, value in metrics.items()]
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 

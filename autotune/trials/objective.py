@@ -91,9 +91,9 @@ class Goal:
         self.epoch_samples = self.epoch_samples or length
 
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
-        """Writes objectives, scores and violations into a trial's record. A trial that violates a constraint cannot win.
+        """Writes objectives, scores and violations into a trial's record.
 
-        Nor can one whose constraints could not be checked.
+        A trial cannot win if it violates a constraint, or if a constraint could not be checked.
 
         Args:
             record: the trial with its numbers.

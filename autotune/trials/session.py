@@ -237,7 +237,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the least time for a trial of the finals: expected start plus the longer of `race_min_s` and two cycles."""
+        """Returns the minimum time of a finals trial: its expected start plus the longer of `race_min_s` and two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -261,7 +261,7 @@ class Session:
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the highest lower bound of a rate among the trials that ran as the next one will: alone, or in parallel."""
+        """Returns the highest lower bound of a rate among trials that ran alone, or in parallel, as the next trial will."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
@@ -386,7 +386,7 @@ class Session:
         skipped: tuple[str, ...] = (),
         is_fixed: bool = False,
     ) -> TrialRecord:
-        """Measures a configuration without or with the remedy that a finding proposes, one side of a pair, in a fresh process.
+        """Measures one side of a pair in a fresh process: a configuration with or without the remedy that a finding proposes.
 
         Args:
             first: the trial that was explained.
