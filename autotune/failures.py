@@ -34,7 +34,7 @@ from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
-MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
+MIN_LOSS_SCALE = 1.0  # below this scale, even unscaled gradients overflow fp16; no program scales down on purpose
 # A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000: the step in which
 # it tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
@@ -156,7 +156,7 @@ def _since(results: Sequence[RankResult]) -> str:
 
 
 def _skips(result: RankResult) -> bool:
-    """Whether a gradient scaler skipped too many steps of the window: skipped steps are fast and would inflate the rate."""
+    """Whether a gradient scaler skipped too many steps of the window. Skipped steps are fast, so they inflate the rate."""
     if result.window is None or result.scaling is None:
         return False
     return bool(result.scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps))
@@ -340,7 +340,7 @@ def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if a lack of memory ended a process while the others waited."""
+    """Returns the verdict for a passed deadline: out of memory if a process lacked memory and the others waited for it."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"

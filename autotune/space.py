@@ -133,8 +133,7 @@ class SearchSpace:
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key of a named space -> why it is not searched, although the space has it: the user named a knob that
-            excludes it.
+        left_out: knob key of a named space -> why this knob is not searched: the user named another knob that excludes it.
         typed: knobs that the user named one by one, not through a named space; known when a study starts, not when resumed.
     """
 
@@ -280,7 +279,7 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
         passed: knob -> value in the baseline's command line, for the knobs that are arguments there.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
-    # Values worth trying lie around the program's own value: the observed one, or else the one in its command line.
+    # Values worth a trial lie around the program's own value: the observed value, or else the value in its command line.
     host_context = replace(host_context, observed={**passed, **host_context.observed})
     held = _held(space, reference)
     for key, asked in space.domains.items():

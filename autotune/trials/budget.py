@@ -117,7 +117,7 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to measure two effects, because the search can use that time better.
+        Reserves less for attribution if the program is too slow to measure two effects: the search can use that time better.
         """
         if self.total_s is None:
             return
