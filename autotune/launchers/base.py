@@ -80,7 +80,7 @@ class Ended:
             "lost": a process that the launcher depends on was killed, such as the supervisor; `evidence["stop_reason"]` says
             which.
         phase: last known phase, member of protocol.PHASES.
-        results: this trial's rank results, in rank order; those of another trial or attempt are listed as problems instead.
+        results: this trial's rank results, in rank order; results of another trial or attempt are listed as problems instead.
         problems: files that could not be read or belong to another trial, ranks without a result, and processes that would not
             end; one sentence each.
         seconds: from launch until the last process has exited.

@@ -54,7 +54,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
         with contextlib.suppress(OSError):  # another process removed it first, or has it open
             status = entry.stat(follow_symlinks=False)
             if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
-                Lease(Path(entry.path)).close()  # fails while any process, in whatever container, has it open for writing
+                Lease(Path(entry.path)).close()  # fails while any process in any container has it open for writing
                 os.unlink(entry.path)
                 removed.append(entry.name)
     return removed

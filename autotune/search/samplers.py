@@ -45,8 +45,8 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # `multivariate` and `constant_liar` are Optuna 5's defaults for one objective. They are set explicitly because the search
-    # relies on them. `group` is off: it is experimental and meant for conditional knobs, of which there are only one or two
-    # here. TPE samples these independently and logs a line about it, which `begin_study` silences.
+    # relies on them. `group` is off: it is experimental and meant for conditional knobs, and here only one or two knobs are
+    # conditional. TPE samples these independently and logs a line about it, which `begin_study` silences.
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,

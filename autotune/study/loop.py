@@ -319,13 +319,13 @@ class _Study:
         record = session.baseline
         space = self._learn(first)
         if earlier is None or earlier.first is None:
-            self._name_dropped(space.dropped)
+            self._announce_dropped(space.dropped)
         session.runner.goal.check_baseline(record)
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
         record.knobs = space.baseline  # what the program sets by itself is known only now
         session.recount()
-        self._take_over()
+        self._reuse_earlier_studies()
         self._budget.reserve(record)
         if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
             self._budget.reserve_passes(planned_s(record))
@@ -356,7 +356,7 @@ class _Study:
         session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
         return space
 
-    def _take_over(self) -> None:
+    def _reuse_earlier_studies(self) -> None:
         """Reuses results of earlier studies before the search begins. A resumed study keeps the results that it began with."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and session.num_searched <= 0
@@ -369,7 +369,7 @@ class _Study:
         if not session.about.warm_start and (why := why_nothing(session)):
             self._listener.notice(why)
 
-    def _name_dropped(self, dropped: dict[str, str]) -> None:
+    def _announce_dropped(self, dropped: dict[str, str]) -> None:
         """Tells the user why knobs that the user named are not searched. For all others, `autotune inspect` shows why."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")

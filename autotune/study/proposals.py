@@ -81,24 +81,24 @@ class Search:
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
-        # Trials to repeat: those that were interrupted in earlier runs of the study and, in a grid, those of this run that were
-        # disturbed or interrupted, because the sampler proposes a point of a grid only once.
+        # Trials to repeat: trials that were interrupted in earlier runs of the study. In a grid, also trials of this run that
+        # were disturbed or interrupted, because the sampler proposes each point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = ""
-        self._recall(session.searched)
+        self._load_trials(session.searched)
 
     def _score_names(self) -> list[str]:
         """Returns the names under which a viewer of Optuna's journal shows the scores, in which more is always better."""
         rate = f"{self._session.baseline.unit} per second"
         return [rate if name == THROUGHPUT else f"score of {name}" for name in self._names]
 
-    def _recall(self, records: list[TrialRecord]) -> None:
+    def _load_trials(self, records: list[TrialRecord]) -> None:
         """Loads the existing trials: the baseline and those of earlier runs of the study."""
         for record in records:
             self._settled.note(record)
-            self._teach(record)
+            self._add_to_sampler(record)
             kind, _, key = record.origin.partition(" ")
             if kind == SINGLE:
                 self._num_singles += 1
@@ -301,9 +301,9 @@ class Search:
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
-        return self._new() or self._doubted()
+        return self._new() or self._doubtful()
 
-    def _doubted(self) -> Proposal | None:
+    def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
         params = self._rates.doubted(self._study) if self._rates else None
         if params is None:
@@ -419,7 +419,7 @@ class Search:
         if record.outcome.is_no_answer and self._sampler_name == "grid":
             self._unfinished.append(record)
         if proposal.trial is None:
-            self._teach(record)
+            self._add_to_sampler(record)
         else:
             tell(self._study, proposal.trial, record, **self._limits())
 
@@ -428,7 +428,7 @@ class Search:
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)
 
-    def _teach(self, record: TrialRecord) -> None:
+    def _add_to_sampler(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:

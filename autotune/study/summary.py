@@ -370,7 +370,7 @@ def _attribution(
     about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
 ) -> list[dict[str, Any]]:
     """Returns the effect of each change of the best, largest first: ratios 1.2 and 1.1 have "cumulative" 1.2 and 1.32."""
-    found = _of_best(best, standing)
+    found = _attribution_of(best, standing)
     if best is None or not best.changed or found is None:
         return []
     entries = [change.as_json() for change in found.changes if change.knob in best.changed]
@@ -386,11 +386,11 @@ def _attribution(
 
 def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
     """Returns the changes that were reverted because they had no effect; None if there are none."""
-    found = _of_best(best, standing)
+    found = _attribution_of(best, standing)
     return found.minimality() if found and best and best.number == found.best.number else None
 
 
-def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
+def _attribution_of(best: TrialRecord | None, standing: Standing) -> Attribution | None:
     """Returns the attribution; None if there is none, or if it belongs to a configuration that the finals did not choose."""
     found = standing.attribution
     return found if found and best and best.number in (found.best.number, found.winner.number) else None
