@@ -102,7 +102,11 @@ def explainable(
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
-    able = {one.number: one for one in records if one.kind in NEW_CONFIGURATION_KINDS and one.repeats is None and one.value is not None}
+    able = {
+        one.number: one
+        for one in records
+        if one.kind in NEW_CONFIGURATION_KINDS and one.repeats is None and one.value is not None
+    }
     if number is None and not able:
         raise BadInput(
             f"STUDY: none of its trials has a measurement to explain, got {folder.name!r}. "
