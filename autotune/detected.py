@@ -158,7 +158,7 @@ def _own_steps(found: dict[str, Any]) -> str:
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
     """Returns what is known about a program that never reached an optimizer step."""
-    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # lists a loader once that each epoch makes
+    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # lists a loader once if each epoch makes it
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]

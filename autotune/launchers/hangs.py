@@ -19,7 +19,7 @@ from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, pla
 
 ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes that are asked through a file may take; they check for the file once a second
+AWAY_S = 4.0  # how long processes may take if a file asks them for their stacks; they look for the file once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -162,7 +162,7 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if some processes are asked through a file.
+    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if a file asks some processes for their stacks.
 
     Args:
         processes: the trial's processes on this machine.
