@@ -25,9 +25,10 @@ def __getattr__(name: str) -> Any:
 def apply(file: str | os.PathLike[str]) -> None:
     """Applies a best.yaml's settings to the rest of this program, as `autotune apply FILE -- COMMAND` would.
 
-    Call it at the top of the script: before or after `import torch`, but before the model, the loaders and the optimizer are
-    made. Even at the top, it is too late for some settings, mostly environment variables. Others cannot be applied at all.
-    Standard error names both kinds after the first step. In a trial, and under `autotune apply`, nothing is applied.
+    Call it at the top of the script, if possible before `import torch`, and always before the model, the loaders and the
+    optimizer are made. Even at the top, it is too late for some settings, mostly environment variables, and others cannot be
+    applied at all. After the first step, standard error names both kinds. In a trial, and under `autotune apply`, nothing is
+    applied.
 
     Args:
         file: a file written by `autotune export`.
@@ -44,7 +45,7 @@ def apply(file: str | os.PathLike[str]) -> None:
 def trial_step(samples: float | None = None) -> None:
     """Counts a training step, for programs whose steps autotune cannot detect.
 
-    These are programs that use no optimizer of torch.optim and replace their parameters by new tensors at every step.
+    Such programs use no optimizer of torch.optim, and replace their parameters by new tensors at every step.
 
     Call it once after every step. In a trial whose program calls it, only these calls count as steps; calls of optimizers
     do not. Outside a trial, this function does nothing and costs a tenth of a microsecond.

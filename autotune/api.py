@@ -70,7 +70,7 @@ class Report:
 
 
 class Study:
-    """A study, read from its folder at every access, so it can be used even while the study runs.
+    """A study. Each access reads its folder again, so this also works while the study runs.
 
     Args:
         name: the study's name, as on the command line: "resnet18" is the latest study of that name, "runs/resnet18" a folder.

@@ -1,4 +1,4 @@
-"""Reads and writes documents, whole or not at all. Reads only regular files, since a study may come from a stranger."""
+"""Reads and writes documents, completely or not at all. Reads only regular files, since a study may come from a stranger."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 
-LARGE_FRAC = 0.1  # if every finding gains less than this, `limit_lines` begins with "no single cause"
+LARGE_FRAC = 0.1  # if all findings gain less than this, `limit_lines` begins with "no single cause"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
 # Values of `Check.how` (see `explain/checks.py`) for checks that try something other than a setting.
@@ -86,7 +86,7 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns a line for each check of these trials that is not shown with a finding, such as one that refuted its finding."""
+    """Returns a line for each check of these trials that no finding shows, for example a check that refuted its finding."""
     trials = [entry["trial"] for entry in entries]
     shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
     others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]

@@ -34,7 +34,7 @@ from autotune.ranks import pace
 from autotune.records import Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
-MIN_LOSS_SCALE = 1.0  # below this scale, gradients overflow fp16 even unscaled; no program scales down on purpose
+MIN_LOSS_SCALE = 1.0  # below this scale, even unscaled gradients overflow fp16; no program scales down on purpose
 # A gradient scaler may skip at most this share of the window's steps. A steady scaler skips one step in 2000: the step in which
 # it tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
@@ -108,7 +108,7 @@ def _of_results(facts: Facts) -> Verdict:
             return Outcome.nonfinite, reason
     for result in facts.results:
         if reason := _unapplied(result, facts.asked):
-            return Outcome.invalid, f"{reason}{_on(result, facts)}"
+            return Outcome.invalid, f"{reason}{_rank_note(result, facts)}"
     if facts.mode != "measure":
         return Outcome.ok, ""
     for result in facts.results:
@@ -116,9 +116,9 @@ def _of_results(facts: Facts) -> Verdict:
             if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
             num_steps = _steps_of(result)
-            return Outcome.error, f"{_ended_after(num_steps) if num_steps else UNTRAINED}{_on(result, facts)}"
+            return Outcome.error, f"{_ended_after(num_steps) if num_steps else UNTRAINED}{_rank_note(result, facts)}"
         if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is not a rate, either
-            return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_on(result, facts)}"
+            return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_rank_note(result, facts)}"
     for result in facts.results:
         if verdict := _of_window(result, facts):
             return verdict
@@ -136,7 +136,7 @@ def _overflows(facts: Facts) -> Iterator[tuple[str, str]]:
     """Yields (LOSS or SCALING, reason to fail the trial) for each rank whose loss or loss scale is not usable."""
     for result in facts.results:
         if _is_loss_not_finite(result):
-            yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_on(result, facts)}"
+            yield LOSS, f"the loss is not finite after {_steps_of(result)} steps{_rank_note(result, facts)}"
         if result.scaling is not None and result.scaling["scale"] < MIN_LOSS_SCALE:
             counted = f"; {_skipped(result, facts)}" if result.scaling["skipped"] else ""
             yield SCALING, f"the loss scale fell to {result.scaling['scale']:g}: the gradients overflow{counted}"
@@ -156,7 +156,7 @@ def _since(results: Sequence[RankResult]) -> str:
 
 
 def _skips(result: RankResult) -> bool:
-    """Whether a gradient scaler skipped too many steps of the window: skipped steps are fast and would inflate the rate."""
+    """Whether a gradient scaler skipped too many steps of the window. Skipped steps are fast, so they inflate the rate."""
     if result.window is None or result.scaling is None:
         return False
     return bool(result.scaling["skipped_in_window"] > max(1, MAX_SKIPPED_FRAC * result.window.steps))
@@ -176,11 +176,11 @@ def _of_window(result: RankResult, facts: Facts) -> Verdict | None:
         why = (
             f"memory is thrashing: the allocator freed its cached blocks and allocated them again {retries} times in the window"
         )
-        return Outcome.unsteady, f"{why}{_on(result, facts)}"
+        return Outcome.unsteady, f"{why}{_rank_note(result, facts)}"
     if result.window.is_raced:
         return Outcome.raced, result.window.reason
     if not result.window.is_steady:
-        return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_on(result, facts)}"
+        return Outcome.unsteady, f"{result.window.reason or 'no steady state was reached'}{_rank_note(result, facts)}"
     return None
 
 
@@ -188,7 +188,7 @@ def _skipped(result: RankResult, facts: Facts) -> str:
     assert result.scaling is not None
     total, inside = result.scaling["skipped"], result.scaling["skipped_in_window"]
     counted = f"{total} of {_steps_of(result)} optimizer steps, {inside} of them in the window"
-    return f"the gradient scaler skipped {counted}{_on(result, facts)}"
+    return f"the gradient scaler skipped {counted}{_rank_note(result, facts)}"
 
 
 def _unapplied(result: RankResult, asked: Knobs) -> str:
@@ -223,12 +223,12 @@ def _steps_of(result: RankResult) -> int:
 def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
     """Returns the verdict when ranks have lost a peer that raised no exception."""
     raised = {one.rank for one in facts.results if one.status == "failed" and _class_of(one) not in PARENT_CLASSES}
-    then = f"; {_quoted(_raised(lost))}{_on(lost, facts)}" if lost.rank in raised else ""
+    then = f"; {_quoted(_exception_line(lost))}{_rank_note(lost, facts)}" if lost.rank in raised else ""
     for rank, code, host in failed_ranks(facts.log_tail):
         if rank not in raised and code < 0:
             return _of_signal(Killed(signal_name(-code), True, rank, host), facts)
         if rank not in raised:
-            return Outcome.error, f"{_who(rank, host)} ended with exit status {code}{then}"
+            return Outcome.error, f"{_rank_name(rank, host)} ended with exit status {code}{then}"
     for result in facts.results:
         if result.status == "ended":
             ended = f"rank {result.rank} ended by itself after {_num(_steps_of(result))}, the others did not"
@@ -238,7 +238,7 @@ def _of_lost_peer(lost: RankResult, facts: Facts) -> Verdict:
 
 def _is_second_hand(result: RankResult, facts: Facts) -> bool:
     """Whether a rank's exception only reports the failure of another process."""
-    line = _raised(result)
+    line = _exception_line(result)
     if _class_of(result) in OOM_CLASSES | HOST_OOM_CLASSES or verdict_of(line, line, facts):
         return False
     return _class_of(result) in PARENT_CLASSES or bool(PEER_LOST.search(line))
@@ -252,7 +252,7 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
     error = result.error or {}
     if error.get("type") == UNMEASURABLE:
         return Outcome.error, str(error.get("message"))
-    line = f"{_quoted(_said(result))}{_on(result, facts)}"
+    line = f"{_quoted(_exception_text(result))}{_rank_note(result, facts)}"
     if _class_of(result) in OOM_CLASSES:
         return Outcome.device_oom, line
     if _class_of(result) in HOST_OOM_CLASSES:
@@ -277,7 +277,7 @@ def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
     return bool(is_pinning and DEVICE_OOM.search(error.get("message", "")) and not is_full)
 
 
-def _raised(result: RankResult) -> str:
+def _exception_line(result: RankResult) -> str:
     """Returns the last line of the user's traceback, "ValueError: bad shape", or of the loader worker's traceback."""
     message = plain((result.error or {}).get("message", ""))
     lines = [line.strip() for line in message.splitlines() if line.strip()]
@@ -285,9 +285,9 @@ def _raised(result: RankResult) -> str:
     return raised_in(message) or (f"{name}: {lines[0]}" if lines else name)
 
 
-def _said(result: RankResult) -> str:
-    """Returns `_raised` and the other lines of the exception's message, in which libraries give advice."""
-    first, message = _raised(result), plain((result.error or {}).get("message", ""))
+def _exception_text(result: RankResult) -> str:
+    """Returns `_exception_line` and the other lines of the exception's message, in which libraries give advice."""
+    first, message = _exception_line(result), plain((result.error or {}).get("message", ""))
     lines = list(itertools.takewhile(lambda line: not CPP_FRAMES.match(line), message.strip().splitlines()))
     is_quoted = raised_in(message) or not lines  # a worker's message is its whole traceback, which ends with `first`
     return first if is_quoted else "\n".join([first, *lines[1:]])
@@ -316,7 +316,7 @@ def _of_ending(facts: Facts) -> Verdict:
         return _of_signal(signal, facts, raised or "".join(CPP_SAID.findall(log)[-1:]))
     task = next(iter(failed_ranks(log)), None)
     if task is not None and task.host and PEER_LOST.search(raised):
-        return Outcome.error, f"{_who(task.rank, task.host)} ended with exit status {task.code}"
+        return Outcome.error, f"{_rank_name(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
         return verdict_of(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
@@ -334,13 +334,13 @@ def _of_signal(signal: Killed, facts: Facts, said: str = "") -> Verdict:
     if known := verdict_of(said, _quoted(said), facts):
         return known
     if signal.host and ENDED_FOR_MEMORY.search(facts.log_tail):
-        return Outcome.host_oom, f"{_who(signal.rank, signal.host)} was ended for memory, says Slurm"
+        return Outcome.host_oom, f"{_rank_name(signal.rank, signal.host)} was ended for memory, says Slurm"
     quoted = f": {_quoted(said)}" if said and not PEER_LOST.search(said) else ""
     return Outcome.crash, f"{_crash(signal, facts)}{quoted}"
 
 
 def _of_deadline(facts: Facts) -> Verdict:
-    """Returns the verdict for a passed deadline: out of memory if a lack of memory ended a process while the others waited."""
+    """Returns the verdict for a passed deadline: out of memory if a process lacked memory and the others waited for it."""
     if facts.shut_out:
         return Outcome.error, f"harness not loaded: {facts.shut_out}"
     limit = facts.deadline or f"a deadline passed in phase {facts.phase}"
@@ -389,7 +389,7 @@ def _killed(facts: Facts) -> Killed:
 def _crash(signal: Killed, facts: Facts) -> str:
     who = "a process of the program" if signal.is_relayed else "the program"
     if signal.rank is not None:
-        who = _who(signal.rank, signal.host)
+        who = _rank_name(signal.rank, signal.host)
     hint = {
         "SIGBUS": " (often: shared memory in /dev/shm ran out)",
         "SIGILL": " (an instruction this processor does not have)",
@@ -398,7 +398,7 @@ def _crash(signal: Killed, facts: Facts) -> str:
     return f"{who} was ended by {signal.name} in phase {facts.phase}{hint}"
 
 
-def _who(number: int | None, host: str) -> str:
+def _rank_name(number: int | None, host: str) -> str:
     """Returns "rank 1", or "task 1 on node n2" for a task of srun, which is a rank or a torchrun."""
     return f"task {number} on node {host}" if host else f"rank {number}"
 
@@ -413,7 +413,7 @@ def _missing(results: Sequence[RankResult]) -> list[int]:
     return [rank for rank in range(max((result.world_size for result in results), default=0)) if rank not in there]
 
 
-def _on(result: RankResult, facts: Facts) -> str:
+def _rank_note(result: RankResult, facts: Facts) -> str:
     """Returns " (rank 3)" if there are several ranks, " (rank 3 on n2)" if they are on several nodes, else ""."""
     if max(r.world_size for r in facts.results) == 1:
         return ""

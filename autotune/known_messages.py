@@ -86,7 +86,7 @@ def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
     if WORKER_DIED.search(text):
         return Outcome.crash, f"a loader worker died: {line}"
     if SUSPECTED_OOM.search(text):
-        return _of_suspicion(line, facts)
+        return _suspected_memory(line, facts)
     if TOO_MANY_FILES.search(text):
         return Outcome.error, f"{line} (open files ran out; raise the hard limit, see `ulimit -Hn`)"
     if NO_INPUT.search(text):
@@ -97,7 +97,7 @@ def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
     return None
 
 
-def _of_suspicion(line: str, facts: Facts) -> Verdict:
+def _suspected_memory(line: str, facts: Facts) -> Verdict:
     """Returns out of memory if memory was nearly full, else a crash: the message alone can mean either."""
     shares = _memory_in_use(facts)
     if not shares:

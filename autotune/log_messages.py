@@ -12,11 +12,11 @@ DEVICE_OOM = re.compile(
     r"|CUDA_ERROR_OUT_OF_MEMORY|Triton Error \[CUDA\]: out of memory|Cuda failure \d* ?'out of memory'"
     r"|(?:NCCL|nccl)[^\n]*(?:Failed to CUDA calloc|out of memory)|Failed to CUDA calloc"
 )
-# torch says this at the end of a CUDA graph's capture if an error occurred during it; the traceback shows that error.
+# torch prints this at the end of a CUDA graph's capture if an error occurred meanwhile; the traceback shows that error.
 CAPTURE_FAILED = re.compile(
     r"CUDA error: (?:operation failed due to a previous error during capture|capturing stream has unjoined work)"
 )
-# A call that pins host memory. CUDA reports a lack of this memory in the same words as a lack of device memory.
+# A call that pins host memory. CUDA reports a lack of pinned memory in the same words as a lack of device memory.
 PINNING = re.compile(r"in pin memory thread|\.pin_memory\(|, in pin_memory$", re.MULTILINE)
 HOST_OOM_CLASSES = frozenset({"MemoryError", "bad_alloc"})
 HOST_OOM = re.compile(
@@ -39,7 +39,7 @@ WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed b
 WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
 NO_INPUT = re.compile(r"EOF when reading a line")  # input() at the end of standard input
-# Second-hand failures: a rank that only lost its peer, and a parent that reports the end of its child.
+# Messages that only report another process's failure: a rank that lost its peer, a parent whose child has ended.
 PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",
 )

@@ -1,8 +1,8 @@
 """Recognises secrets and masks them in texts, documents and command lines.
 
 A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`), by
-its format (`hf_...`), or by its value: a value that the environment or the command line gave under such a key is masked
-wherever else it appears, in logs, tracebacks and results. All code that writes uses this module.
+its format (`hf_...`), or by its value: if the environment or the command line has such a key, its value is masked wherever it
+appears, in logs, tracebacks and results. All code that writes uses this module.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def is_reference(value: Any) -> bool:
     return isinstance(value, str) and value.startswith(_REFERENCE) and value.endswith("}")
 
 
-# Where secrets stand in a text ---------------------------------------------------------------------------------------------
+# Places of secrets in a text -----------------------------------------------------------------------------------------------
 
 
 def _places(text: str) -> list[_Span]:
@@ -177,7 +177,7 @@ def _addresses(text: str) -> list[_Span]:
 
 def _keyed(text: str) -> Iterator[_Span]:
     end = 0
-    for key in _KEY.finditer(text):  # a harmless key's value may hold another key
+    for key in _KEY.finditer(text):  # the value of a harmless key may contain another key
         if key.start() >= end and sounds_secret(key[1], key[2]) and (value := _VALUE.match(text, key.end())):
             if not value[0].startswith(_REFERENCE):
                 yield value.span()

@@ -124,7 +124,7 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
 def held(path: Path) -> Iterator[bool]:
     """Locks a file or a folder. Yields False if another process holds the lock, else True, even if there is no such file.
 
-    Nothing is written, so that it works on a full disk, too.
+    Writes nothing, so it also works on a full disk.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -149,7 +149,7 @@ def describe(owner: dict[str, Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Returns what the file says of the owner. Values that cannot be right are left out: another user may have written them."""
+    """Returns what the file says about the owner, without impossible values, which another user may have written."""
     try:
         raw = read_json(file)
     except (OSError, ValueError):  # being written

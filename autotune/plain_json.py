@@ -36,7 +36,7 @@ def mapped(document: Any, change: Callable[[Any], Any]) -> Any:
 
 def _value(raw: Any, kind: Any) -> Any:
     if dataclasses.is_dataclass(kind):
-        given, make = _of(raw, dict), typing.cast(Any, kind)
+        given, make = _expected(raw, dict), typing.cast(Any, kind)
         return make(**{name: _named(given[name], hint, name) for name, hint in _hints(make).items() if name in given})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -44,21 +44,21 @@ def _value(raw: Any, kind: Any) -> Any:
             return None
         return _first(raw, [each for each in arguments if each is not type(None)])
     if origin is list:
-        return [_value(item, arguments[0]) for item in _of(raw, list)]
+        return [_value(item, arguments[0]) for item in _expected(raw, list)]
     if origin is tuple and arguments[1:] == (...,):
-        return tuple(_value(item, arguments[0]) for item in (raw if isinstance(raw, tuple) else _of(raw, list)))
+        return tuple(_value(item, arguments[0]) for item in (raw if isinstance(raw, tuple) else _expected(raw, list)))
     if origin is tuple:
-        items = raw if isinstance(raw, tuple) else _of(raw, list)  # `asdict` keeps tuples, and JSON has lists
+        items = raw if isinstance(raw, tuple) else _expected(raw, list)  # `asdict` keeps tuples, and JSON has lists
         return tuple(_value(item, each) for item, each in zip(items, arguments, strict=True))
     if origin is dict:
-        return {arguments[0](name): _value(item, arguments[1]) for name, item in _of(raw, dict).items()}
+        return {arguments[0](name): _value(item, arguments[1]) for name, item in _expected(raw, dict).items()}
     if isinstance(kind, enum.EnumType):
         return kind(raw)
     if kind is float:
-        return float(_of(raw, (int, float)))
+        return float(_expected(raw, (int, float)))
     if origin is Literal and raw not in arguments:
         raise ValueError(f"{raw!r:.40} instead of {' or '.join(map(str, arguments))}")
-    return raw if kind is Any or origin is Literal else _of(raw, kind)
+    return raw if kind is Any or origin is Literal else _expected(raw, kind)
 
 
 def _first(raw: Any, kinds: Sequence[Any]) -> Any:
@@ -81,7 +81,7 @@ def _named(raw: Any, hint: Any, name: str) -> Any:
         raise (TypeError if isinstance(error, TypeError) else ValueError)(f"{name}: {error}") from None
 
 
-def _of(raw: Any, kind: Any) -> Any:
+def _expected(raw: Any, kind: Any) -> Any:
     if isinstance(raw, int) and abs(raw) >= MAX_INT:
         raise ValueError("a number that is too large")
     if not isinstance(raw, kind) or (isinstance(raw, bool) and kind is not bool):

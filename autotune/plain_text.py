@@ -7,7 +7,7 @@ import re
 import shlex
 
 ELLIPSIS = "…"
-KEPT_FRAC = 0.5  # a cut after a sentence or word must keep at least this share of `most`
+KEPT_FRAC = 0.5  # a text is cut after a sentence or a word only if at least this share of `most` stays
 
 # Escape sequences of ECMA-48, even if cut in half: control sequences (colours), strings (titles, links) up to their end, and
 # two-letter escapes.

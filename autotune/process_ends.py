@@ -91,11 +91,11 @@ def _failed_tasks(log: str) -> list[FailedRank]:
 
 
 def killed(own: str | None, exit_code: int | None, log: str) -> Killed:
-    """Returns the signal that ended the program, or that ended one of its processes and so made the parent give up.
+    """Returns the signal that ended the program, or that ended one of its processes, after which the parent gave up.
 
     Args:
         own: name of the signal that ended the first process; None if there was none.
-        exit_code: exit status of the first process; None if it has none, as when it was ended because a rank had failed.
+        exit_code: exit status of the first process; None if it has none, for example because it was ended after a rank failed.
         log: end of standard error.
     """
     if own:

@@ -16,8 +16,8 @@ from autotune.harness.protocol import RankResult
 # profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is not a straggler
-# A window contains nothing but steps if its length differs by less than this share from the sum of its steps' durations.
-# Rounding makes a smaller difference, an evaluation between the steps a larger one.
+# A window contains only steps if its length differs by less than this share from the sum of its steps' durations. Rounding
+# makes a smaller difference, an evaluation between the steps a larger one.
 SAME_FRAC = 0.01
 
 
@@ -37,8 +37,8 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
     """Returns a rank's mean step; None if the rank has no steps to average over.
 
     Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
-    a rank that has no window because its steps varied too much. But if evaluations lie between the steps, a rank uses its own
-    window, because windows leave evaluations out.
+    a rank without a window of its own because its steps varied too much. But if evaluations lie between the steps, a rank uses
+    its own window, because windows leave evaluations out.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:
@@ -46,7 +46,7 @@ def pace(result: RankResult, first: RankResult) -> Pace | None:
             return None
         if not result.throughput_per_s > 0:  # NaN is not a rate, either
             return Pace(window.seconds / window.steps, 0.0)
-        # Share of the rate that can last. The rest came from a queue of batches that was filled earlier.
+        # Share of the rate that the loader can sustain. The rest came from a queue of batches that was filled earlier.
         lasting_frac = result.throughput_per_s / window.rate_per_s if window.rate_per_s else 1.0
     is_common = result.world_size > 1 and not result.is_at_own_pace and (window is None or _is_whole(first))
     step = _over_window_of(first, result) if is_common else None

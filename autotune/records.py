@@ -99,7 +99,7 @@ class Kind(enum.StrEnum):
     check = "check"  # one of a pair of trials that try a finding's remedy; it is used for nothing else
 
 
-# Evidence keys that mark a check as a run of a changed program, which says nothing about how the study's own program would run.
+# Evidence keys of checks that ran a changed program. They say nothing about how the study's own program would run.
 SKIPPED = "skipped"  # stages and functions that were skipped
 FIXED = "fixed"  # True: it ran the program given to `explain --fixed`
 # `why` of the finals' trials: some are for choosing the winner, the others give the rates that are reported.
@@ -172,14 +172,14 @@ class TrialRecord:
         start: "fresh" for a new interpreter; "warm" for a fork of a process that had imported torch.
         spared_s: seconds that the warm start saved over a fresh one.
         phases_s: rank 0's seconds in each phase.
-        peak_memory_bytes: largest over ranks.
+        peak_memory_bytes: the largest of all ranks.
         device_rate, loader_rate: D and L, the rates of the step alone and of the loader alone, per second over all ranks; None
             when unknown.
         data_wait_frac: share of the window that rank 0 waited for input.
         regime: "shared" if loader workers and steps share CPU cores, "separate" if not, "" without workers.
         metrics: further numbers for the tracker, name -> value (NVML power, energy, utilisation, step times).
-        knob_reports: knob key -> {"status", "reason", "observed"}, from the rank with the worst status. Besides what was asked
-            for, it has "loader.multiprocessing_context" if the harness had to fork the workers that the trial added.
+        knob_reports: knob key -> {"status", "reason", "observed"}, from the rank with the worst status. In addition to the
+            requested knobs, it has "loader.multiprocessing_context" if the harness had to fork workers that the trial added.
         objectives: objective -> value in its own unit (see trials/objective.py), for the study's objectives; unknown ones are
             absent.
         scores: objective -> its value as a score (more is better); None when unknown. The deciding objective is first. Empty
@@ -278,7 +278,7 @@ class StudyRecord:
     Attributes:
         name: the study's name and folder.
         base: the requested name, which several studies may share.
-        sequence: place among the studies of the runs folder, from 1. Unlike the clock, it only grows.
+        sequence: place among the studies of the runs folder, from 1. Unlike the clock, it never goes back.
         title: what is tuned, for people: the recipe's name or the command line.
         command: argument list of the program, placeholders unfilled.
         placeholders: knob -> value in the baseline, for the knobs that are arguments in the command line.

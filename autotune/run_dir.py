@@ -242,7 +242,7 @@ class StudyFolder:
         Raises:
             OSError, ValueError: as `read_summary`.
         """
-        is_owned = self.is_owned  # checked first: an owner that ends in between has written its final status
+        is_owned = self.is_owned  # checked first: an owner that ends before the summary is read has written its final status
         summary = self.read_outline() if is_outline else self.read_summary()
         if summary["status"] == "running" and not is_owned:
             return {**summary, "status": "interrupted", "reason": CUT_OFF}
@@ -302,7 +302,7 @@ class StudyFolder:
         return FolderLost(f"{self.path}: cannot be written any more ({why}). {kept}. Make it writable, then: {again}")
 
     def _typed(self) -> str:
-        """Returns what to type for this study: its name, or its path if there is a later study of this name."""
+        """Returns what a user types for this study: its name, or its path if there is a later study of this name."""
         later: list[Path] = []
         with contextlib.suppress(OSError):  # the runs folder is lost, too
             later = [path for path in self.path.parent.glob(f"{glob.escape(self.name)}-[1-9]*") if is_study(path)]

@@ -1,8 +1,8 @@
 """Checks JSON documents that were read from disk: a file may be cut off, edited, or written by another program.
 
 A shape is one of these: a function that tells whether a value is right (`number`); `[shape]` for a list; `(None, shape)` for a
-value that may be null; {key: shape} for a dictionary. With the key "name?", "name" may be missing, null or, where a dictionary
-is expected, {}. ANY stands for all keys. Keys that are not in a shape are not checked: later versions add some.
+value that may be null; {key: shape} for a dictionary. If the key is "name?", "name" may be missing or null; a dictionary may
+also be {}. ANY stands for all keys. Keys that are not in a shape are not checked, because later versions add keys.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check(value: Any, shape: Any, place: str = "") -> None:
 
 
 def _check(value: Any, shape: Any) -> None:
-    # The place is put together only where something is wrong: `list` checks a thousand summaries.
+    # The place is put together only if something is wrong, because `autotune list` may check a thousand summaries.
     kind = type(shape)
     if kind is dict:
         _expect(isinstance(value, dict), "mapping", value)

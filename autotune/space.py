@@ -133,8 +133,7 @@ class SearchSpace:
         pinned: knobs fixed for every trial, including the baseline.
         tiers: highest tier that may be searched.
         is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
-        left_out: knob key of a named space -> why it is not searched, although the space has it: the user named a knob that
-            excludes it.
+        left_out: knob key of a named space -> why this knob is not searched: the user named another knob that excludes it.
         typed: knobs that the user named one by one, not through a named space; known when a study starts, not when resumed.
     """
 
@@ -280,16 +279,16 @@ def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> 
         passed: knob -> value in the baseline's command line, for the knobs that are arguments there.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
-    # Values worth trying lie around the program's own value: the observed one, or else the one in its command line.
+    # Values worth a trial lie around the program's own value: the observed value, or else the value in its command line.
     host_context = replace(host_context, observed={**passed, **host_context.observed})
     held = _held(space, reference)
     for key, asked in space.domains.items():
         found = knob(key)
-        if reason := _reason_against(found, space, host_context, passed):
+        if reason := _why_not_searched(found, space, host_context, passed):
             dropped[key] = reason
             continue
         if held and key == BATCH_SIZE.key:
-            asked = Choice(tuple(dividing(held, _whole(asked, held), host_context)))
+            asked = Choice(tuple(dividing(held, _batch_sizes_in(asked, held), host_context)))
         domain = (asked or Choice(_ordered(tuple(found.domain(host_context))))).including(reference[key])
         if len(domain.values) > 1:
             domains[key] = domain
@@ -316,14 +315,14 @@ def _held(space: SearchSpace, reference: Knobs) -> int | None:
     return batch * int(reference.get(ACCUMULATION.key, ACCUMULATION.default))
 
 
-def _whole(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
+def _batch_sizes_in(asked: Domain | None, held: int) -> Iterable[KnobValue] | None:
     """Returns the batch sizes in a domain (in an interval: only those up to `held`); None for the knob's own rule."""
     if asked is None:
         return None
     return range(asked.low, min(asked.high, held) + 1) if isinstance(asked, IntInterval) else asked.values
 
 
-def _reason_against(found: Knob, space: SearchSpace, host_context: HostContext, passed: Knobs) -> str | None:
+def _why_not_searched(found: Knob, space: SearchSpace, host_context: HostContext, passed: Knobs) -> str | None:
     if found.key in space.pinned:
         return "pinned"
     tier = tier_of(found, is_held=space.is_held)

@@ -20,7 +20,7 @@ from autotune.harness.interval import mean_half_width_frac
 
 MIN_PAIRS = 2  # a paired interval needs a spread, and a single pair has none
 FASTER_FRAC = 0.005  # "faster" if the whole interval lies above 1 plus this
-LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each, so that all looks together have 95 % (Pocock)
+LOOK_CONFIDENCE = {1: 0.95, 2: 0.9706}  # number of looks -> confidence of each look that gives 95 % for all together (Pocock)
 # "same" if the whole interval lies within 1 plus or minus this share, or plus or minus the machine's spread if that is larger.
 MARGIN_FRAC = 0.01
 
@@ -259,7 +259,7 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def common_slope(series: Sequence[Sequence[tuple[float, float]]], level: float) -> float | None:
-    """Returns the slope over time that the log rates of several configurations have in common; None if it is not significant.
+    """Returns the common slope over time of the log rates of several configurations; None if it is not significant.
 
     Fits log rate = configuration + slope * time by least squares, and tests the slope with Student's t.
 

@@ -82,9 +82,9 @@ def check_name(name: str) -> None:
 def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     """Returns the study that a name or a path refers to.
 
-    A name refers to the latest study that was requested with it. If there is none, it refers to the study in the folder of that
-    name. A path refers to the study whose folder is, or contains, this path, even outside `runs`. So
-    "runs/resnet18" is the first study of that name, even if "resnet18" now refers to a later one in "runs/resnet18-2".
+    A name refers to the latest study that was requested under this name. If there is none, it refers to the study in the folder
+    of this name. A path refers to the study whose folder is, or contains, this path, even outside `runs`. So "runs/resnet18" is
+    the first study of that name, even if "resnet18" now refers to a later study in "runs/resnet18-2".
 
     Args:
         runs: the runs folder.

@@ -4,8 +4,8 @@ Values of trials are those of TrialRecord; terms, identity, pinned, settings, pl
 slots are those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
-- why_no_ci says why the ci next to it is null. measured_in "search" stands for a single measurement, which is too high if
-  it was picked as the best of many.
+- why_no_ci says why the ci next to it is null. measured_in "search" means a single measurement, which is too high if it was
+  picked as the best of many.
 - baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.

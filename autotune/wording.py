@@ -32,7 +32,7 @@ GAINS = {
     ENERGY: "less energy per {unit}",
     COST: "lower cost per epoch",
 }
-NO_TIME = "no time"  # reason of an effect that is missing for lack of time; one line reports all such effects
+NO_TIME = "no time"  # the reason if there was no time to measure an effect; one line reports all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/{unit}", COST: "per epoch"}
 MAX_LOG_LINES = 15  # of a failed trial, in a message
 
@@ -203,7 +203,7 @@ def headline(summary: Summary, *, is_said: bool = False) -> str:
 
     Args:
         summary: the study's summary.
-        is_said: whether the reason of a failure is printed elsewhere.
+        is_said: whether the reason for a failure is already printed elsewhere.
     """
     if is_said and summary.get("status") == "failed":
         return "failed"

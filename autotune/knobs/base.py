@@ -104,7 +104,7 @@ class Knob:
         tier: what it changes besides speed.
         default: value in a program that does not set it (the library's own default).
         default_text: the default in words, if it depends on what the program runs on; "" if it does not.
-        domain: values worth trying on this host, ascending for numbers; the search space adds the baseline's own value.
+        domain: values worth a trial on this host, ascending for numbers; the search space adds the baseline's own value.
         choices: allowed values of a str knob; empty = any.
         numbers: allowed numbers, ascending; empty = any within the bounds.
         bounds: smallest and largest number allowed on this host; None = no bound on that side.
@@ -114,7 +114,7 @@ class Knob:
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).
         environment: environment variables that a value sets; the launcher sets them before the interpreter starts.
         variables: the variables that any of the values may set; env.NAME cannot set one of them in the same study.
-        set_later: those of the variables whose effect the harness can also produce in a process that runs already.
+        set_later: the variables whose effect the harness can also produce in a process that runs already.
         is_before_torch: whether the knob must be set before torch is imported although it is not an environment variable.
         is_unknown: whether the knob may change results in spite of its tier; if so, losses are compared before a value may win.
         is_costly: whether each value costs a compilation; such a knob is tried only with the best values of the other knobs.
@@ -122,8 +122,8 @@ class Knob:
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
-        step_spread: the prior spread of the difference between one choice and the next, for choices in an order such as (off,
-            default, maximum), where each choice strengthens the effect of the one before. None if the choices have no order.
+        step_spread: the prior spread of the difference between one choice and the next, if the choices have an order in which
+            each strengthens the effect of the one before it, such as (off, default, maximum). None if they have no order.
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.
@@ -190,7 +190,7 @@ class Knob:
     def needs_fresh_start(self, value: KnobValue) -> bool:
         """Returns whether a trial with this value must start in a fresh interpreter.
 
-        Libraries read some settings only while they are loaded: environment variables, for example for thread counts, a
-        preloaded allocator or NCCL. These must be set before torch is imported. All other knobs are set after that import.
+        Libraries read some settings only while they load, for example environment variables for thread counts, a preloaded
+        allocator or NCCL. These must be set before torch is imported. All other knobs are set after that import.
         """
         return self.is_before_torch or not self.environment(value).keys() <= {*self.set_later}

@@ -170,8 +170,8 @@ def _values(found: Knob) -> str:
 def _default(found: Knob) -> str:
     if found.key.startswith(PREFIX):
         return "what your shell sets"
-    is_library_s = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
-    return "the library's choice" if is_library_s else found.default_text or value_text(found.default)
+    is_library_default = found.key.startswith("nccl.") or (found.key.startswith("threads.") and found.type is int)
+    return "the library's choice" if is_library_default else found.default_text or value_text(found.default)
 
 
 def _sentence(text: str) -> str:

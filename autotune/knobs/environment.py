@@ -14,7 +14,7 @@ from autotune.records import Tier
 PREFIX = "env."
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Variable -> the knob that is this variable under another name.
+# Variable -> the knob that sets this variable and nothing else.
 KNOBS = {
     "OMP_NUM_THREADS": "threads.omp",
     "MKL_NUM_THREADS": "threads.mkl",
@@ -25,8 +25,8 @@ LAUNCHERS = (
     "`-- torchrun --nproc_per_node=N SCRIPT`."
 )
 
-# Variables that env.NAME must not set: name -> what to use instead. Variables that a knob sets only for some of its values
-# (`Knob.variables`) are allowed, but not together with that knob (`catalogue.clashes`).
+# Variables that env.NAME must not set: name -> what to use instead. A variable that a knob sets only for some of its values
+# (`Knob.variables`) is allowed, but not together with that knob (`catalogue.clashes`).
 OWNED = {
     **{variable: f"Use {key}, which is this variable." for variable, key in KNOBS.items()},
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), LAUNCHERS),

@@ -2,7 +2,7 @@
 
 Names, values and defaults follow NCCL's documentation, "Environment Variables"
 (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html, read for 2.31). Most variables are listed
-there under debugging, since NCCL chooses values from a model of the machine, and a later version may choose better than a fixed
+there under debugging, because NCCL chooses values by a model of the machine, and a later version may choose better than a fixed
 value. So a knob is offered only if it can matter on this machine's topology, and a result holds only for the study's machine,
 model and NCCL version.
 
@@ -129,7 +129,7 @@ def algorithms(host_context: HostContext) -> list[KnobValue]:
 
 
 def p2p_levels(host_context: HostContext) -> list[KnobValue]:
-    """Returns the levels that make a difference here: "LOC" (no direct reads), and each level that adds pairs of GPUs."""
+    """Returns the levels that make a difference here: "LOC" (no direct reads), and levels that allow more pairs of GPUs."""
     return ["LOC", *(level for level, paths in P2P_LEVELS.items() if host_context.topology.paths & paths)]
 
 

@@ -24,7 +24,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked on a GPU without Tensor Cores; None on any other device, even a CPU without fast bf16."""
+    """Returns why autocast is blocked on a GPU without Tensor Cores; None on all other devices, even CPUs without fast bf16."""
     return below(host_context, TENSOR_CORES, "Volta")
 
 

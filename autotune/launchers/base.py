@@ -73,19 +73,19 @@ class Ended:
         exit_code: exit status of the first process if it exited on its own; None if a signal or the launcher ended it.
         signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none or the launcher sent it.
         cause: one of
-            "result": every rank wrote a result, or some did and the others did not follow in time;
+            "result": every rank wrote a result, or some ranks did and the others did not write theirs in time;
             "exit": the first process exited, and no rank wrote a result;
             "deadline": a limit was passed (`evidence["deadline"]`), or the harness was not loaded (`evidence["shut_out"]`);
             "stopped": `Running.stop` was called, for the reason in `evidence["stop_reason"]`;
             "lost": a process that the launcher depends on was killed, such as the supervisor; `evidence["stop_reason"]` says
             which.
         phase: last known phase, member of protocol.PHASES.
-        results: this trial's rank results, in rank order; those of another trial or attempt are listed as problems instead.
+        results: this trial's rank results, in rank order; results of another trial or attempt are listed as problems instead.
         problems: files that could not be read or belong to another trial, ranks without a result, and processes that would not
             end; one sentence each.
         seconds: from launch until the last process has exited.
         start: "fresh", or "warm" for a fork of a process that had imported torch. Warm only on request.
-        spared_s: time saved by the warm start: how much later a fresh start would have reached the program's first line.
+        spared_s: time that the warm start saved: a fresh start would have reached the program's first line this much later.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
@@ -108,7 +108,7 @@ class Ended:
 
     @classmethod
     def stopped(cls, reason: str, *, phase: str, seconds: float) -> Ended:
-        """Returns the `Ended` of a stopped trial of which nothing but the `reason` for stopping it is known."""
+        """Returns the `Ended` of a stopped trial if only the `reason` for stopping it is known."""
         return cls(
             exit_code=None, signal=None, cause="stopped", phase=phase, results=[], problems=[], seconds=seconds,
             evidence={"stop_reason": reason},

@@ -19,11 +19,11 @@ from autotune.launchers.supervisor import ENTRY_POINT
 from autotune.launchers.transport import Transport, end_process
 from autotune.plain_text import plain, shortened
 
-# Shell script that starts the agent on a node. It first checks that the node sees the files, and reports a missing one with
-# the node's name. On a job's other nodes it only waits until standard input ends. srun passes the link to all tasks as their
-# standard input, so these tasks end when the link closes.
+# Shell script that starts the agent on a job's first node. On every node, it first checks that the node sees the given paths,
+# and reports a missing one with the node's name. On the other nodes, it then only waits until standard input ends. srun passes
+# the link to all tasks as their standard input, so these tasks end when the link closes.
 _AGENT = (
-    # After the message, sleep: srun ends all tasks once one has failed, and may lose what the failed task has just printed.
+    # It sleeps after the message, because srun ends all tasks once one has failed, and may lose what that task just printed.
     'for path do test -e "$path" || { echo "autotune: $(uname -n) does not see $path" >&2; sleep 1; exit 127; }; done; '
     'test "${SLURM_PROCID:-0}" = 0 || exec cat >/dev/null; '
     'PYTHONPATH="$2${PYTHONPATH:+:$PYTHONPATH}" exec "$1" -P -m autotune.launchers.node'
@@ -88,11 +88,11 @@ class ChildTransport(Transport):
 
 
 def agent_command(*seen: str) -> list[str]:
-    """Returns the command that checks, on a node, that it sees `seen`, the interpreter and autotune, then starts the agent."""
+    """Returns the command that starts the agent, once the node is known to see the paths `seen`, Python and autotune."""
     return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 
 def _end(process: subprocess.Popen[bytes], link: Link, log: IO[bytes]) -> None:
-    """Ends the child with its agent. Also called when the tuner exits."""
+    """Ends the child and its agent. Also called when the tuner exits."""
     end_process(process, link)
     log.close()

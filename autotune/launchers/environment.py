@@ -82,7 +82,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
-    if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness produces the variables' effect in the trial
+    if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness produces the same effect in the trial
         for name in KEEPING:
             environment.pop(name, None)
             if name in os.environ:
@@ -100,7 +100,6 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TENSORBOARD_LOGGING_DIR": str(
-            scratch / "tensorboard"
-        ),  # for Hugging Face's Trainer; a plain SummaryWriter has no such variable
+        # Hugging Face's Trainer reads this; a plain SummaryWriter has no such variable.
+        "TENSORBOARD_LOGGING_DIR": str(scratch / "tensorboard"),
     }

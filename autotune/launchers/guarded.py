@@ -1,9 +1,9 @@
-"""Guards one user file that a trial must not write over.
+"""Guards one user file that a trial must not overwrite.
 
 When a process of the trial opens the file for writing, our lease makes it wait (see leases.py). A copy then atomically replaces
 the file, and the trial writes into the old file, which no longer has a name. So the path names a complete file at every moment,
-and nothing has to be restored later. If another program opens the file, that program goes first: a trial's processes wait until
-it has saved, so what it writes is kept.
+and nothing has to be restored later. If another program opens the file, a trial's processes wait until that program has saved,
+so what it writes is kept.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ MAX_LOOKED_AT = 10_000
 FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
 # Largest file that is copied. The trial waits during the copy, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
-MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if its copies would exceed this in total
+MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if all its copies together would exceed this
 STOPPED_MAX_S = 20.0  # longest time that a trial's process waits for another program to save
-LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave its open(), which it does as soon as it is scheduled
+LEFT_MAX_S = 2.0  # longest wait for a stopped process to leave open(), which happens as soon as the process is scheduled
 RENAME_EXCHANGE, AT_FDCWD = 2, -100
 
 
@@ -50,7 +50,7 @@ class Guarded:
         path: the file, resolved.
         is_kept: whether the trial opened the file for writing. It then writes into the old file, and the path names the copy.
         why_not: why the file can no longer be guarded; "" while it can.
-        open_since_s: since when (monotonic) the file is unguarded because another program writes or replaces it; else None.
+        open_since_s: if another program writes or replaces the file, the monotonic time since which it is unguarded; else None.
         aside: copy of the original, made if the trial could not be prevented from overwriting the file; else None.
     """
 
@@ -59,7 +59,7 @@ class Guarded:
         self.aside: Path | None = None
         self.open_since_s: float | None = None
         self._is_of_trial, self._folder = is_of_trial, aside
-        self._num_openings, self._num_of_others, self._max_openings = 0, 0, max_openings
+        self._num_openings, self._num_openings_by_others, self._max_openings = 0, 0, max_openings
         self._lease: Lease | None = None
         self._stopped: set[int] = set()  # a trial's processes that wait until another program has saved
         self.look()
@@ -69,20 +69,20 @@ class Guarded:
         if self._lease is not None and self._lease.is_wanted:
             self._answer(self._lease)
             if self.why_not:
-                self._go_on()
+                self._continue_stopped()
         if self._lease is not None or self.why_not:
             return
         try:
             self._lease = Lease(self.path)
             self.open_since_s = None
-            self._go_on()
+            self._continue_stopped()
         except (BlockingIOError, FileNotFoundError):  # another program is writing or replacing it: try again later
             self.open_since_s = self.open_since_s or time.monotonic()
             if time.monotonic() - self.open_since_s > STOPPED_MAX_S:
-                self._go_on()
+                self._continue_stopped()
         except OSError as error:
             self.why_not, self.open_since_s = error.strerror or str(error), None
-            self._go_on()
+            self._continue_stopped()
 
     def was_replaced(self) -> bool:
         """Returns whether the path now names another file, or none."""
@@ -117,7 +117,7 @@ class Guarded:
                 self.is_kept = True
             else:
                 self._stop(ours, lease)
-                self._count_of_others(len(waiting - ours))
+                self._count_openings_by_others(len(waiting - ours))
         except BlockingIOError:  # another program now waits as well
             self._stop(ours, lease)
         except FileNotFoundError:  # the path now names another program's file, which is guarded next
@@ -133,7 +133,7 @@ class Guarded:
         """Counts an opening by the trial. The file has `size` bytes.
 
         Raises:
-            OSError: it was opened too often. Each time, the trial waits for a copy: a log opened at each step would slow it.
+            OSError: it was opened too often. Each opening waits for a copy, so a log opened at each step would slow the trial.
         """
         self._num_openings += 1
         if self._max_openings is None:
@@ -143,14 +143,14 @@ class Guarded:
         if self._num_openings > 1 and self._num_openings * size > MAX_AGAIN_BYTES:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
-    def _count_of_others(self, num: int) -> None:
+    def _count_openings_by_others(self, num: int) -> None:
         """Counts openings by other programs, and gives up after too many, because each makes that program wait for us."""
-        self._num_of_others += num
-        if self._max_openings is not None and self._num_of_others > self._max_openings:
+        self._num_openings_by_others += num
+        if self._max_openings is not None and self._num_openings_by_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"
 
     def _stop(self, pids: set[int], lease: Lease) -> None:
-        """Stops a trial's processes until another program, which goes first, has saved. Then their open() starts over.
+        """Stops a trial's processes until another program has saved. Then their open() starts over.
 
         The lease must not end before the processes have left open(). Otherwise, a process that is still inside open() would get
         the file and hold it open while it is stopped.
@@ -161,7 +161,7 @@ class Guarded:
         while pids & lease.waiting() and time.monotonic() < until_s:
             time.sleep(0.001)
 
-    def _go_on(self) -> None:
+    def _continue_stopped(self) -> None:
         _send(self._stopped, signal.SIGCONT)
         self._stopped = set()
 
@@ -203,7 +203,7 @@ class Guarded:
 
     def end(self) -> None:
         """Ends the guard; `follow` starts it again."""
-        self._go_on()
+        self._continue_stopped()
         if self._lease is not None:
             self._lease.close()
             self._lease = None
@@ -254,7 +254,7 @@ def remove_left(files: Iterable[Path]) -> None:
 
 
 def _remove_unlocked(path: str) -> None:
-    with contextlib.suppress(OSError):  # for example if the copy is locked by a keeper in another container
+    with contextlib.suppress(OSError):  # for example, a keeper in another container has locked the copy
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, pla
 
 ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
-AWAY_S = 4.0  # how long processes that are asked through a file may take; they check for the file once a second
+AWAY_S = 4.0  # how long processes may take if a file asks them for their stacks; they look for the file once a second
 MAX_STACK_BYTES = 256 << 10
 MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
@@ -109,7 +109,7 @@ class Looked:
 
     @property
     def waits_for_peers(self) -> bool:
-        """Whether it is in a call in which ranks wait for each other: a collective or the backward pass, but not an import."""
+        """Whether it is in a call in which ranks wait for each other: a collective or the backward pass, not an import."""
         above = []
         for frame in self.frames:
             if frame.is_user or frame.file.startswith(_IMPORT):
@@ -126,7 +126,7 @@ class Looked:
         """
         inner = self.frames[0]
         own = next((frame for frame in self.frames if frame.is_user), None)
-        if own is None or own is inner:  # faulthandler writes only the innermost 100 frames, which may all be a library's
+        if own is None or own is inner:  # faulthandler writes only the innermost 100 frames; all may belong to libraries
             return str(inner)
         if any(frame.file.startswith(_IMPORT) for frame in self.frames[: self.frames.index(own)]):
             return f"{own} (in an import)"
@@ -162,7 +162,7 @@ class Hang:
 
 
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
-    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if some processes are asked through a file.
+    """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if a file asks some processes for their stacks.
 
     Args:
         processes: the trial's processes on this machine.
@@ -187,7 +187,7 @@ def understood(found: Sequence[Looked]) -> Hang:
         _stopped(found)
         or _collective(ranks)
         or _loader(ranks, workers)
-        or _of_one(ranks)
+        or _user_code(ranks)
         or _rendezvous(found)
         or _unknown(found)
     )
@@ -232,7 +232,7 @@ def _loader(ranks: Sequence[Looked], workers: Sequence[Looked]) -> tuple[str, st
     return "loader", f"in the loader at {waiting.where}"
 
 
-def _of_one(ranks: Sequence[Looked]) -> tuple[str, str] | None:
+def _user_code(ranks: Sequence[Looked]) -> tuple[str, str] | None:
     if not ranks:
         return None
     first = min(ranks, key=lambda p: p.rank or 0)
@@ -280,10 +280,10 @@ def _answers(scratch: Path, until_s: float) -> list[Looked]:
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
-    return [_told(text) for text in texts if text]
+    return [_parsed_answer(text) for text in texts if text]
 
 
-def _told(text: str) -> Looked:
+def _parsed_answer(text: str) -> Looked:
     said, _, stacks = text.partition("\n")
     about = json.loads(said)
     rank, world_size = about["place"] or (None, 1)
@@ -299,7 +299,7 @@ def _in_words(pid: int, state: str) -> str:
 
 
 def _can_report(pid: int, log: Path) -> bool:
-    """Whether the process handles the stack signal (the harness installs a handler) and its stderr is the trial's log."""
+    """Whether the process handles the stack signal (the harness installs a handler) and writes stderr to the trial's log."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     is_caught = caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)

@@ -1,4 +1,4 @@
-"""Injects the harness into a trial's Python processes through PYTHONPATH, and finds out why one did not load it."""
+"""Injects the harness into a trial's Python processes through PYTHONPATH, and finds out why a process did not load it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 
 
 def first_on(python_path: str) -> str:
-    """Returns a PYTHONPATH with the harness first; adds no empty entry, which would mean the current folder."""
+    """Returns a PYTHONPATH with the harness first. Adds no empty entry, because it would mean the current folder."""
     return f"{INJECT}:{python_path}" if python_path else str(INJECT)
 
 
 def with_harness(argv: Sequence[str]) -> list[str]:
-    """Returns the command; an argument that sets PYTHONPATH gets the harness, as in `env PYTHONPATH=src python train.py`."""
+    """Returns the command, with the harness added to arguments that set PYTHONPATH: `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
 
 

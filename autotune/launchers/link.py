@@ -63,8 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard from, or since the link was opened.
 
-        Each piece of a long message counts. But while a message is incomplete, pieces no longer than a beat do not count: if
-        nothing else comes, they are beats, and the announced length of the message is wrong.
+        Every piece of an incomplete message counts if it is longer than a beat. Shorter pieces do not count, because they may
+        be beats that are taken for a part of a message whose announced length is wrong.
         """
         return time.monotonic() - self._heard_s
 
@@ -130,7 +130,7 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a beat, unless the other side has something to read anyway: a message is being sent, or the pipe is full."""
+        """Sends a beat, unless a message is being sent or the pipe is full: then the other side has something to read."""
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

@@ -36,7 +36,7 @@ from autotune.process_ends import TASK_FAILED, reports_before, signal_name
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS_BYTES = 256 << 10  # the end of the log that is searched for torchrun's reports
 LOG_S = 2.0  # seconds between two looks into a running trial's log
-MAX_SUPERVISORS = 5  # the start of a trial is given up once it has failed this often because the supervisor was lost
+MAX_SUPERVISORS = 5  # a trial's start is given up after it has failed this many times because the supervisor was lost
 STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many seconds after all grace periods
 
 
@@ -266,7 +266,7 @@ class LocalRunning(Running):
         self._progress.read()
         if self._results.missing or self._exited_s is not None:
             self._results.refresh()
-        self._results.collect()  # only after the messages: a process that they report as exited writes no more
+        self._results.collect()  # after the messages, because a process that they report as exited writes nothing more
         if self._first_result_s is None and (self._results.by_rank or self._has_lost_task(now_s)):
             self._first_result_s = now_s
         if self._results.is_complete:
@@ -275,7 +275,7 @@ class LocalRunning(Running):
             if missing := self._results.missing:
                 self._problems.append(f"no result from rank {', '.join(map(str, missing[:8]))}")
             self._conclude("result" if self._results.by_rank else "exit")
-        elif self._is_gone and self._is_signalled:  # the supervisor has ended it without our request
+        elif self._is_gone and self._is_signalled:  # the supervisor has ended the trial without our request
             self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
@@ -309,7 +309,7 @@ class LocalRunning(Running):
     def _orphans(self) -> list[psutil.Process]:
         """Returns the living processes of the trial once its supervisor is gone.
 
-        A forked process has its warm server's mark. So, without a supervisor, the server counts as a process of the trial.
+        A forked trial has the mark of its warm server. So the server then counts as a process of the trial.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER, self._launch.slot)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))
@@ -429,7 +429,7 @@ def _end_and_clean(
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Defers interrupting signals until the context ends. Does nothing outside the main thread, which alone receives them."""
+    """Defers interrupting signals until the context ends. Does nothing in other threads: only the main thread gets signals."""
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -2,9 +2,11 @@
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
 The agent handles deadlines, progress, counters and the monitoring of the machine, because its clocks and /proc can be
-read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine. It ends its
-trial and itself when the link closes, and when nothing has come from the tuner for LEASE_S, or for MISSED_S if the tuner has
-noted that this node is lost (`Transport.note`). If the engine's daemon on the node is gone, nothing closes the link.
+read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
+
+The agent ends its trial and itself in three cases: the link closes; nothing has come from the tuner for LEASE_S; or nothing has
+come for MISSED_S, and the tuner has noted that this node is lost (`Transport.note`). A closed link alone is not enough: if the
+engine's daemon on the node is gone, the link stays open.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine and the GPUs that Ray has given
                                      to the job, or by what is missing here
@@ -51,8 +53,8 @@ from autotune.plain_text import shortened
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0  # longest wait for a message while no trial runs
 MISSED_S = 5.0  # after this time without a beat, the tuner's note is read every IDLE_S
-LEAVE_S = 15.0  # an agent that should exit and is still busy after this time exits at once; the supervisor then ends the trial
-# Signals with which an engine ends a job. It sends them to the job's processes one after another, within FOREIGN_S in all.
+LEAVE_S = 15.0  # longest time that a busy agent takes to exit; after that it exits at once, and the supervisor ends the trial
+# Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
 # Variables by which the engine says which devices a job may use. Trials get no other variables of the engine, except those in
@@ -63,8 +65,8 @@ DEVICE_VARIABLES = (
 )  # fmt: skip
 SLURM_JOB, RAY_JOB = "SLURM_JOB_ID", "RAY_JOB_ID"
 JOB_VARIABLES = (SLURM_JOB, RAY_JOB)  # each holds the engine's id of the job
-# Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left
-# out, because the agent has the value of its own step. Without it, srun starts one task per node, as in a batch script.
+# Variables by which srun in a trial finds the agent's job, and by which programs find each other. SLURM_NTASKS is left out,
+# because its value belongs to the agent's own step. Without it, srun starts one task per node, as in a batch script.
 ALLOCATION = (
     SLURM_JOB, "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE",
@@ -184,7 +186,7 @@ class Agent:
         self._running = None
         self._watched.ended()
         if ended.signal in FOREIGN or ended.cause == "lost":
-            time.sleep(FOREIGN_S)  # if the engine ends the whole job, this process is ended as well, and reports nothing
+            time.sleep(FOREIGN_S)  # if the engine ends the whole job, it also ends this process, which then reports nothing
         watched = from_watch(self._watched)
         self._over = {"is": "ended", "nonce": self._nonce, "ended": dataclasses.asdict(ended), "watched": watched}
         self._link.send(self._over)
@@ -250,7 +252,7 @@ def missing(message: Message) -> list[str]:
     return problems
 
 
-def _leave_at_last(link: Link) -> None:
+def _exit_without_tuner(link: Link) -> None:
     """Exits if the tuner is gone and the main thread still runs, for example because it waits for a hanging file system."""
     while not link.is_lost and link.silent_s < LEASE_S:
         time.sleep(1.0)
@@ -272,7 +274,7 @@ def main() -> None:
     link = _link()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    threading.Thread(target=_leave_at_last, args=(link,), daemon=True).start()
+    threading.Thread(target=_exit_without_tuner, args=(link,), daemon=True).start()
     agent = Agent(link)
     try:
         agent.run()

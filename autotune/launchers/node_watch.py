@@ -71,7 +71,7 @@ class NodeWatch(MachineWatch):
         """Does nothing: the agent closes the monitor on the node."""
 
     def _ask(self, what: str, patience_s: float, **fields: Any) -> Message:
-        """Returns the agent's answer; {} if there is no node, or if it is lost, which the start of the next trial notices."""
+        """Returns the agent's answer; {} if there is no node or it is lost. The start of the next trial notices the loss."""
         if (node := self._node()) is not None:
             with contextlib.suppress(NodeLost):
                 return node.ask(what, patience_s, **fields)

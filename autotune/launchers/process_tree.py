@@ -32,7 +32,7 @@ def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = 
 
     Args:
         is_marked: returns whether a value of MARK_VARIABLE is one of the wanted marks.
-        known: processes that are wanted whatever their mark.
+        known: processes that are wanted in any case, with or without a mark.
     """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     parents = {process.pid: parent_of(process.pid) for process in everyone}

@@ -45,7 +45,7 @@ class RankResults:
         return bool(self.by_rank) and not self.missing
 
     def refresh(self) -> None:
-        """Makes a network file system look for new results of other nodes. Otherwise it may miss them for half a minute."""
+        """Makes a network file system look for results from other nodes, which it may otherwise not show for half a minute."""
         with contextlib.suppress(OSError):
             (self._folder / LOOK_FILE).touch()
             (self._folder / LOOK_FILE).unlink()

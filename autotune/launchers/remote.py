@@ -181,7 +181,7 @@ class RemoteLauncher(Launcher):
             raise refusal from None
         waited_s = time.monotonic() - self._asked_s
         if hello is not None:
-            if unseen := self._transport.unseen():  # another node of the job does not see the files it needs
+            if unseen := self._transport.unseen():  # another node of the job does not see the files that it needs
                 self.close()
                 raise unseen
             self._open(self._transport, hello)
@@ -316,7 +316,7 @@ class RemoteRunning(Running):
         """Starts the trial if it still waits for a node; otherwise checks whether it is over."""
         if self._node is not None:
             event = self._node.event()
-            if event and event.get("nonce") == self._launch.spec.nonce:  # not the late end of an earlier trial
+            if event and event.get("nonce") == self._launch.spec.nonce:  # not a late message about an earlier trial
                 self._take(event)
         elif node := self._launcher.ready():
             self._about, self._started_s = node.about, time.monotonic()
@@ -359,7 +359,7 @@ def own_prefix() -> str:
 
 
 def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
-    """Returns this user's files in the runs folder with this suffix, made by processes of this host that do not run any more.
+    """Returns this user's files in the runs folder with this suffix whose processes, on this host, do not run any more.
 
     A process may run in another container although its id is free here. So locked files are left out, too.
     """

@@ -46,7 +46,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
         processes: process id -> when it was created, seconds since the epoch.
         folder: where segments are files.
     """
-    removed, found = [], [] if _is_of_unseen() else _segments(processes, folder)
+    removed, found = [], [] if _shares_memory_with_host() else _segments(processes, folder)
     elsewhere = _ids_elsewhere() if found else frozenset()
     for pid, entry in found:
         if pid in elsewhere or process_tree.is_taken(pid):
@@ -54,7 +54,7 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
         with contextlib.suppress(OSError):  # another process removed it first, or has it open
             status = entry.stat(follow_symlinks=False)
             if status.st_uid == os.getuid() and status.st_ctime >= processes[pid] - SLACK_S:
-                Lease(Path(entry.path)).close()  # fails while any process, in whatever container, has it open for writing
+                Lease(Path(entry.path)).close()  # fails while any process in any container has it open for writing
                 os.unlink(entry.path)
                 removed.append(entry.name)
     return removed
@@ -67,7 +67,7 @@ def note(place: Path, processes: Sequence[Sequence[float]]) -> None:
 
 
 def forget(place: Path) -> None:
-    """Removes the processes of this PID namespace from the list in a trial's folder, once nothing is left of the trial here.
+    """Removes the processes of this PID namespace from the list in a trial's folder, once none of them is left.
 
     Lines of other hosts and PID namespaces stay: they are needed to remove what is left there. The file is replaced atomically,
     so that they are not lost if this process is killed meanwhile.
@@ -76,7 +76,7 @@ def forget(place: Path) -> None:
     lines = _lines(file)
     kept = [line for line in lines if not _is_of(here, line) and not _is_before_reboot(here, line)]
     with contextlib.suppress(OSError):
-        if kept and len(kept) < len(lines):  # a line that another host adds during this is lost, so write only if needed
+        if kept and len(kept) < len(lines):  # a line that another host adds meanwhile is lost, so write only if needed
             write_text(file, "".join(json.dumps(line) + "\n" for line in kept))
         elif not kept:
             file.unlink(missing_ok=True)
@@ -143,8 +143,8 @@ def _segments(processes: Mapping[int, float], folder: Path) -> list[tuple[int, o
     return found
 
 
-def _is_of_unseen() -> bool:
-    """Whether this container uses its host's shared memory. Then processes that are not visible here may have made segments."""
+def _shares_memory_with_host() -> bool:
+    """Whether this container shares memory with its host. Then processes that are not visible here may have made segments."""
     return namespace("pid") != FIRST["pid"] and namespace("ipc") == FIRST["ipc"]
 
 

@@ -81,9 +81,9 @@ def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]
 
 
 def _turns(gpus: Sequence[str]) -> list[int]:
-    """Returns each slot's position in the order in which cores are assigned.
+    """Returns, for each slot, its place in the order in which cores are assigned.
 
-    Slots are sorted by their GPU's NUMA node if the nodes of all GPUs are known: [1, 0] for GPUs on nodes 1 and 0.
+    If the NUMA nodes of all GPUs are known, slots are sorted by the node of their GPU: [1, 0] for GPUs on nodes 1 and 0.
     """
     nodes = [gpu_node({"CUDA_VISIBLE_DEVICES": gpu}, 0) for gpu in gpus]
     order = sorted(range(len(gpus)), key=lambda index: nodes[index] or 0) if None not in nodes else range(len(gpus))

@@ -50,7 +50,7 @@ from autotune.launchers.transport import Transport
 from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
-ASK_EVERY_S = 10.0  # the pause between calls of squeue grows to this: all users share the controller that answers them
+ASK_EVERY_S = 10.0  # the pause between calls of squeue grows to this, because all users share the controller that answers
 STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
 MAX_EARLIER = 20  # Slurm is asked about at most this many of a slot's earlier jobs
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
@@ -132,8 +132,8 @@ class SlurmLauncher(RemoteLauncher):
     def _cancel_earlier(self) -> bool:
         """Cancels earlier jobs that still hold nodes. Returns whether all of them are over.
 
-        An earlier job may hold nodes for two reasons: Slurm did not answer when the job was cancelled; or a slurmctld that had
-        not saved the job's end was killed, and gave the job its nodes again when it restarted.
+        An earlier job may hold nodes for two reasons. Slurm may not have answered when the job was cancelled. Or slurmctld was
+        killed before it had saved that the job was over, and gave the job its nodes again when it restarted.
         """
         self._left.cancel()
         self._next_s = time.monotonic() + ASK_EVERY_S
@@ -197,7 +197,7 @@ class Srun(ChildTransport):
         if self._end.alive and not self._is_of_user:
             is_alive = self._process.poll() is None
             if job := self._job() or (f"{NAME}{self._name}" if is_alive else ""):  # srun does not print the number at once
-                self._unended.add(job)  # even if srun exits with 0: then Slurm may not know yet that the job has ended
+                self._unended.add(job)  # even if srun exits with 0, Slurm may not know yet that the job has ended
             if self.note and (self.link.is_lost or not is_alive):
                 mark(self.note)
         super().close()
@@ -234,7 +234,7 @@ class Srun(ChildTransport):
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""
-        status = self.exited(1.0 if self.link.is_lost else 0.0)  # if it is exiting, waits a moment for its last message
+        status = self.exited(1.0 if self.link.is_lost else 0.0)  # an exiting srun gets a moment for its last message
         if status is not None:
             unseen = self.unseen()
             return str(unseen) if unseen else f"srun ended with status {status} ({self._errors()})"

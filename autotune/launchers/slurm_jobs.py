@@ -35,8 +35,8 @@ EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step that Slurm itself adds t
 def cancel(jobs: set[str]) -> bool:
     """Cancels jobs (arguments of scancel) and removes those that are over from the set. Returns whether Slurm answers.
 
-    srun tells the controller that its job is over. If the controller does not answer just then, it keeps the job's nodes
-    allocated until the job's time limit, although nothing runs there. A job stays in the set until the controller has
+    srun tells the controller that its job is over. If the controller does not answer at that moment, it keeps the job's nodes
+    allocated until the job's time limit, although nothing runs there. So a job stays in the set until the controller has
     accepted its end, whatever else scancel says: "Socket timed out", "Protocol authentication error". If the controller
     does not answer for one job, the remaining jobs are not tried and stay in the set.
     """
@@ -120,8 +120,8 @@ def settle(note: Path) -> None:
 def cancel_left(runs_dir: Path) -> list[str]:
     """Cancels the jobs of tuners that were killed together with their srun: Slurm does not know yet that these jobs are over.
 
-    Whether a tuner on another host still runs cannot be seen from here. Its job is cancelled only if the job has run for longer
-    than BEGIN_S and has no step: then its agent, and therefore its tuner, is gone.
+    From here, it is not visible whether a tuner on another host still runs. Its job is cancelled only if the job has run for
+    longer than BEGIN_S and has no step: then its agent, and therefore its tuner, is gone.
 
     Returns:
         A line for the user about each job that may be left and was not cancelled.

@@ -88,7 +88,7 @@ class SupervisorProcess:
 
     @property
     def end(self) -> str | None:
-        """Text on how the supervisor ended; None while it runs. Up to date only after `messages`."""
+        """How the supervisor ended, in words; None while it runs. Up to date only after a call of `messages`."""
         return self._end
 
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:

@@ -60,7 +60,7 @@ class Trial:
         process: the first process, if it was started from here; None if a warm server forked it.
         link: our end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
-        end_at_s: when to start ending the trial, monotonic clock; None while it may run.
+        end_at_s: when to begin to end the trial, on the monotonic clock; None while it may run.
         num_reported: number of the trial's processes that have been reported to the tuner.
     """
 
@@ -138,7 +138,7 @@ class Supervisor:
             return False
         *lines, self._incoming = (self._incoming + chunk).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            self._handle(json.loads(line))
         return bool(chunk)
 
     def _say(self, what: str, mark: str, **more: Any) -> None:
@@ -155,7 +155,7 @@ class Supervisor:
         except OSError:  # the tuner is gone
             self._outgoing = b""
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         trial = self._trials.get(message["trial"])
         if message["do"] in ("start", "serve"):
             self._start(message)
@@ -238,9 +238,9 @@ class Supervisor:
         if said:
             self._say("ready", mark, why=json.loads(said).get("failed", ""))
         else:
-            self._let_go(self._trials[mark])
+            self._close_link(self._trials[mark])
 
-    def _let_go(self, trial: Trial) -> None:
+    def _close_link(self, trial: Trial) -> None:
         if trial.link is not None:
             self._selector.unregister(trial.link)
             trial.link.close()
@@ -292,7 +292,7 @@ class Supervisor:
     def _finish(self, mark: str, left: list[str]) -> None:
         shared_memory.remove(self._descendants.seen(mark))
         self._descendants.drop(mark)
-        self._let_go(self._trials[mark])
+        self._close_link(self._trials[mark])
         self._say("gone", mark, left=left, is_signalled=self._trials.pop(mark).ending.is_signalled)
 
 

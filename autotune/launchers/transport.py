@@ -47,7 +47,7 @@ class Transport(ABC):
     Attributes:
         link: the link to the agent.
         job: the engine's name for the job; "" until the agent has reported it.
-        note: empty file that `close` writes to if the node is lost, since the agent may still see that; None if not used.
+        note: empty file. If the node is lost, `close` writes to it, because the agent may still see that. None if not used.
     """
 
     link: Link
@@ -144,7 +144,7 @@ class Node:
 
 
 def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
-    """Closes the link and waits for the process at its other end to exit; ends it if it does not exit or cannot be reached."""
+    """Closes the link and waits until the process at its other end has exited. Ends a process that stays or is unreachable."""
     is_reached = link.is_begun and not link.is_lost and link.silent_s < SILENT_S
     leave_s = LEAVE_S if is_reached else 1.0 if link.is_begun else 0.0
     link.close()

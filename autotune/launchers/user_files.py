@@ -32,7 +32,7 @@ ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the mac
 CLOSE_S = 1.0
 MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder with this many is taken for a data set and ignored
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
-MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper, which may guard fewer of them, and reports the rest
+MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
 # In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
@@ -238,7 +238,7 @@ class Folders:
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
         """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
 
-        Leaves out files in the study or in a temporary folder, and files in a folder that is returned.
+        Leaves out files in the study's folder or in a temporary folder, and files in a folder that is returned itself.
         """
         temporary, found = list(_temporary_places()), list[Path]()
         for path in sorted(wrote):

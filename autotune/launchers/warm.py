@@ -19,7 +19,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
-MAX_SERVERS = 3  # maximum number of servers started in a study: if three have ended, a fourth will not help
+MAX_SERVERS = 3  # maximum number of servers that a study starts: if three have ended, a fourth is not worth a try
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ class Folders:
 
 @dataclass
 class Processes:
-    """The processes of a study: the processes that carry its mark in their environment, and their descendants.
+    """The processes of a study: those with its mark in their environment, and their descendants.
 
     Attributes:
         prefix: the common beginning of the study's marks.

@@ -3,7 +3,7 @@
     python custom.py --base vision.py --model-factory my_pkg.models:build --data synthetic
     python custom.py --base tabular.py --model-factory my.models:build --data-factory my.data:build --step my.train:step
 
-Each of your parts is named PACKAGE.MODULE:FUNCTION. Modules are looked for in the working directory first. Signatures must be:
+Name each of your parts as PACKAGE.MODULE:FUNCTION. Modules are imported from the working directory first. Signatures must be:
 
     def build() -> torch.nn.Module                       # --model-factory
     def build() -> Dataset | DataLoader | Iterable       # --data-factory; the last two yield batches

@@ -32,11 +32,8 @@ Batch = dict[str, Tensor]
 ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each sample begins at another position in the text
 SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
-PASSED_BY = (
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-)  # folders to skip: they lie in the standard library's folder, and are far larger than the library
+# Folders inside the standard library's folder that are far larger than the library.
+SKIPPED_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
 MAX_TEXT_BYTES = 16 * 2**20  # every loader process holds the text, and more of it would not change the speed
 MAX_WORD = 12  # characters of a token; a longer word becomes several tokens
 WORD = re.compile(rf"\w{{1,{MAX_WORD}}}|[^\w\s]|\s{{1,{MAX_WORD}}}")
@@ -75,7 +72,7 @@ def read_text(folder: Path, at_most: int = MAX_TEXT_BYTES) -> str:
     """
     text = ""
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in PASSED_BY)
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
         for path in (Path(place, name) for name in sorted(names) if name.endswith(ENDINGS)):
             if path.is_file() and len(text) < at_most:
                 text += path.read_bytes()[: at_most - len(text)].decode("ascii", "ignore")

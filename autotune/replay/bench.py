@@ -18,7 +18,7 @@ from autotune.replay.strategies import STRATEGIES, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.replay.table import Table
 
-# Used without --sampler: all but the Gaussian process, which takes as long as all the other strategies together.
+# The strategies without --sampler: all but the Gaussian process, which takes as long as all the others together.
 USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 
@@ -100,7 +100,7 @@ def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -
         try:
             found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)
             return [_counted(study, on_study) for study in found]
-        except BaseException:  # such as Ctrl-C; leaving the pool would wait for all submitted studies
+        except BaseException:  # such as Ctrl-C; otherwise the end of the pool's context would wait for all submitted studies
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in multiprocessing.active_children():
                 worker.terminate()

@@ -36,7 +36,7 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the cases to explain, in which another strategy's median exceeds the first strategy's by more than LOSS_FRAC.
+    """Returns the cases in which another strategy's median exceeds that of the first strategy by more than LOSS_FRAC.
 
     A case is a table, a rival and a number n of AT_TRIALS: medians are compared after the time that the baseline and
     n trials take on average.
@@ -166,8 +166,8 @@ def at_seconds(steps: Sequence[Step], seconds: float) -> float:
 def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """Returns the trials and seconds until a fraction of the optimum is reached: median and 90th percentile, None for never.
 
-    The true rate of the configuration that looks best so far can fall. So a fraction counts as reached at the step after which
-    that rate stays at or above it. Trials of choosing rounds and attribution count like trials of the search.
+    The true rate of the configuration that looks best so far can fall. So a fraction counts as reached only at the step from
+    which this rate stays at or above the fraction. Trials of choosing rounds and attribution count like trials of the search.
     """
     firsts = [reached(study.path, target) for study in studies]
     return {

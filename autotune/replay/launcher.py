@@ -138,7 +138,7 @@ def cut(result: RankResult, left_s: float) -> float:
     ends_s = list(itertools.accumulate(result.window.block_s))
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
-        return 0.0  # a cut window would be too short, so the trial runs on until it is stopped
+        return 0.0  # the cut window would be too short, so the trial continues until it is stopped
     return _shorten(result, fitting, why="the study's time was up", is_raced=False)
 
 

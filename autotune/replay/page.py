@@ -66,7 +66,7 @@ def page(found: dict[str, Any], results: Sequence[Result]) -> str:
 EXPLAINED = (
     "Each curve shows the true rate of the best configuration so far, as a fraction of the optimum's. The true rate is taken "
     "from recorded repeats that the search did not see. The thick line is the median over the seeds, the thin line the 10th "
-    "percentile. Seconds of 10: the fraction reached in the time of 11 average trials, baseline included. To 95 %: trials or "
+    "percentile. In time of 10: the fraction reached in the time of 11 average trials, baseline included. To 95 %: trials or "
     "seconds until the best so far reaches 95 % of the optimum and stays there, including the finals' choosing rounds and the "
     "ablation. Trials: number of search trials. Final: rate of the configuration that the study ends with. Out of memory: "
     "share of the first 20 trials that ran out of it. Verified: claimed speed-ups that a later verify agrees with. "

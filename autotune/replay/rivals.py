@@ -168,7 +168,7 @@ class Sampled(Rival):
             self.learn(record, None)
 
     def proposals(self) -> Iterator[Proposal]:
-        """Yields the sampler's new proposals. If it proposes a configuration that was measured before, it gets that result."""
+        """Yields the sampler's new proposals. If it proposes a known configuration, it gets the result of that measurement."""
         if self._has_seeds:
             yield from ((knobs, None) for knobs in self.seeds())
         num_known, at_random = 0, iter(self.shuffled())

@@ -123,7 +123,7 @@ class Replayed:
         return [*self.steps, *(step for step in (self.choice, self.apart) if step)]
 
 
-def _search_beside(session: Session) -> Search:
+def _search_on_all_slots(session: Session) -> Search:
     """Returns a search that uses all slots from the first trial on, without calibrating them."""
     session.schedule.num_slots = len(session.runner.beside)
     return Search(session, Uncalibrated(session))
@@ -221,7 +221,7 @@ def replay(
         hidden=HiddenValues(),
         secrets=Secrets(),
         clock=clock,
-        search=strategy.search or (_search_beside if strategy.num_slots > 1 else None),
+        search=strategy.search or (_search_on_all_slots if strategy.num_slots > 1 else None),
         poll_s=POLL_S,
     )
     try:

@@ -1,9 +1,9 @@
 """Serves the repeats of a table to a replayed search, and holds the truth that the search never sees.
 
 A search tends to pick a configuration whose served repeat was lucky. If the search were judged by the same repeat, it would be
-credited with that luck. So a search is judged by repeats that it was not served. For each search, one random repeat of each
-configuration is never served. The finals' choice is judged by repeats that were served neither to the search nor to the
-choosing rounds.
+rewarded for luck. So a search is judged by repeats that it has not seen. For each search, one random repeat of each
+configuration is never served. The finals' choice is judged by repeats that neither the search nor the choosing rounds have
+seen.
 
 Finals need more repeats than are recorded. When the repeats of a configuration are used up, more are simulated. A simulated
 repeat is the mean of the configuration's repeats that may be served, times the residual of a recorded repeat of any

@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
 
-NUM_STARTUP_TRIALS = 6  # Optuna's default is 10, but the trials added by the study replace random ones
+NUM_STARTUP_TRIALS = 6  # Optuna's default is 10, but here the trials that the study adds replace random trials
 MAX_GRID_POINTS = 100_000
 Distributions = Mapping[str, BaseDistribution]
 
@@ -45,8 +45,8 @@ def make_sampler(name: str, *, seed: int, distributions: Distributions) -> optun
 
 def _tpe(seed: int, _: Distributions) -> optuna.samplers.BaseSampler:
     # `multivariate` and `constant_liar` are Optuna 5's defaults for one objective. They are set explicitly because the search
-    # relies on them. `group` is off: it is experimental and meant for conditional knobs, of which there are only one or two
-    # here. TPE samples these independently and logs a line about it, which `begin_study` silences.
+    # relies on them. `group` is off: it is experimental and meant for conditional knobs, and here only one or two knobs are
+    # conditional. TPE samples these independently and logs a line about it, which `begin_study` silences.
     return optuna.samplers.TPESampler(
         seed=seed,
         n_startup_trials=NUM_STARTUP_TRIALS,

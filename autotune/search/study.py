@@ -38,7 +38,7 @@ NUMBER_ATTRIBUTE = "trial"  # user attribute: number of the trial in the study f
 MEMORY, WORKS = "memory", "works"  # constraints that mark why a configuration has no rate
 STEADY = "steady"  # constraint that an unsteady trial violates, so that no viewer of the journal calls it the best trial
 MIN_MEMORY_VIOLATION = 0.01
-UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, as after a process was killed for memory
+UNKNOWN_MEMORY_VIOLATION = 0.1  # violation if the peak is unknown, for example because the process was killed for memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class _Storage(JournalStorage):
         journal.on_change = self._note_change
         # For each combination of states, its trials by id, and the ids of the trials that have changed since they were listed.
         self._listed: dict[tuple[TrialState, ...], tuple[dict[int, FrozenTrial], set[int]]] = {}
-        self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # the different ones of all finished trials
+        self._distributions: dict[Any, dict[str, BaseDistribution]] = {}  # the distinct distributions of all finished trials
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """See `BaseStorage.create_new_trial`."""
@@ -230,7 +230,7 @@ class _Storage(JournalStorage):
         return list(trials.values())
 
     def _shared(self, trial_id: int) -> int:
-        """Lets a finished trial share equal distributions and names with earlier trials. Optuna itself makes copies of them."""
+        """Makes a finished trial share equal distributions and names with earlier trials, because Optuna makes copies."""
         trial = self.get_trial(trial_id)
         if not trial.state.is_finished():
             return trial_id
@@ -278,19 +278,19 @@ def begin_study(
 
 
 def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
-    """Reports a proposed trial to Optuna. `record` is of this trial, or of an earlier trial of the same configuration.
+    """Reports a proposed trial to Optuna. `record` is its record, or that of an earlier trial of the same configuration.
 
     `limits` are passed to `told`.
     """
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
     trial.set_user_attr(MEASURED, measured(record))
-    for name, violation in _even(answer).items():
+    for name, violation in _all_violations(answer).items():
         trial.set_constraint(name, violation)
     study.tell(trial, answer.values, state=answer.state)
 
 
-def _even(answer: Told) -> dict[str, float]:
+def _all_violations(answer: Told) -> dict[str, float]:
     """Returns the violation of every constraint, 0 if it holds: Optuna's GP needs the same constraints in all trials."""
     if answer.values is None:
         return {}
@@ -318,7 +318,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
         params=params,
         distributions={key: distributions[key] for key in params},
         user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
-        constraints=_even(answer),
+        constraints=_all_violations(answer),
     )
     if record.started_at:
         trial.datetime_start = datetime.fromtimestamp(record.started_at)  # local time, as in Optuna's own trials

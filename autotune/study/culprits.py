@@ -15,10 +15,10 @@ from autotune.wording import knob_phrase
 
 
 class Culprits:
-    """Tracks failures that a configuration's changes may have caused, but not failures for lack of memory or by chance.
+    """Tracks failures that a configuration's changes may have caused. Leaves out failures for lack of memory or by chance.
 
     Each change that may be the cause is tried on the best configuration so far, without the other changes of the failed
-    trial. If this new trial fails, the change is the cause. If it works, the cause is among the other changes. Changes of
+    trial. If the new trial fails, this change is the cause. If it works, the cause is among the other changes. Changes of
     higher tiers are tried first, since precision, layout and compilation fail more often than loader workers.
     """
 
@@ -34,7 +34,7 @@ class Culprits:
             return
         if record.value is not None:  # it worked, even if parity ruled it out later
             self._worked.add(record.changed)
-        elif not _is_other(record):
+        elif not _has_other_cause(record):
             self._failed.append(record)
             self._causes.append(may_be_to_blame(record))
 
@@ -75,7 +75,7 @@ class Culprits:
                     yield key, knobs, f"does {what} fail? trial {record.number} failed with it{others}"
 
 
-def _is_other(record: TrialRecord) -> bool:
+def _has_other_cause(record: TrialRecord) -> bool:
     """Whether a trial may have failed for lack of memory or by chance instead of because of its changes."""
     is_certain = "earlier_attempt" in record.evidence or record.evidence.get("hang", {}).get("kind") in NO_CHANCE
     return record.outcome.is_memory or (record.outcome in CHANCE and not is_certain)

@@ -9,12 +9,9 @@ from autotune.records import TrialRecord
 from autotune.wording import communication_text
 
 HIGH_WAIT_FRAC, MODERATE_WAIT_FRAC = 0.20, 0.05  # limits of common profilers for the share of a step spent waiting for input
-HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = (
-    0.15,
-    0.03,
-)  # limits for the share of a step in which no computation hides the communication
+HIGH_EXPOSED_FRAC, MODERATE_EXPOSED_FRAC = 0.15, 0.03  # limits for the share of a step that exposed communication takes
 BUSY_FRAC = 0.8  # if kernels run for a smaller share of the time, the GPU probably waits for the host to launch them
-LEAST_GAIN_FRAC = 0.03  # a trial is input-bound, fully or partly, only if an infinitely fast loader gains at least this much
+LEAST_GAIN_FRAC = 0.03  # if an infinitely fast loader gains less than this, a trial is not input-bound, not even partly
 
 Finding = dict[str, str]
 
@@ -28,14 +25,14 @@ def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]
     """
     if not record.value:
         return []
-    return _led([*_of_input(record, device), *_of_ranks(record, device)])
+    return _ranked([*_of_input(record, device), *_of_ranks(record, device)])
 
 
-def _led(found: list[Finding]) -> list[Finding]:
+def _ranked(found: list[Finding]) -> list[Finding]:
     """Returns the findings, the most important first. Leaves out "device-bound" if there is any other finding.
 
-    Several ranks may be limited by communication, or by the slowest rank. "Device-bound" would then be wrong, and its note on
-    how little a faster loader gains would distract.
+    Several ranks may be limited by communication, or by the slowest rank. Then "device-bound" would be wrong, and its note that
+    a faster loader gains little would distract.
     """
     rank = {"input-bound": 0, "communication-bound": 1, "shared cores": 2, "ranks out of step": 3, "partly input-bound": 4}
     ordered = sorted(found, key=lambda finding: rank.get(finding["finding"], 5))

@@ -51,7 +51,7 @@ def with_estimates(
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:
     """Returns the budget that a study needs to measure each missing effect once.
 
-    {"minutes": 30, "more_minutes": 10} stands for a budget of 30 minutes instead of 20.
+    {"minutes": 30, "more_minutes": 10} means a budget of 30 minutes instead of 20.
 
     Returns None if no effect is missing, if the study has no time budget, or if MOST_FACTOR times that budget is not enough.
     """
@@ -59,7 +59,7 @@ def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Seque
     if not num or not about.budget_s:
         return None
     again = [record.attempt_s for record in records if record.kind is Kind.final]
-    each_s = max(again, default=records[0].fresh_s)  # the best without one of its changes takes about as long as these trials
+    each_s = max(again, default=records[0].fresh_s)  # a trial of the best without one of its changes takes about as long
     begin = math.floor(about.budget_s / 60) + 1
     for minutes in range(begin, math.ceil(MOST_FACTOR * about.budget_s / 60) + 1):
         budget = Budget(clock=Clock(), total_s=60.0 * minutes)

@@ -43,8 +43,8 @@ MAX_CHECKS = 3  # at most this many findings get a new check each time a trial i
 # When `autotune explain` has tried all findings, it repeats checks in the time left, as long as their intervals are wider than
 # WIDE_FRAC of the rate, each up to MAX_PAIRS pairs.
 WIDE_FRAC, MAX_PAIRS = 0.1, 8
-# If a check that skips stages ended with an outcome in FAILED, skipping them is tried again only with --retry, or after the
-# program was edited. Outcomes in MAY_PASS may be due to chance, so the note on them names --retry.
+# If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
+# edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.
 MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
 FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
@@ -87,7 +87,7 @@ class Side(NamedTuple):
     is_fixed: bool = False
 
 
-OF_THEIR_OWN = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
+NEW_CONFIGURATION_KINDS = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
 
 
 def explainable(
@@ -105,7 +105,11 @@ def explainable(
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
     """
     best = (summary.get("best") or {}).get("trial", 0)
-    able = {one.number: one for one in records if one.kind in OF_THEIR_OWN and one.repeats is None and one.value is not None}
+    able = {
+        one.number: one
+        for one in records
+        if one.kind in NEW_CONFIGURATION_KINDS and one.repeats is None and one.value is not None
+    }
     if number is None and not able:
         raise BadInput(
             f"STUDY: none of its trials has a measurement to explain, got {folder.name!r}. "
@@ -176,7 +180,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it once if a signal killed it: this may be chance, since the trial itself ended well."""
+        """Runs a pass. Repeats it once if a signal killed it, which may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(pass_s(record, which), ends_s):
@@ -190,7 +194,7 @@ class Explaining:
         self.document = explanation.empty(text)
         self._session.listener.notice(f"Not explained: {text}.")
 
-    # Any time ---------------------------------------------------------------------------------------------------------------
+    # On request -------------------------------------------------------------------------------------------------------------
 
     def run_asked(self, wanted: Wanted, record: TrialRecord, role: str) -> None:
         """Runs the requested passes that a trial lacks, explains the trial, and tries the settings that findings propose."""
@@ -229,7 +233,7 @@ class Explaining:
         num_before = len(self._session.records)
         findings, made = self._tried(evidence, findings, ends_s, is_repeating=is_repeating)
         if made or any(one.unskippable or _is_open(one) for one in findings):
-            findings = [found for one in findings for found in _left(one, evidence)]
+            findings = [found for one in findings for found in _still_open(one, evidence)]
             ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
             more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
             more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
@@ -436,15 +440,15 @@ def _least_certain(made: Mapping[int, checks.Check], pairs: Mapping[int, Sequenc
     return index if index is not None and widths[index] > WIDE_FRAC else None
 
 
-def _left(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns [finding], revised if its setting has failed or gained nothing in the meantime; [] if no remedy is left."""
+def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
+    """Returns [finding], without its setting if trials have refuted that meanwhile; [] if no remedy is left."""
     if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
 
 
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
-    """Returns the finding that a fixed program addresses, with its predicted gain instead of the one that a check measured.
+    """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
     If a check skipped stages (WITHOUT), the gain derived from that check stays, because it is a prediction, too.
 
@@ -467,7 +471,7 @@ def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -
 
 
 def _slowed(evidence: Evidence) -> str:
-    """Returns a note if a step took so long in the pass "lines" that the pass does not represent the trial; "" otherwise."""
+    """Returns a note if steps in the pass "lines" took too long for the pass to represent the trial; "" otherwise."""
     slowdown = evidence.slowdown
     if slowdown is None or slowdown <= MAX_SLOWDOWN:
         return ""

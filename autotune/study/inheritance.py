@@ -36,7 +36,7 @@ from autotune.trials.session import Session
 from autotune.trials.settings import capacity_bytes
 
 MAX_SOURCES = 8  # only the latest studies are used, since these have reused the results of older ones
-MAX_SEEDS = 8  # more than will be tried: in this study's space, some may equal others or change nothing
+MAX_SEEDS = 8  # more than are tried, because in this study's space some may be equal to others or change nothing
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError)  # raised by damaged studies; must not end this study
 MAX_OUT = 20  # maximum number of out-of-memory configurations; small, since each is compared with every proposal
 # Parts of a study's identity that must be equal. Search space, pins and objective may differ.
@@ -149,9 +149,9 @@ def _typed(folder: StudyFolder) -> str:
 
 
 def foreseen(inputs: StudyInputs, runs: Path) -> tuple[str, float] | None:
-    """Returns (name, median seconds of a trial) for the latest similar study; None if there is none. Needs no baseline.
+    """Returns (name, median seconds of a trial) for the latest similar study; None if there is none.
 
-    Facts that only a baseline reveals (torch, the device) are not compared.
+    Needs no baseline, so facts that only a baseline reveals (torch, the device) are not compared.
     """
     own = identity(inputs, None, None)
     unknown = {f"program.{name}" for name in PROGRAM_FACTS}
@@ -294,8 +294,8 @@ def _entry(
 def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: TrialRecord) -> list[dict[str, Any]]:
     """Returns the smallest configurations of this program that ran out of memory in studies with at least as much memory.
 
-    A failure does not count if a configuration at least as large ran without failing, in one of these studies or as the
-    baseline of this study: then something else must have used the memory.
+    A failure does not count if a configuration that is at least as large worked, in one of these studies or as the baseline of
+    this study. Then something else must have used the memory.
     """
     alike = [source for source in sources if not source.differs]
     ran = [baseline.knobs, *(record.knobs for source in alike for record in source.records if record.outcome.has_value)]
@@ -305,20 +305,20 @@ def _out_of_memory(sources: Iterable[Source], about: StudyRecord, baseline: Tria
         for record in source.records
         if record.kind is Kind.search and record.outcome.is_memory and _has_no_more(about, source.about, record.outcome)
     ]
-    true = [entry for entry in found if not any(_reaches(knobs, entry) for knobs in ran)]
+    true = [entry for entry in found if not any(_needs_as_much_memory(knobs, entry) for knobs in ran)]
     least: list[dict[str, Any]] = []
     for entry in true:
-        if not any(_reaches(entry["knobs"], other) for other in least):
-            least = [other for other in least if not _reaches(other["knobs"], entry)] + [entry]
+        if not any(_needs_as_much_memory(entry["knobs"], other) for other in least):
+            least = [other for other in least if not _needs_as_much_memory(other["knobs"], entry)] + [entry]
     return least[:MAX_OUT]
 
 
-def _reaches(knobs: Knobs, out: dict[str, Any]) -> bool:
+def _needs_as_much_memory(knobs: Knobs, out: dict[str, Any]) -> bool:
     return dominates(knobs, out["knobs"], is_host=out["outcome"] == Outcome.host_oom)
 
 
 def _has_no_more(about: StudyRecord, other: StudyRecord, outcome: Outcome) -> bool:
-    """Whether a study has no more memory, of the kind that ran out in `outcome`, than another study; False if unknown."""
+    """Whether a study has at most as much memory as another, of the kind that ran out in `outcome`; False if unknown."""
     own, there = _memory_bytes(about, outcome), _memory_bytes(other, outcome)
     return own is not None and there is not None and own <= there
 

@@ -13,8 +13,8 @@ from autotune.records import Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
-# In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, short
-# studies ended with a 1 % faster result, and long studies with a result that was no slower.
+# In replays of two recordings, trying three configurations of earlier studies was compared with trying one. With three, the
+# results of short studies were 1 % faster, and those of long studies no slower.
 NUM_EARLIER_SEEDS = 3
 # Number of an expert's configurations that are tried before RatesSampler proposes the rest. These two differ in batch size,
 # which shows RatesSampler the memory per sample. After that, its models choose better.
@@ -52,7 +52,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial, see settled.py.
     """
     space = session.resolved
-    # In a resumed study, the initial configurations that it has already tried count as well.
+    # In a resumed study, configurations of earlier studies that it has already tried count, too.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:
@@ -128,10 +128,10 @@ def filling_seed(
 def _is_disproved(session: Session, knobs: Knobs) -> bool:
     """Whether a trial with the same changes (except loader knobs) was clearly slower than the baseline, as emulated bf16 is."""
     floor = DISPROVED_FRAC * (session.baseline.score or 0.0)
-    part = _beside_loader(session.resolved.changed(knobs))
+    part = _without_loader_knobs(session.resolved.changed(knobs))
     slower = [record for record in session.searched[1:] if record.score is not None and record.score < floor]
-    return any(part and _beside_loader(record.changed) == part for record in slower)
+    return any(part and _without_loader_knobs(record.changed) == part for record in slower)
 
 
-def _beside_loader(changed: Knobs) -> Knobs:
+def _without_loader_knobs(changed: Knobs) -> Knobs:
     return {key: value for key, value in changed.items() if not key.startswith("loader.")}

@@ -34,8 +34,8 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs without a measurement, the calibration is given up
-# Calibrate again once the best is AGAIN_FACTOR times as fast as at the last calibration. Otherwise after AGAIN_TRIALS trials,
-# but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
+# A calibration is repeated once the best is AGAIN_FACTOR times as fast as at the last calibration. Otherwise it is repeated
+# after AGAIN_TRIALS trials, but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20
 AGAIN_FRAC = 0.1
 
@@ -89,7 +89,7 @@ class Interference:
         """Calibrates if that is due, and tells the user the result; does nothing with one slot."""
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
-        if self._left_s(self._each_s(best)) <= 0:  # as in a study that is resumed in the finals
+        if self._left_s(self._each_s(best)) <= 0:  # for example in a study that is resumed in the finals
             return
         self._num = int(min(self._num, max(2, self._num_left)))
         if why := self._why_not(best):

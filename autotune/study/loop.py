@@ -319,13 +319,13 @@ class _Study:
         record = session.baseline
         space = self._learn(first)
         if earlier is None or earlier.first is None:
-            self._name_dropped(space.dropped)
+            self._announce_dropped(space.dropped)
         session.runner.goal.check_baseline(record)
         session.about = about(self._inputs, self._folder, session.about, space=space, first=first)
         self._check_identity(session.about.identity)
-        record.knobs = space.baseline  # only now is it known what the program sets by itself
+        record.knobs = space.baseline  # what the program sets by itself is known only now
         session.recount()
-        self._take_over()
+        self._reuse_earlier_studies()
         self._budget.reserve(record)
         if self._inputs.config.explain.auto and not (self._inputs.is_recording or self._inputs.verify):
             self._budget.reserve_passes(planned_s(record))
@@ -356,7 +356,7 @@ class _Study:
         session.runner.goal.learn([first], capacity_bytes=session.memory_capacity_bytes)
         return space
 
-    def _take_over(self) -> None:
+    def _reuse_earlier_studies(self) -> None:
         """Reuses results of earlier studies before the search begins. A resumed study keeps the results that it began with."""
         session, inputs = self._session, self._inputs
         is_new = not session.about.warm_start and session.num_searched <= 0
@@ -369,7 +369,7 @@ class _Study:
         if not session.about.warm_start and (why := why_nothing(session)):
             self._listener.notice(why)
 
-    def _name_dropped(self, dropped: dict[str, str]) -> None:
+    def _announce_dropped(self, dropped: dict[str, str]) -> None:
         """Tells the user why knobs that the user named are not searched. For all others, `autotune inspect` shows why."""
         for key in sorted(self._inputs.space.typed & dropped.keys()):
             self._listener.notice(f"{key} is not searched here: {dropped[key]}.")
@@ -406,8 +406,8 @@ class _Study:
         # it leaves out the trials: there may be thousands.
         left_out = {"trials": made["trials"]} if status == "running" else {}
         summary: Summary = json.loads(json.dumps({**made, **dict.fromkeys(left_out)})) | left_out
-        # The report comes first: once the summary is final, the tracker reads the folder for the last time, and `resume` does
-        # nothing more.
+        # The report is written before the summary. Once the summary is final, the tracker reads the folder for the last time,
+        # and `resume` does nothing more.
         if status != "running":
             self._report(summary)
         if summary["best"] and self._folder.is_kept and not self._inputs.is_recording:
@@ -452,7 +452,7 @@ class _Study:
         self._listener.finished(summary)
         if tracking and (why := self._drain(tracking)):
             self._listener.notice(incomplete(self._folder, why))
-        self._folder.tidy()  # processes that were killed may have left temporary files
+        self._folder.tidy()  # killed processes may have left temporary files
 
     def _cause_of(self, fault: BaseException) -> BaseException:
         """Returns FolderLost if an error came from a folder that cannot be written; else the error itself."""
@@ -495,7 +495,7 @@ class _Study:
         return f"see {self._folder.path / 'tracking.log'}" if code else ""
 
     def _awaited(self, tracking: Tracking, drain_s: float) -> int:
-        """Waits for the tracker, and says so if that takes a while; returns its exit status."""
+        """Waits for the tracker, and tells the user if that takes a while; returns the tracker's exit status."""
         if drain_s <= BUDGETED_DRAIN_S:
             return tracking.wait(timeout=drain_s)
         try:

@@ -26,7 +26,7 @@ from autotune.study.single_changes import SingleChanges
 from autotune.trials.schedule import Ending
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
-MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose in a row before the space counts as used up
+MAX_REPEATED_PROPOSALS = 40  # after this many known configurations in a row from the sampler, the space counts as used up
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
@@ -42,7 +42,7 @@ NO_IMPROVEMENT = "no improvement is expected: no configuration is forecast to be
 
 
 class Search:
-    """Proposes and measures configurations until time, trials or ideas run out.
+    """Proposes and measures configurations until time, trials or proposals run out.
 
     A search first tries cheap configurations, until most of its time is used. Then it tries the values that cost a compilation,
     each on the best configuration so far, and then the best configuration restricted to lower tiers. Any remaining time goes to
@@ -60,8 +60,8 @@ class Search:
         self._parity, self._culprits = Parity(session), Culprits(space)
         self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
-        # RatesSampler itself makes single changes and decides which compilations are worth their time. It needs one objective
-        # that follows the rate; otherwise TPE takes its place.
+        # Whether RatesSampler leads the search: it makes single changes itself, and decides which compilations are worth their
+        # time. It needs a single objective that depends on the rate alone; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
         self._compiled = {key for _, key, _ in space.costly()}  # knobs with values that cost a compilation
         self._costly = [] if self._is_led else space.costly()
@@ -84,24 +84,24 @@ class Search:
         )
         self._study = begin_study(journal, name, sampler, scores=self._score_names(), machine=machine_of(session))
         self._num_singles = 0
-        # Trials to repeat: those that were interrupted in earlier runs of the study and, in a grid, those of this run that were
-        # disturbed or interrupted, because the sampler proposes a point of a grid only once.
+        # Trials to repeat: trials that were interrupted in earlier runs of the study. In a grid, also trials of this run that
+        # were disturbed or interrupted, because the sampler proposes each point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = ""
-        self._recall(session.searched)
+        self._load_trials(session.searched)
 
     def _score_names(self) -> list[str]:
         """Returns the names under which a viewer of Optuna's journal shows the scores, in which more is always better."""
         rate = f"{self._session.baseline.unit} per second"
         return [rate if name == THROUGHPUT else f"score of {name}" for name in self._names]
 
-    def _recall(self, records: list[TrialRecord]) -> None:
+    def _load_trials(self, records: list[TrialRecord]) -> None:
         """Loads the existing trials: the baseline and those of earlier runs of the study."""
         for record in records:
             self._settled.note(record)
-            self._teach(record)
+            self._add_to_sampler(record)
             kind, _, key = record.origin.partition(" ")
             if kind == SINGLE:
                 self._num_singles += 1
@@ -115,7 +115,7 @@ class Search:
                     f"Not tried again: autotune was ended {MAX_CHANCES} times while trial {record.number}'s configuration ran."
                 )
         if all(self._settled.is_measured(key, value) for _, key, value in self._costly):
-            self._hold_what_is_best()
+            self._hold_best_costly_values()
 
     def run(self) -> str:
         """Searches and returns the reason why it ended.
@@ -149,20 +149,20 @@ class Search:
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
-        self._name_what_is_too_dear()
+        self._announce_unaffordable_values()
         costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
         if self._parity.is_possible:  # otherwise no trial needs to end first, and waiting would leave slots idle
             self._session.schedule.drain()
             self._compare_losses()
-        if self._is_led:  # the late proposals of such a search only take changes away from the best, so they may begin later
+        if self._is_led:  # the late proposals of such a search only remove changes from the best, so they may begin later
             yield from self._cheap(until=lambda: self._budget.is_time_for_tiers(self._incumbent))
         if self._may_go_on():
             yield from self._fitting(self._late())
             if self._hold:
                 self._session.schedule.drain()
-                self._hold_what_is_best()
+                self._hold_best_costly_values()
             yield from self._cheap(until=lambda: False)
             if self._unfinished:
                 yield from self._fitting(self._again())
@@ -171,8 +171,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless it costs a compilation. Then it replaces the sampler's next proposal that has
-        the suspected value: meanwhile, another compilation may be tried, which takes as long and often gains as much.
+        Such a proposal comes immediately, unless it costs a compilation. A trial of another compilation takes as long and often
+        gains as much. So in this case, it waits for the sampler's next proposal that has the suspected value, and replaces it.
         """
         yield from self._questions()
         for proposal in proposals:
@@ -213,14 +213,14 @@ class Search:
         return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
-        """Compares losses for the best so far. If they differ, the rest of the search looks for another configuration."""
+        """Compares the losses of the best so far with the baseline's. If they differ, the search goes on without it."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
         if self._incumbent is not best and self._rates:
             self._rates.reconsider()
 
-    def _hold_what_is_best(self) -> None:
+    def _hold_best_costly_values(self) -> None:
         self._hold = {key: self._incumbent.knobs.get(key, value) for key, value in self._hold.items()}
 
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
@@ -255,7 +255,7 @@ class Search:
             was = "disturbed" if record.outcome is Outcome.disturbed else "not finished"
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was {was}", origin=record.origin)
 
-    def _name_what_is_too_dear(self) -> None:
+    def _announce_unaffordable_values(self) -> None:
         """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
         best = self._incumbent
         for why, key, value in self._space.costly() if self._is_led else []:
@@ -298,7 +298,7 @@ class Search:
             schedule.drain()
 
     def _trimmed(self) -> Proposal | None:
-        """Returns the best so far without its ineffective changes, so that the finals measure what is exported."""
+        """Returns the best so far without its ineffective changes, so that the finals measure what will be exported."""
         session, best = self._session, self._incumbent
         lost = {key: part_of(self._space, best, [key]).also for key in best.changed}
         margin = max(stats.MARGIN_FRAC, session.earlier_noise.spread if session.earlier_noise else UNKNOWN_MARGIN_FRAC)
@@ -311,9 +311,9 @@ class Search:
 
     def _next(self) -> Proposal | None:
         """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
-        return self._new() or self._doubted()
+        return self._new() or self._doubtful()
 
-    def _doubted(self) -> Proposal | None:
+    def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
         params = self._rates.doubted(self._study) if self._rates else None
         if params is None:
@@ -429,7 +429,7 @@ class Search:
         if record.outcome.is_no_answer and self._sampler_name == "grid":
             self._unfinished.append(record)
         if proposal.trial is None:
-            self._teach(record)
+            self._add_to_sampler(record)
         else:
             tell(self._study, proposal.trial, record, **self._limits())
 
@@ -438,7 +438,7 @@ class Search:
         if proposal.trial is not None:
             self._study.tell(proposal.trial, state=optuna.trial.TrialState.FAIL)
 
-    def _teach(self, record: TrialRecord) -> None:
+    def _add_to_sampler(self, record: TrialRecord) -> None:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from autotune.search import Machine, RatesSampler, Rules, SamplerOptions
 from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
-MOST_KNOWN = 20_000  # once this many full configurations are cached, the cache is emptied
-USUAL_SPREAD = 0.3  # the spread of each knob is passed to the sampler as a multiple of this
+MOST_KNOWN = 20_000  # when this many full configurations are cached, the cache is emptied
+USUAL_SPREAD = 0.3  # each knob's spread is passed to the sampler as a multiple of this
 
 
 def machine_of(session: Session) -> Machine:

@@ -12,8 +12,8 @@ from autotune.records import Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.session import Session
 
-# If the time left is less than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, it is too precious for a
-# trial with an expected improvement below ANSWER_GAIN_FRAC. The search ends after ANSWER_AFTER such proposals in a row.
+# If less time is left than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, a trial with an expected
+# improvement below ANSWER_GAIN_FRAC is not worth its time. The search ends after ANSWER_AFTER such proposals in a row.
 ANSWER_GAIN_FRAC = 0.03
 ANSWER_AFTER = 2
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
@@ -91,7 +91,7 @@ class SearchBudget:
         return self._session.budget.is_time_for_late(self.num_begun, late_s)
 
     def is_time_for_tiers(self, best: TrialRecord) -> bool:
-        """Whether it is time for the best of each tier, if this is all that remains to be proposed late."""
+        """Whether it is time for the best of each tier, if there are no other late proposals."""
         each_s = self._session.costs.expected_s(best.knobs, best.changed)
         return self._session.budget.is_time_for_late(self.num_begun, [each_s] * len(Tier), late_frac=1.0)
 
@@ -106,11 +106,11 @@ class SearchBudget:
 
     @property
     def is_for_answer(self) -> bool:
-        """Whether the time that is left is better used for ablation and finals than for what was proposed last."""
+        """Whether ablation and finals are a better use of the time left than the latest proposals."""
         return self._num_small >= ANSWER_AFTER
 
     def ask_again(self) -> None:
-        """Lets the search continue until the next proposal, which decides again."""
+        """Lets the search continue: the next proposal decides again whether it ends."""
         self._num_small = ANSWER_AFTER - 1
 
     def _costs_of(self, knobs: Knobs, changed: Knobs) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Records which configurations need no trial: measured ones, running ones, and those that another trial rules out."""
+"""Records which configurations need no trial: those that were measured, that run now, or that another trial rules out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposes the best trial so far with one knob changed, as an expert does by hand. A short study has no time for more."""
+"""Proposes the best trial so far with one knob changed, as an expert does by hand. For more, a short study has no time."""
 
 from __future__ import annotations
 

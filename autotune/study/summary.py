@@ -229,8 +229,7 @@ def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standin
 
     Returns [] if the finals have a pair, or if they did not measure the configuration again.
 
-    One slow step may dominate a measurement without an interval. So such measurements are used only if the configuration has no
-    others.
+    In a measurement without an interval, one slow step may dominate. So such measurements are used only if there are no others.
     """
     if standing.decision is not None and standing.decision.ratio is not None:
         return []
@@ -331,7 +330,7 @@ def _unproven(
     """
     decision = standing.decision
     if decision is None and not best.changed:
-        return None  # comparing the baseline with itself gives no verdict
+        return None  # a comparison of the baseline with itself gives no verdict
     if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
         reason = decision.reason
         if is_barred(baseline):
@@ -371,7 +370,7 @@ def _attribution(
     about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
 ) -> list[dict[str, Any]]:
     """Returns the effect of each change of the best, largest first: ratios 1.2 and 1.1 have "cumulative" 1.2 and 1.32."""
-    found = _of_best(best, standing)
+    found = _attribution_of(best, standing)
     if best is None or not best.changed or found is None:
         return []
     entries = [change.as_json() for change in found.changes if change.knob in best.changed]
@@ -387,11 +386,11 @@ def _attribution(
 
 def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
     """Returns the changes that were reverted because they had no effect; None if there are none."""
-    found = _of_best(best, standing)
+    found = _attribution_of(best, standing)
     return found.minimality() if found and best and best.number == found.best.number else None
 
 
-def _of_best(best: TrialRecord | None, standing: Standing) -> Attribution | None:
+def _attribution_of(best: TrialRecord | None, standing: Standing) -> Attribution | None:
     """Returns the attribution; None if there is none, or if it belongs to a configuration that the finals did not choose."""
     found = standing.attribution
     return found if found and best and best.number in (found.best.number, found.winner.number) else None

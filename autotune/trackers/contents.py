@@ -102,7 +102,7 @@ class Contents:
         return entries.params(trial.knobs, is_distributed=self.is_distributed)
 
     def mark(self, trial: TrialRecord) -> str:
-        """Returns the trial's mark, "NUMBER:NONCE", which differs from that of an earlier attempt under the same number."""
+        """Returns the trial's mark, "NUMBER:NONCE". An earlier attempt with the same number has another mark."""
         return self.cache.made("mark", trial, lambda: f"{trial.number}:{self._nonce(trial)}")
 
     def _nonce(self, trial: TrialRecord) -> str:

@@ -96,7 +96,7 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: floa
     Args:
         trial: the trial.
         study: its study.
-        mark: distinguishes the trial's run from that of an earlier attempt.
+        mark: distinguishes the trial's run from the run of an earlier attempt.
         ratio: the trial's ratio to the baseline; None if it has none.
     """
     tags = {

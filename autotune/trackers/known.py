@@ -28,8 +28,8 @@ class KnownRuns:
         marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete. These are second runs with the same mark (made if a request was carried out, but its
-            answer was lost), runs of earlier attempts at a trial, and runs in an earlier layout, which new runs replace.
+        superfluous: ids of runs to delete: second runs with the same mark (made if a request was carried out, but its answer
+            was lost), runs of earlier attempts at a trial, and runs in an earlier layout, which new runs replace.
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 

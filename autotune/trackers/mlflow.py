@@ -1,7 +1,7 @@
 """Mirrors a study folder into MLflow: one parent run per study, one child run per trial. The only module that uses MLflow.
 
-It runs in the process of `autotune sync`, not in the tuner: importing MLflow takes two seconds, and creating a SQLite store
-takes five. It finds existing runs by querying MLflow for their tags, so the mirror survives kills, lost state and a changed
+It runs in the process of `autotune sync`, not in the tuner, because importing MLflow takes two seconds, and creating a SQLite
+store takes five. It queries MLflow for existing runs by their tags, so the mirror survives kills, lost state and a changed
 server. If the answer to a request is lost, the server may still have carried out the request. So duplicates are deleted
 afterwards, and the mirror counts as complete only after MLflow has been queried once more.
 """
@@ -96,7 +96,7 @@ class MlflowTracker(Tracker):
         is_first = self._known is None
         if self._known is None:
             time.sleep(max(0.0, self._failed_at + SETTLE_S - time.monotonic()))
-            self._known = self._ask(contents)
+            self._known = self._query_runs(contents)
         parent_id, written = self._parent(contents), list[TrialRecord]()
         for trial in contents.trials:
             is_new = self._write_trial(contents, trial, parent_id)
@@ -106,9 +106,9 @@ class MlflowTracker(Tracker):
         is_new = self._write_study(contents)
         if written or is_new:
             if is_first or self._has_failed:  # requests that got no answer may have created runs as well
-                self._known = self._ask(contents)
+                self._known = self._query_runs(contents)
             else:
-                self._ask_again(contents, written, parent_id)
+                self._query_written_runs(contents, written, parent_id)
             state.pending = [trial.number for trial in contents.trials if not self._is_there(contents, trial)]
             if state.pending or not self._is_study_there(contents):
                 raise _Unreachable("MLflow lacks some of what was written")
@@ -190,7 +190,7 @@ class MlflowTracker(Tracker):
                 f"the store. Remove or rename {store.store_file(self._runs)}: the next `autotune sync` makes a new one"
             )
 
-    def _ask(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
+    def _query_runs(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
         """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent.
 
         Args:
@@ -214,13 +214,13 @@ class MlflowTracker(Tracker):
             self._client.set_tag(run_id, entries.PARENT_TAG, known.run_id(PARENT))
         return known
 
-    def _ask_again(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
+    def _query_written_runs(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
         """Queries MLflow for the study's own run and the trials that were just written. Other trials have not changed."""
         assert self._known is not None
         for trial in written:
             self._known.forget(contents.mark(trial))
         if written:
-            self._known.update(self._ask(contents, since=min(trial.started_at for trial in written)))
+            self._known.update(self._query_runs(contents, since=min(trial.started_at for trial in written)))
         self._known.add(PARENT, self._client.get_run(parent_id))
 
     def _parent(self, contents: Contents) -> str:
@@ -278,9 +278,8 @@ class MlflowTracker(Tracker):
             text = read_bytes(file).decode("utf-8", "replace")
         except (FileNotFoundError, ValueError):  # ValueError: a pipe or a huge file in a stranger's study
             return
-        self._client.log_text(
-            run_id, self._secrets.message(text), name or file.name
-        )  # `message` masks known values only, so that JSON stays valid
+        # `message` masks known values only, so that JSON stays valid.
+        self._client.log_text(run_id, self._secrets.message(text), name or file.name)
 
     def _log(
         self,
@@ -296,9 +295,8 @@ class MlflowTracker(Tracker):
         pairs = [Param(key, value) for key, value in params.items()]
         for start in range(PARAMS_A_BATCH, len(pairs), PARAMS_A_BATCH):  # rare: only programs with more than 100 knobs
             self._client.log_batch(run_id, params=pairs[start : start + PARAMS_A_BATCH])
-        points = [
-            Metric(key, value, at, 0) for key, value in metrics.items()
-        ]  # with a fixed time, writing again adds no point; with a step above 0, MLflow would draw a curve of one point
+        # With a fixed time, writing again adds no point. With a step above 0, MLflow would draw a curve of one point.
+        points = [Metric(key, value, at, 0) for key, value in metrics.items()]
         marks = [RunTag(key, value) for key, value in tags.items()]
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 

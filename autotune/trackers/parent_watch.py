@@ -14,9 +14,9 @@ EXIT_TOO_LATE = 1
 class ParentWatch:
     """Detects that the parent has ended or has closed the pipe on this process's standard input.
 
-    The pipe closes no matter how the parent ends, and stays closed: the first check notices a parent that has already ended.
-    The parent may also close the pipe on purpose, when no more work will follow. Without a pipe, only the parent process id is
-    checked.
+    The pipe closes no matter how the parent ends, and it stays closed. So even the first check notices a parent that has
+    already ended. The parent may also close the pipe on purpose, when no more work will follow. Without a pipe, only the parent
+    process id is checked.
     """
 
     def __init__(self) -> None:

@@ -73,8 +73,8 @@ def study_uri(folder: StudyFolder) -> str | None:
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:
     """Creates the embedded store with `make` if it does not exist, and returns its address.
 
-    Six processes that opened a new MLflow SQLite file at the same time broke it permanently. So one process creates it, under
-    a lock and a temporary name, and renames it when it is complete; the others wait.
+    Six processes that opened a new MLflow SQLite file at the same time broke it permanently. So one process creates the file,
+    under a lock and a temporary name, and renames it when it is complete. The other processes wait.
     """
     file = store_file(runs)
     if not file.exists():

@@ -4,8 +4,8 @@ MLflow keeps a view as JSON in a tag of the experiment, `mlflow.sharedViewState.
 MLflow 3.17 reads the state from a compressed text next to the view's name; MLflow 3.10 reads the fields of the state directly.
 So the tag contains the compressed text as well as the fields.
 
-Trials are not sorted by date, because MLflow would then hide them all below their study, which stays folded. They are sorted by
-a tag: first trials that count, by ratio; then failures; last, trials that were stopped early.
+Trials are not sorted by date, because then MLflow would hide all of them below the folded row of their study. They are sorted
+by a tag: trials that may win, by ratio; then trials whose rate does not count; then failures; last, trials stopped early.
 """
 
 from __future__ import annotations

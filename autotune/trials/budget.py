@@ -33,10 +33,10 @@ SEARCH_WINDOW_FRAC = 1 / 30
 # Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
 # random gaps, is still measured within the budget.
 UNSTEADY_MAX_FRAC = 1 / 4
-# Length assumed for the window of a trial of the finals, unless its steps are slow. A longer window gains little: rates vary
-# most between processes.
+# Assumed length of the window in a trial of the finals, unless its steps are slow. A longer window gains little, because rates
+# vary more between processes than within one.
 FINALS_WINDOW_S = 5.0
-ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, in addition to what the finals leave over
+ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, not counting what the finals leave unused
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
 ATTRIBUTION_MIN_TRIALS = 6
@@ -45,7 +45,7 @@ ATTRIBUTION_MIN_TRIALS = 6
 LATE_FRAC = 0.65
 # The finals may get at most this share of the budget in addition to FINALS_MAX_FRAC, for enough pairs to give an interval.
 CONFIRMING_FRAC = 0.10
-LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC if the effect is large: confirming it is more useful than further trials
+LARGE_FRAC = 0.25  # replaces CONFIRMING_FRAC for a large effect, because its confirmation is more useful than further trials
 CONFIRMING_ROUNDS = 3  # pairs needed to show that a winner wins
 OVERRUN_FRAC = 0.5  # share of the reserve that a search trial may use if it takes longer than expected
 MARGIN = 1.25  # a search trial may always take this many times its expected duration
@@ -53,7 +53,7 @@ EXPLAIN_MAX_FRAC = 0.1  # maximum share of the budget for the passes that explai
 # Time to end the last processes, write the verdict and finish tracking: this share of the budget, at most this many seconds.
 CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
-CACHED_FRAC = 0.25  # assumed share of a compilation's time that the study's compile cache does not save; a tenth for resnet18
+CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile cache does not save; 0.1 for resnet18
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
@@ -117,7 +117,7 @@ class Budget:
     def reserve(self, baseline: TrialRecord) -> None:
         """Reserves time for finals and attribution, estimated from the baseline's duration.
 
-        Reserves less for attribution if the program is too slow to measure two effects. The search uses that time better.
+        Reserves less for attribution if the program is too slow to measure two effects: the search can use that time better.
         """
         if self.total_s is None:
             return
@@ -136,7 +136,7 @@ class Budget:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def take_from_passes(self, needed_s: float) -> bool:
-        """Frees as much of the passes' reserve as `needed_s` needs; frees nothing and returns False if that is too little."""
+        """Frees time reserved for the passes until `needed_s` is left. If it is too little, frees nothing and returns False."""
         missing_s = needed_s - self.left_s
         if missing_s > self.explain_s:
             return False
@@ -183,7 +183,7 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, their time may be used, except for one pair.
+            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except for a pair.
         """
         if self.total_s is None:
             return True
@@ -317,7 +317,7 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns the seconds of a trial at another batch size: steps take twice as long at twice the size, and as long at half."""
+    """Returns a trial's seconds at another batch size: twice as long steps at twice the size, equally long steps at half."""
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it

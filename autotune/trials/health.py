@@ -29,9 +29,9 @@ class Level:
 
     autotune must also work on a machine that is never quiet. A disturbance that lasts through both attempts of the baseline, or
     of two later trials in a row, is accepted: from then on, a trial counts as disturbed only if the disturbance gets worse.
-    Search rates from before and after that moment are not comparable. The rates of the finals are comparable, since their
-    configurations take turns. On a fully loaded machine, it does not show if a disturbance gets worse. Then only these turns
-    and the ratio's interval protect the comparison.
+    Search rates from before and after that moment are not comparable. The rates of the finals are comparable, because their
+    configurations take turns. If the machine is fully loaded, a growing disturbance is not visible. Then only the turns and the
+    ratio's interval protect the comparison.
 
     Attributes:
         amounts: {kind: accepted amount}.
@@ -77,9 +77,10 @@ class Level:
 
 
 def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: int) -> str:
-    """Returns why a long run may read data more slowly than the trial, which read from the page cache; "" if no reason exists.
+    """Returns why a long run may read data more slowly than the trial did from the page cache; "" if there is no reason.
 
-    A short trial reads the same files as the trials before it. So its data may be in memory, while a whole epoch does not fit.
+    A short trial reads the same files as the trials before it. So its data may be in memory, although a whole epoch does not
+    fit there.
 
     Args:
         use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
@@ -135,9 +136,9 @@ def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
 def drift(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much the baseline's measurements differ, if that is more than noise; "" otherwise.
 
-    The finals compare only measurements of the same round, so their ratio does not show this. The rounds of the finals alone do
-    not show it, either: they may agree by chance, or conditions may have changed since the search. So the baseline's first
-    measurement counts as well.
+    The ratio of the finals does not show this, because they compare only measurements of the same round. The baseline's rates
+    in these rounds may not show it, either: they may agree by chance, or conditions may have changed since the search. So the
+    baseline's first measurement counts as well.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]
     rates = [record.value for record in [*records[:1], *again] if record.value and record.outcome.may_win]

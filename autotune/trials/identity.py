@@ -152,7 +152,7 @@ def script(command: CommandTemplate) -> str | None:
 def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Returns one phrase for each difference of two identities: "program.torch: was '2.14.1', is '2.15.0'".
 
-    The resolved space and the facts that the program reports are known only after a baseline, so they are compared only if both
+    The resolved space and the facts that the program reports are known only after a baseline. So they are compared only if both
     identities have them. The script is compared only if it was recorded, which earlier versions of autotune did not do.
     """
     reported = [f"program.{name}" for name in PROGRAM_FACTS]

@@ -21,11 +21,12 @@ MIN_STEPS = 5  # fewer steps are not compared, because they say nothing about la
 TAIL_FRAC = 0.25  # the median loss of the last quarter of the steps is compared, because losses of single batches are noisy
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.
-NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, the reason says what differences are relative to
+NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, the reason explains the floor
 FLOOR_FRAC = 0.5
 FIRST_FACTOR = 3.0  # the first loss may differ by this many times the tolerance, because it is from a single batch
 CHANCE_FACTOR = 2.0  # chance may explain this many times the difference between two runs of the baseline
-# If chance may explain more than this, differences that it may explain are not accepted: they are inconclusive.
+# A loss above the tolerance passes if chance may explain the difference. But if chance may explain more than this, such a loss
+# is inconclusive.
 MAX_CHANCE_FRAC = 0.15
 EXPLODED_FACTOR = 10.0  # no batch explains a loss that is this many times as large as any earlier loss
 MIN_EXPLODING_STEPS = 8
@@ -75,9 +76,9 @@ class Comparison:
 def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curve = ()) -> Comparison:
     """Returns whether `own` is as good as `reference`.
 
-    A loss that is worse by more than the tolerance fails. So does a loss that is not finite where the baseline's is finite. A
-    better loss passes, unless the first loss differs: both programs compute the first loss from the same weights and batch, so
-    a difference shows that they compute different things.
+    A loss that is worse by more than the tolerance fails. So does a loss that is not finite although the baseline's is finite.
+    A better loss passes, unless the first losses differ: both programs compute the first loss from the same weights and batch,
+    so a difference shows that they compute different things.
 
     Args:
         own: the configuration's curve.

@@ -91,9 +91,9 @@ class Goal:
         self.epoch_samples = self.epoch_samples or length
 
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
-        """Writes objectives, scores and violations into a trial's record. A trial that violates a constraint cannot win.
+        """Writes objectives, scores and violations into a trial's record.
 
-        Nor can one whose constraints could not be checked.
+        A trial cannot win if it violates a constraint, or if a constraint could not be checked.
 
         Args:
             record: the trial with its numbers.
@@ -259,7 +259,7 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
     """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
-    # Under this assumption, and at equal rates, the energy per sample of one rank is that of all.
+    # Under this assumption, and if all ranks have equal rates, one rank uses as much energy per sample as all ranks together.
     per_rank_j = record.metrics.get("gpu.energy_per_sample_j")
     if per_rank_j is not None:
         return per_rank_j

@@ -1,8 +1,8 @@
 """Detects a faulty device by sticky CUDA errors in several configurations in a row.
 
-A sticky error makes every later CUDA call of its process fail, so the trial is repeated once in a fresh process. Even if the
+A sticky error makes every later CUDA call of the process fail, so the trial is repeated once in a fresh process. Even if the
 repeat fails, too, the cause is often the configuration or the program. So the device is tested only after two different
-configurations have failed on it in this way with no success in between. The test is a small computation without the program.
+configurations have failed on it in this way without a success in between. The test is a small computation without the program.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ from autotune.trials.warm import WarmStarts
 
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
 QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the study's time
-# No wait for a quiet machine if it might take more than this share of the time that the next trial has left. The wait for a
-# free device ends after this share.
+# autotune does not wait for a quiet machine if that may take more than this share of the next trial's time. The wait for a free
+# device ends after this share.
 QUIET_LEFT_FRAC = 0.25
-# A trial ends its window some time before its deadline, so that its processes can exit: LEAVE_S plus the time that the baseline
+# A trial ends its window before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the baseline
 # took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot

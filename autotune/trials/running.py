@@ -94,7 +94,7 @@ class RunningTrial:
 
     def abandon(self) -> Finished | None:
         """Ends the trial's processes after a fault. Returns the trial, and writes its record, if it was measured by then."""
-        if not self._is_begun:  # the fault came between two attempts, and the first does not count
+        if not self._is_begun:  # the fault occurred between two attempts, and the first attempt does not count
             return None
         try:
             ended = self._poll(is_ending=True)
@@ -122,7 +122,7 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node or a full disk, or after a timeout, since it may take as long again."""
+        """Announces a second attempt after a lost node, a full disk, or a timeout, because that may take as long again."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):

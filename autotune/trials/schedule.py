@@ -29,7 +29,7 @@ class Schedule:
     Args:
         runner: launches and records the trials.
         add: called with every recorded trial, finished or stopped by the user.
-        while_waiting: called whenever no trial has ended since the last poll.
+        while_waiting: called after each poll in which no trial has ended.
         clock, poll_s: the study's clock, and the pause between two polls.
     """
 

@@ -34,7 +34,7 @@ MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget
 LEAST_CYCLES = 2  # a window that opens in the middle of a cycle must be this many cycles long to hold a whole one
 MIN_TRIAL_S = 30.0  # minimum time limit of a trial, even if it is expected to be shorter
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
-# Minimum window of the baseline, as a multiple of that of other trials. Only the baseline looks for cycles.
+# Minimum window of the baseline, as a multiple of the minimum window of other trials. Only the baseline looks for cycles.
 BASELINE_WINDOW_TIMES = 3.0
 NEIGHBOURS = "neighbours"  # `origin` of the trials that measure whether parallel trials disturb each other
 OVERRUN_FACTOR = 4.0  # a trial may take this many times its expected duration
@@ -201,7 +201,7 @@ class Session:
 
         self.schedule.make_room()
         self._prepare(request := self._searching(knobs, why, origin))
-        self.schedule.begin(request, self._noting(taken))
+        self.schedule.begin(request, self._with_follow_up(taken))
 
     def _searching(self, knobs: Knobs, why: str, origin: str, **more: Any) -> Request:
         """Returns the request of a search trial."""
@@ -237,7 +237,7 @@ class Session:
             raise OutOfTime
 
     def _least_again_s(self, first: TrialRecord) -> float:
-        """Returns the least time for a trial of the finals: expected start plus the longer of `race_min_s` and two cycles."""
+        """Returns the minimum time of a finals trial: its expected start plus the longer of `race_min_s` and two cycles."""
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
         start_s = without_window_s(again[-1] if again else first)
@@ -261,7 +261,7 @@ class Session:
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the highest lower bound of a rate among the trials that ran as the next one will: alone, or in parallel."""
+        """Returns the highest lower bound of a rate among trials that ran alone, or in parallel, as the next trial will."""
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:
@@ -386,7 +386,7 @@ class Session:
         skipped: tuple[str, ...] = (),
         is_fixed: bool = False,
     ) -> TrialRecord:
-        """Measures a configuration without or with the remedy that a finding proposes, one side of a pair, in a fresh process.
+        """Measures one side of a pair in a fresh process: a configuration with or without the remedy that a finding proposes.
 
         Args:
             first: the trial that was explained.
@@ -422,9 +422,9 @@ class Session:
 
         self.schedule.drain()
         if places:
-            self.schedule.run_beside(request, places, self._noting(finished.append))
+            self.schedule.run_beside(request, places, self._with_follow_up(finished.append))
         else:
-            self.schedule.run(request(), self._noting(finished.append))
+            self.schedule.run(request(), self._with_follow_up(finished.append))
         return [one.record for one in finished]
 
     def _checking(self, first: TrialRecord, knobs: Knobs, origin: str, **more: Any) -> Request:
@@ -452,7 +452,7 @@ class Session:
         finished: list[Finished] = []
         self.schedule.drain()
         self._prepare(request)
-        self.schedule.run(request, self._noting(finished.append))
+        self.schedule.run(request, self._with_follow_up(finished.append))
         return finished[0]
 
     def _prepare(self, request: Request) -> None:
@@ -468,7 +468,7 @@ class Session:
             is_searching = request.kind is Kind.search and not self.inputs.is_recording
             self.listener.time_left(self.outlook(is_searching=is_searching))
 
-    def _noting(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
+    def _with_follow_up(self, take: Callable[[Finished], None]) -> Callable[[Finished], None]:
         """Returns a callback for a finished trial: it does what is due after every trial, then calls `take`."""
 
         def taken(finished: Finished) -> None:

@@ -1,4 +1,4 @@
-"""Keeps statistics of a study's search trials, so that looking them up takes no longer as the number of trials grows."""
+"""Keeps statistics of a study's search trials, so that a look-up takes the same time however many trials there are."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
         if first.window.cycles:
             found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
-            # Power divided by rate, not energy by samples: the energy counter was not read exactly at the window's ends.
+            # This divides power by rate, not energy by samples, because the counter was not read exactly at the window's ends.
             power_w = seen["gpu.energy_j"] / seen["gpu.energy_s"] * _devices_per_rank(results)
             found["gpu.energy_per_sample_j"] = power_w / first.window.rate_per_s
     return found

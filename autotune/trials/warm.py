@@ -15,7 +15,7 @@ from autotune.records import Kind, Knobs, Outcome, TrialRecord
 AUTO, WARM = "auto", "warm"
 # Outcomes that a warm start may cause, if the trial failed before its first step.
 DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
-# A trial that failed after a warm start is repeated with a fresh one, unless this many such repeats have failed, too.
+# A trial that failed after a warm start is repeated with a fresh start, until this many repeats have failed, too.
 MAX_IN_VAIN = 2
 COMPILER = "torch._dynamo"
 
