@@ -22,7 +22,7 @@ MODULES = [
 
 @functools.cache
 def _forks() -> Forks:
-    """Returns the process whose forks become commands; it ends with the tests."""
+    """Returns the process that is forked for every command; it ends with the tests."""
     made = Forks(own_environment(), MODULES)
     atexit.register(made.close)
     return made
@@ -31,7 +31,7 @@ def _forks() -> Forks:
 class Cli:
     """Runs `python -m autotune` in a separate folder, as a user would.
 
-    For speed, a call is a fork of a process that has imported autotune; `start` starts a new interpreter.
+    For speed, a call forks a process that has imported autotune; `start` starts a new interpreter.
     """
 
     def __init__(self, cwd: Path) -> None:
