@@ -69,7 +69,7 @@ def python(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     "reference", ["mine", "mine:", ":step", "mine.py:step()", "a b:c", "-m:x", "../mine:step", "mine:a:b", ""]
 )
-def test_invalid_reference_to_a_function_starts_no_program(python: Callable[[str], Path], tmp_path: Path, reference: str) -> None:
+def test_invalid_function_reference_starts_no_program(python: Callable[[str], Path], tmp_path: Path, reference: str) -> None:
     found = config(python(f"touch {shlex.quote(str(tmp_path))}/started"), step=reference)
     assert problems_of_parts(found)[0].startswith(f"train.step: not a reference to a function, got {reference!r}. Allowed: ")
     assert not (tmp_path / "started").exists()
