@@ -62,7 +62,7 @@ def test_checkpoint_of_a_compiled_run_is_read_by_a_plain_run(place: Place) -> No
 
 
 @pytest.mark.thorough
-def test_knobs_apply_to_loaders_made_anew_every_epoch_and_not_to_other_loaders(place: Place, target) -> None:
+def test_knobs_apply_to_the_training_loader_of_every_epoch_and_to_no_other_loader(place: Place, target) -> None:
     found_in_study = target("train.py", "rebuild=1", cwd=place.path)
     script = place.path / "train.py"
     (place.path / "moved").mkdir()
@@ -270,7 +270,7 @@ def test_a_dry_run_prints_command_environment_and_settings_and_starts_nothing(pl
 
 
 @pytest.mark.thorough
-def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None:
+def test_quiet_run_reports_only_settings_that_did_not_take_effect(place: Place) -> None:
     place.best({"threads": {"intra": 1}})
     done = place.apply("apply", "best.yaml", "--quiet", "--", sys.executable, "train.py")
     assert (done.returncode, done.stderr) == (0, "")

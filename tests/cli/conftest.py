@@ -72,7 +72,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def is_gone():
-    """Returns a function that checks that no process of a process group is left; it waits a little for the last one."""
+    """Returns a function that checks that no process of a group is left, and waits up to 10 s for the last one."""
 
     def check(group: int) -> bool:
         for _ in range(100):

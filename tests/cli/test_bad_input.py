@@ -83,7 +83,7 @@ def test_show_without_any_study_says_how_to_make_one(cli):
     assert "autotune run" in cli.refused("show")
 
 
-def test_a_path_where_there_is_no_study_is_refused(cli):
+def test_path_without_a_study_is_refused(cli):
     assert "no such study, got '../secrets'" in cli.refused("show", "../secrets")
 
 

@@ -141,7 +141,7 @@ def test_damaged_summary_is_named(runs, said, damage):
     assert "unreadable" in said(0, "list")
 
 
-def test_damaged_study_record_is_named_and_hides_no_summary_and_no_other_study(runs, said, damage):
+def test_damaged_study_record_is_reported_and_other_data_is_still_shown(runs, said, damage):
     study = make_study(runs)
     make_study(runs, "other")
     damage(study.study_file)

@@ -12,7 +12,7 @@ from tests.support.rows import more
 from tests.support.studies import make_study
 
 
-def test_json_file_is_json_and_standard_error_lists_inexpressible_settings(cli):
+def test_json_output_file_contains_json_and_inexpressible_settings_are_listed(cli):
     make_study(cli.cwd / "runs")
     ended = cli("export", "resnet18", "--format", "hf", "-o", "tuned/hf.json")
     assert ended.returncode == 0, ended.stderr
@@ -70,7 +70,7 @@ def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
         file.write_text(once + "\n")
         assert cli(*words, "-o", "out").returncode == 0
     file.write_text("")
-    assert cli(*words, "-o", "out").returncode == 0, "an empty file holds nothing"
+    assert cli(*words, "-o", "out").returncode == 0, "an empty file may be replaced"
 
 
 @pytest.mark.parametrize("command", ["export", "report"])

@@ -186,7 +186,7 @@ def test_too_deeply_nested_folder_causes_no_internal_error(cli, tmp_path, privat
     cache = filled(tmp_path / "runs").path / "compile_cache"
     filled(tmp_path / "runs", "other")
     place = os.open(cache, os.O_RDONLY)
-    for _ in range(1200):  # more than Python recurses; each is made in the one before, since the whole path may be too long
+    for _ in range(1200):  # deeper than Python recurses; made one inside the other, because the whole path may be too long
         os.mkdir("d", dir_fd=place)
         below = os.open("d", os.O_RDONLY, dir_fd=place)
         os.close(place)

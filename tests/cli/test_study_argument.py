@@ -140,7 +140,7 @@ def test_study_folder_is_refused_as_the_runs_folder(here, capsys):
     assert f"got 'b/second'. Give --runs-dir {here}/b." in capsys.readouterr().err
 
 
-def test_a_tilde_in_the_runs_folder_is_the_home_folder_for_every_command(here, capsys, monkeypatch):
+def test_tilde_in_the_runs_folder_means_the_home_folder_for_every_command(here, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(here))
     assert main(["list", "--runs-dir=~/b", "--json"]) == 0
     assert [row["study"] for row in json.loads(capsys.readouterr().out)] == ["second"]

@@ -36,7 +36,7 @@ SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configurat
         ("failed", None, "failed: stopped by the user"),
     ],
 )
-def test_headline_claims_a_ratio_only_where_something_was_compared(status, speedup, said):
+def test_headline_states_a_ratio_only_after_a_comparison(status, speedup, said):
     reason = "" if status == "running" else "stopped by the user"
     assert headline({"status": status, "reason": reason, "speedup": speedup}) == said
 
@@ -142,7 +142,7 @@ def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tm
     assert "cost  42 s, no trial searched" in said
     assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
     assert "best         the baseline" in drawn(summary, folder.path, 80)
-    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "that is an answer"
+    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "this verdict needs no more time"
 
 
 def test_next_command_trains_the_user_program_with_the_winner(tmp_path):
@@ -202,7 +202,7 @@ def drawn(summary, path, width):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
+def test_waterfall_shows_every_factor_in_full_on_any_terminal(tmp_path, width):
     folder = make_study(tmp_path / "runs")
     text = drawn(folder.read_summary(), folder.path, width)
     assert max(map(len, text.splitlines())) <= width
@@ -214,14 +214,14 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     assert ("█" in text) is (width == 120)
 
 
-def test_waterfall_names_what_its_factors_leave_unexplained(tmp_path):
+def test_waterfall_shows_the_factor_that_its_changes_leave_unexplained(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     summary["attribution"] = summary["attribution"][:2]
     summary["best"]["overrides"] = {entry["knob"]: entry["to"] for entry in summary["attribution"]}
     assert "help each other  1.08x" in drawn(summary, folder.path, 120)
     summary["attribution"][0]["ratio"] = 1.75
-    assert "help each other" not in drawn(summary, folder.path, 120), "1.75 x 1.38 is the whole"
+    assert "help each other" not in drawn(summary, folder.path, 120), "1.75 x 1.38 explains the whole ratio"
 
 
 def test_waterfall_of_a_study_from_before_attribution_lists_the_changes(tmp_path):

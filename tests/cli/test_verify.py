@@ -92,7 +92,7 @@ def test_planted_slowdown_exits_with_4_and_is_shown_by_show_and_list(own, place)
     assert "no longer holds" in own("list").stdout
 
 
-def test_a_knob_that_cannot_be_applied_here_breaks_the_claim(own, place):
+def test_claim_does_not_hold_if_a_knob_cannot_be_applied(own, place):
     (place / "refuse").touch()
     ended = own("verify", "s", *QUICK)
     assert ended.returncode == 4

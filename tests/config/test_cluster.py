@@ -37,7 +37,7 @@ def test_invalid_slurm_options_are_refused(options, told):
 @pytest.mark.parametrize(
     "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
 )
-def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spelling(word):
+def test_srun_options_reserved_for_the_launcher_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
     assert problem.startswith("launch.slurm.args: autotune ")
     assert f"got {word!r}. Leave it out" in problem

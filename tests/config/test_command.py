@@ -139,7 +139,7 @@ def test_commands_that_cannot_start_are_refused(folder: Path, command: tuple[str
     assert message in problems(folder, *command)[0]
 
 
-def test_a_usual_starter_that_is_not_installed_is_not_suggested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_starter_that_is_not_installed_is_not_suggested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
     assert problems(folder, "accelerate", "launch", "train.py") == [
         "COMMAND: no such program, got 'accelerate'. Give a program on PATH, or a path to one."

@@ -63,7 +63,7 @@ def test_slots_on_pinned_or_different_gpus_are_refused():
     assert "got 3 on A100 and T4, but rates of unlike GPUs cannot be compared" in refusal("launch.slots=3", gpus=UNLIKE)
 
 
-def test_gpus_that_cannot_be_told_apart_are_refused(monkeypatch):
+def test_slots_on_indistinguishable_gpus_are_refused(monkeypatch):
     assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=[{**A100, "uuid": None}] * 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=GPUS)

@@ -21,7 +21,7 @@ CHEAP = ("knobs", "list", "doctor")
 FOLDERS = ("", "tests/faults", "autotune/search/rates")  # folders of files that a page names without a folder
 
 
-def test_every_fence_of_commands_says_how_it_is_run() -> None:
+def test_every_fence_of_commands_has_a_known_kind() -> None:
     assert COMMANDS
     assert {command.kind for command in COMMANDS} <= set(KINDS)
 

@@ -100,7 +100,7 @@ def test_report_to_standard_output_refuses_json_and_a_closed_stream(here, capsys
     assert (shown.returncode, shown.stderr) == (0, "")
 
 
-def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_terminal(here, capsys):
+def test_missing_or_damaged_files_are_named_on_the_page_and_on_the_terminal(here, capsys):
     folder = here / "runs" / "resnet18"
     for number in range(1, 6):
         (folder / "trials" / f"{number:04d}" / "trial.json").unlink()

@@ -110,7 +110,7 @@ def test_tiny_share_is_not_shown_as_zero(share: float | None, text: str) -> None
     assert share_text(share) == text
 
 
-def test_rates_and_durations_have_the_unit_that_fits() -> None:
+def test_rates_and_durations_have_a_suitable_unit() -> None:
     assert [flops_text(rate) for rate in (4.879e13, 3.9e9, 4.2e6)] == ["48.8 TFLOP/s", "3.90 GFLOP/s", "4.20 MFLOP/s"]
     assert [step_time_text(seconds) for seconds in (0.0, 2.69e-6, 1e-4, 0.0123, 1.2)] == [
         "0 ms", "2.69 us", "0.100 ms", "12.3 ms", "1.20 s",

@@ -315,7 +315,7 @@ def test_gpu_measurements_are_shown_for_baseline_best_and_fastest_trials(tmp_pat
     assert listed.replace("\xa0", " ").endswith("25.0 %")
 
 
-def test_figures_that_are_absent_for_one_reason_share_one_line(tmp_path):
+def test_figures_that_are_absent_for_the_same_reason_share_one_line(tmp_path):
     said = page_of(make_study(tmp_path / "runs"))
     line = part(said, "breakdown")
     assert line == part(said, "operators") == part(said, "timeline")
@@ -344,7 +344,7 @@ def test_breakdown_shows_baseline_and_best(whole):
     assert "→" in said
 
 
-def test_numbers_that_are_not_finite_draw_nothing(tmp_path):
+def test_numbers_that_are_not_finite_are_not_drawn(tmp_path):
     folder = make_study(tmp_path / "runs")
     trials = [
         {**trial, "value": float("nan"), "ci": [float("-inf"), float("inf")]} for trial in folder.read_summary()["trials"]
@@ -479,7 +479,7 @@ def test_no_line_breaks_inside_an_interval_or_before_a_percent_sign():
     assert tied("+25 % [18, 80] or more") == "+25\u00a0% [18,\u00a080] or more"
 
 
-def test_a_path_breaks_after_a_slash():
+def test_path_may_break_after_a_slash():
     assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
 
 

@@ -149,7 +149,7 @@ class LauncherContract:
 
     # Results
 
-    def test_result_ends_the_whole_tree(self, launcher: Launcher, folder: Path) -> None:
+    def test_result_ends_the_whole_process_tree(self, launcher: Launcher, folder: Path) -> None:
         """The launcher ends the program, even if it would continue."""
         body = "child = spawn('import time; time.sleep(600)'); result(detected={'child': child.pid}); time.sleep(600)"
         launch = a_launch(folder, program(body))
@@ -311,7 +311,7 @@ time.sleep(600)
         assert (ended.cause, ended.exit_code, ended.signal) == ("stopped", None, None)
         assert classify(ended.facts(launch.spec)) == (Outcome.interrupted, "budget over")
 
-    def test_stop_after_the_results_keeps_them(self, launcher: Launcher, folder: Path) -> None:
+    def test_stop_after_the_results_keeps_the_results(self, launcher: Launcher, folder: Path) -> None:
         """A finished measurement is not thrown away."""
         running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
         wait_for(folder / protocol.result_file(0))

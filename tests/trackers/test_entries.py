@@ -17,7 +17,7 @@ def trial(**changes) -> TrialRecord:
     return TrialRecord(**{"number": 7, "kind": Kind.search, "knobs": {}, "changed": {}, "outcome": Outcome.ok} | changes)
 
 
-def test_run_names_say_what_changed():
+def test_run_names_list_the_changed_knobs():
     changed = {"loader.batch_size": 64, "precision.amp": "bf16"}
     assert entries.trial_name(trial(changed=changed)) == "0007 bf16 batch 64"
 

@@ -74,7 +74,7 @@ def test_run_status_says_whether_the_rate_counts(runs, name, status):
     assert read_back(runs)[name].info.status == status
 
 
-def test_interrupted_trials_are_killed_runs(runs):
+def test_interrupted_trials_have_the_run_status_killed(runs):
     folder = make_study(runs, num_trials=2)
     file = folder.trial_path(1) / "trial.json"
     file.write_text(file.read_text().replace('"outcome": "ok"', '"outcome": "interrupted"'), encoding="utf-8")
