@@ -142,7 +142,9 @@ def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tm
     assert "cost  42 s, no trial searched" in said
     assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
     assert "best         the baseline" in drawn(summary, folder.path, 80)
-    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "this verdict needs no more time"
+    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), (
+        "this verdict needs no more time"
+    )
 
 
 def test_next_command_trains_the_user_program_with_the_winner(tmp_path):

@@ -366,9 +366,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         body = "with open('left.pt', 'w') as file: file.write('xyz'); time.sleep(0.5)\nresult()"
         assert self.run(launcher, a_launch(folder, program(body))).evidence["files_left"] == {"left.pt": 3}
 
-    def test_new_file_of_another_program_is_listed_separately(
-        self, launcher: Launcher, folder: Path
-    ) -> None:
+    def test_new_file_of_another_program_is_listed_separately(self, launcher: Launcher, folder: Path) -> None:
         """Other programs may write there as well."""
         running = launcher.start(a_launch(folder, program("time.sleep(0.5); result()")))
         (folder.parent / "theirs.pt").write_text("xyz")

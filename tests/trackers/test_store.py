@@ -99,9 +99,7 @@ def test_study_is_mirrored_on_a_file_system_without_locks(folder, monkeypatch):
         (store.USER_VARIABLE, "me", "https://host/x"),  # the client of MLflow adds the credentials
     ],
 )
-def test_credentials_that_are_not_stored_come_from_the_environment(
-    tmp_path, folder, monkeypatch, variable, value, chosen
-):
+def test_credentials_that_are_not_stored_come_from_the_environment(tmp_path, folder, monkeypatch, variable, value, chosen):
     folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
     monkeypatch.setenv(variable, value)
     assert store.chosen_uri(tmp_path, folder=folder) == chosen
