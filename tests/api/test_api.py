@@ -32,7 +32,7 @@ def study(command):
     return autotune.run(*SMALL, command=command, is_quiet=True)
 
 
-def test_a_study_run_from_python_tells_what_was_gained_and_with_what(study):
+def test_study_run_from_python_returns_best_knobs_speedup_and_effects(study):
     assert study.status == "complete"
     assert study.best == {"precision.amp": "bf16"}
     assert study.speedup.verdict == "faster"
@@ -44,7 +44,7 @@ def test_a_study_run_from_python_tells_what_was_gained_and_with_what(study):
     assert repr(study).startswith("Study('s', 'faster: 1.5")
 
 
-def test_trials_are_records_and_a_table(study):
+def test_trials_are_available_as_records_and_as_a_table(study):
     assert [trial.number for trial in study.trials] == list(range(len(study.trials)))
     assert study.trials[0].kind is Kind.baseline
     table = study.to_pandas()
@@ -55,7 +55,7 @@ def test_trials_are_records_and_a_table(study):
 
 
 @pytest.mark.thorough
-def test_the_winner_is_exported_as_on_the_command_line(study):
+def test_winner_is_exported_as_on_the_command_line(study):
     assert 'amp: "bf16"' in study.export()
     assert "autocast" in study.export("python")
     with pytest.raises(BadInput, match="no such tier, got 'everything'"):
@@ -63,7 +63,7 @@ def test_the_winner_is_exported_as_on_the_command_line(study):
 
 
 @pytest.mark.thorough
-def test_a_study_is_found_by_name_by_folder_and_in_another_runs_folder(study, tmp_path):
+def test_study_is_found_by_name_by_folder_and_by_runs_folder(study, tmp_path):
     assert autotune.Study("s").path == study.path
     assert autotune.Study("runs/s").path == study.path
     assert autotune.Study("s", runs_dir=tmp_path / "runs").path.resolve() == study.path.resolve()
@@ -71,7 +71,7 @@ def test_a_study_is_found_by_name_by_folder_and_in_another_runs_folder(study, tm
         autotune.Study("resnet")
 
 
-def test_a_function_is_called_after_every_trial_and_lines_are_printed(command, capsys):
+def test_on_trial_is_called_after_every_trial_and_lines_are_printed(command, capsys):
     called = []
     study = autotune.run(*SMALL, command=command, on_trial=lambda study, trial: called.append((study.name, trial.number)))
     assert called == [("s", trial.number) for trial in study.trials]
@@ -80,7 +80,7 @@ def test_a_function_is_called_after_every_trial_and_lines_are_printed(command, c
     assert "verdict  faster: 1.5" in printed
 
 
-def test_a_function_that_raises_ends_the_study_and_loses_no_trial(command):
+def test_exception_in_on_trial_ends_the_study_and_loses_no_trial(command):
     def stop(study, trial):
         if trial.kind is Kind.search:
             raise LookupError("enough")
@@ -93,14 +93,14 @@ def test_a_function_that_raises_ends_the_study_and_loses_no_trial(command):
     assert [trial.kind for trial in study.trials] == [Kind.baseline, Kind.search]
 
 
-def test_a_bad_request_raises_one_clear_error_and_leaves_no_folder(command, tmp_path):
+def test_bad_request_raises_bad_input_and_leaves_no_folder(command, tmp_path):
     with pytest.raises(BadInput, match=r"study\.budget\.minute"):
         autotune.run("study.budget.minute=1", command=command)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.thorough
-def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(command, tmp_path):
+def test_interrupt_keeps_the_measured_trials_and_says_how_to_continue(command, tmp_path):
     source = f"""
         import autotune
         try:
@@ -119,7 +119,7 @@ def test_an_interrupt_keeps_what_was_measured_and_says_how_to_go_on(command, tmp
     assert autotune.Study("s").trials[0].kind is Kind.baseline
 
 
-def test_a_study_without_a_trial_yet_is_an_empty_table(tmp_path):
+def test_study_without_trials_gives_an_empty_table(tmp_path):
     folder = make_study(tmp_path)
     for file in folder.trial_files("trial.json"):
         file.unlink()
@@ -128,7 +128,7 @@ def test_a_study_without_a_trial_yet_is_an_empty_table(tmp_path):
     assert {"rate", "outcome", "seconds"} <= set(table.columns)
 
 
-def test_what_cannot_be_read_or_written_is_bad_input(tmp_path):
+def test_unreadable_trial_and_unwritable_report_raise_bad_input(tmp_path):
     study = autotune.Study(make_study(tmp_path).path)
     study.path.joinpath("report.html").mkdir()
     with pytest.raises(BadInput, match=r"its report cannot be written, got '.*report\.html'"):
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_or_written_is_bad_input(tmp_path):
         study.to_pandas()
 
 
-def test_a_study_without_an_answer_yet_says_so(command, tmp_path):
+def test_running_study_has_no_speedup_yet(command, tmp_path):
     seen = []
     autotune.run(
         *SMALL, command=command, on_trial=lambda study, trial: seen.append((study.speedup, repr(study))), is_quiet=True

@@ -29,7 +29,7 @@ time.sleep(30)
 """
 
 
-def test_the_program_has_every_knob_at_every_step_and_nothing_else_is_touched(place: Place) -> None:
+def test_every_knob_is_in_effect_at_every_step_and_nothing_else_changes(place: Place) -> None:
     place.best()
     before = {path.name for path in place.path.iterdir()}
     done = place.apply(sys.executable, "train.py", "save=1")
@@ -53,7 +53,7 @@ def test_the_program_has_every_knob_at_every_step_and_nothing_else_is_touched(pl
 
 
 @pytest.mark.thorough
-def test_what_a_compiled_run_saves_is_read_by_a_plain_one(place: Place) -> None:
+def test_checkpoint_of_a_compiled_run_is_read_by_a_plain_run(place: Place) -> None:
     place.best({"compile": {"mode": "default"}, "precision": {"amp": "bf16"}})
     done = place.apply(sys.executable, "train.py", "save=1")
     assert "autotune: all 2 settings of best.yaml are in effect" in done.stderr.splitlines()
@@ -62,7 +62,7 @@ def test_what_a_compiled_run_saves_is_read_by_a_plain_one(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_not(place: Place, target) -> None:
+def test_knobs_apply_to_the_training_loader_of_every_epoch_and_to_no_other_loader(place: Place, target) -> None:
     found_in_study = target("train.py", "rebuild=1", cwd=place.path)
     script = place.path / "train.py"
     (place.path / "moved").mkdir()
@@ -78,7 +78,7 @@ def test_loaders_that_every_epoch_makes_anew_have_the_knobs_and_the_others_have_
 
 
 @pytest.mark.thorough  # tests/harness/test_session.py covers the harness's part
-def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
+def test_settings_that_cannot_be_applied_are_named_with_the_reason(place: Place) -> None:
     knobs = {"layout": {"channels_last": True}, "loader": {"batch_size": 8}, "precision": {"amp": "bf16"}}
     elsewhere = [{"site": "/elsewhere.py:1", "ordinal": 0}]
     identity = {"program.torch": "1.0", "program.device_name": None, "machine.cpu_model": "Fake CPU", "machine.num_cores": 512}
@@ -95,13 +95,13 @@ def test_what_cannot_be_applied_is_named_with_the_reason(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("code", "status"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 15)", -signal.SIGTERM)])
-def test_exit_code_and_signal_are_the_program_s(place: Place, code: str, status: int) -> None:
+def test_apply_ends_with_the_exit_code_or_signal_of_the_program(place: Place, code: str, status: int) -> None:
     place.best()
     done = place.apply(sys.executable, "-c", f"import os, sys; print(sys.stdin.read()); {code}")
     assert (done.returncode, done.stderr.count("\n")) == (status, 1)
 
 
-def test_ctrl_c_on_a_terminal_reaches_the_program_s_own_handler(place: Place) -> None:
+def test_ctrl_c_on_a_terminal_reaches_the_handler_of_the_program(place: Place) -> None:
     place.best()
     ours, theirs = pty.openpty()
     process = place.start(
@@ -127,7 +127,7 @@ def _read_until(descriptor: int, word: bytes) -> bytes:
 
 
 @pytest.mark.thorough
-def test_every_rank_of_torchrun_has_the_knobs_and_one_of_them_says_so(place: Place) -> None:
+def test_every_rank_of_torchrun_has_the_knobs_and_one_rank_reports_them(place: Place) -> None:
     place.best({"loader": {"batch_size": 8}, "precision": {"amp": "bf16"}})
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     done = place.apply(*torchrun, "train.py", env={"OMP_NUM_THREADS": "1"})
@@ -138,7 +138,7 @@ def test_every_rank_of_torchrun_has_the_knobs_and_one_of_them_says_so(place: Pla
 
 
 @pytest.mark.thorough
-def test_started_once_a_rank_by_a_launcher_it_says_so_once(place: Place) -> None:
+def test_only_the_first_rank_reports_if_a_launcher_starts_every_rank(place: Place) -> None:
     place.best({"loader": {"batch_size": 8}, "threads": {"intra": 1}})
     ranks = [place.start(sys.executable, "train.py", env={"SLURM_PROCID": rank, "OMP_NUM_THREADS": "1"}) for rank in "01"]
     first, second = (ended(rank) for rank in ranks)
@@ -169,7 +169,7 @@ def test_a_knob_in_the_arguments_is_checked_in_the_process(place: Place) -> None
 
 
 @pytest.mark.thorough
-def test_the_user_s_own_mlflow_has_the_run(place: Place) -> None:
+def test_program_still_logs_to_the_mlflow_store_of_the_user(place: Place) -> None:
     place.best()
     store = place.path / "mine"
     done = place.apply(
@@ -180,7 +180,7 @@ def test_the_user_s_own_mlflow_has_the_run(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_a_script_s_shell_and_module_are_followed(place: Place) -> None:
+def test_knobs_reach_a_module_started_by_a_shell_script(place: Place) -> None:
     (place.path / "train.sh").write_text(f'export OMP_NUM_THREADS=1\n{sys.executable} -m train "$@"\n')
     place.best()
     done = place.apply("bash", "train.sh", "exit=4")
@@ -191,7 +191,7 @@ def test_a_script_s_shell_and_module_are_followed(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_a_recipe_s_file_is_enough(place: Place) -> None:
+def test_recipe_is_applied_from_its_file_alone(place: Place) -> None:
     settings = {
         "model.name": "resnet18", "data.name": "synthetic", "model.image_size": 32, "device.kind": "cpu",
         "train.samples_per_epoch": 64,
@@ -204,7 +204,7 @@ def test_a_recipe_s_file_is_enough(place: Place) -> None:
     assert done.stdout.count("loss") == 2  # once per epoch of four steps, at the third step
 
 
-def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
+def test_training_of_a_recipe_is_announced_unless_quiet(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
@@ -221,7 +221,7 @@ def test_a_recipe_s_training_is_announced_before_it_starts_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_a_recipe_s_file_from_a_larger_machine_is_applied(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_file_from_a_larger_machine_is_applied(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     knobs = {"threads": {"intra": 4096}, "loader": {"num_workers": 5000}}
     place.best(knobs, settings=MLP, speedup={"ratio": 1.5}, pinned=["loader.num_workers"])
     apply(Asked(what=str(place.path / "best.yaml"), overrides=(), command=None, runs=place.path, is_dry_run=True))
@@ -230,7 +230,7 @@ def test_a_recipe_s_file_from_a_larger_machine_is_applied(place: Place, capsys: 
     assert "setting  loader.num_workers=5000  in the program's process" in said
 
 
-def test_a_ratio_that_was_measured_with_other_settings_is_not_said_of_this_run(
+def test_ratio_measured_with_other_settings_is_doubted(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place.best({"threads": {"intra": 1}}, settings=MLP, speedup={"ratio": 1.5})
@@ -270,7 +270,7 @@ def test_a_dry_run_prints_command_environment_and_settings_and_starts_nothing(pl
 
 
 @pytest.mark.thorough
-def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None:
+def test_quiet_run_reports_only_settings_that_did_not_take_effect(place: Place) -> None:
     place.best({"threads": {"intra": 1}})
     done = place.apply("apply", "best.yaml", "--quiet", "--", sys.executable, "train.py")
     assert (done.returncode, done.stderr) == (0, "")
@@ -279,7 +279,7 @@ def test_a_quiet_run_reports_only_what_did_not_take_effect(place: Place) -> None
     assert done.stderr.startswith("autotune: 1 of 2 settings of best.yaml in effect\nautotune:   loader.batch_size=8: ")
 
 
-def test_a_recipe_is_asked_by_its_own_options_for_what_its_file_sets(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_gets_its_settings_as_command_line_options(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.best({"step": {"metrics_sync_interval": 100}}, settings=MLP, speedup={"ratio": 1.5})
     started: list[list[str]] = []
     monkeypatch.setattr("autotune.cli.apply._become", lambda argv, environment: started.append(argv))
@@ -287,7 +287,7 @@ def test_a_recipe_is_asked_by_its_own_options_for_what_its_file_sets(place: Plac
     assert started[0][-2:] == ["--print-every", "100"]
 
 
-def test_a_secret_is_not_shown(place: Place) -> None:
+def test_secret_reaches_the_program_but_is_not_shown(place: Place) -> None:
     place.best({"env": {"HF_TOKEN": "hf_abcdefghijklmnop"}, "threads": {"intra": 1}})
     done = place.apply(
         sys.executable, "-c", "import os; print(os.environ['HF_TOKEN'], os.environ['AUTOTUNE_SPEC'].count('hf_'))"
@@ -297,7 +297,7 @@ def test_a_secret_is_not_shown(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_a_study_s_own_file_trains_its_program_after_it_was_edited(place: Place) -> None:
+def test_best_yaml_of_a_study_applies_after_the_program_was_edited(place: Place) -> None:
     (place.path / "space.yaml").write_text('{"optimizer.implementation": ["default", "foreach"]}')
     words = ["run", *QUICK, "search_space=space.yaml", "study.budget.trials=3", "loader.batch_size=8", "loader.num_workers=1"]
     command = ["--", sys.executable, "train.py", "epochs=1000000"]

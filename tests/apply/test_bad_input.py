@@ -41,7 +41,7 @@ def _cwd(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_used_is_one_line(name, capsys):
+def test_unusable_file_is_refused_in_one_line(name, capsys):
     text, expected = FILES[name]
     if text is not None:
         Path("best.yaml").write_text(text)
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_used_is_one_line(name, capsys):
         (["--", "python", "-c", "pass", "{loader.sise}"], "COMMAND: no such placeholder"),
     ],
 )
-def test_a_command_that_cannot_be_used_is_one_line(words, expected, capsys):
+def test_unusable_command_is_refused_in_one_line(words, expected, capsys):
     Path("best.yaml").write_text("threads: {intra: 1}\n")
     assert main(["apply", "best.yaml", *words]) == 2
     said = capsys.readouterr().err
@@ -71,19 +71,19 @@ def test_a_command_that_cannot_be_used_is_one_line(words, expected, capsys):
     assert said.count("\n") == 1
 
 
-def test_a_trial_has_settings_of_its_own(capsys, monkeypatch):
+def test_apply_is_refused_inside_a_trial(capsys, monkeypatch):
     monkeypatch.setenv("AUTOTUNE_SPEC", "/runs/s/trials/0000/spec.json")
     Path("best.yaml").write_text("threads: {intra: 1}\n")
     assert main(["apply", "best.yaml", *PYTHON]) == 2
     assert "a trial gets its settings from its study" in capsys.readouterr().err
 
 
-def test_a_study_without_a_name_that_exists_is_refused(capsys):
+def test_unknown_study_name_is_refused(capsys):
     assert main(["apply", "resnet18", *PYTHON]) == 2
     assert "resnet18" in capsys.readouterr().err
 
 
-def test_every_problem_of_a_file_is_told_at_once():
+def test_all_problems_of_a_file_are_reported_at_once():
     Path("best.yaml").write_text("loader: {num_workers: -1, batch_sise: 2}\nprecision: {amp: bf17}\n")
     with pytest.raises(BadInput) as caught:
         read_best(Path("best.yaml"))
@@ -95,7 +95,7 @@ def test_more_workers_than_this_machine_has_cores_are_not_refused():
     assert read_best(Path("best.yaml")).knobs == {"loader.num_workers": 96}
 
 
-def test_a_secret_that_the_environment_has_need_not_be_in_the_file(monkeypatch):
+def test_secret_in_the_environment_need_not_be_in_the_file(monkeypatch):
     monkeypatch.setenv("A_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz")
     Path("best.yaml").write_text("provenance: {secret: [env.A_TOKEN]}\nthreads: {intra: 1}\n")
     assert read_best(Path("best.yaml")).knobs == {"threads.intra": 1}

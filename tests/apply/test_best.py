@@ -1,4 +1,4 @@
-"""What `autotune export` writes is what `autotune apply` reads."""
+"""`autotune apply` reads what `autotune export` writes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def best(tmp_path: Path):
     return read_best(tmp_path / "best.yaml")
 
 
-def test_knobs_loader_command_and_machine_come_back_as_they_were(best):
+def test_exported_knobs_loader_command_and_machine_are_read_back_unchanged(best):
     assert best.knobs == {
         "precision.amp": "bf16", "layout.channels_last": True, "loader.num_workers": 2, "loader.batch_size": 64,
         "env.WHERE": "${HOME}",
@@ -32,13 +32,13 @@ def test_knobs_loader_command_and_machine_come_back_as_they_were(best):
     assert best.origin[:2] == ("resnet18", "2.41x")
 
 
-def test_a_doubtful_ratio_is_told_as_one(best, tmp_path):
+def test_ambiguous_ratio_is_marked_as_ambiguous(best, tmp_path):
     text = Path(best.file).read_text()
     Path(best.file).write_text(text.replace('verdict: "faster"', 'verdict: "ambiguous"', 1))
     assert read_best(tmp_path / "best.yaml").origin[1] == "2.41x, ambiguous"
 
 
-def test_a_command_must_carry_what_the_study_s_did(best):
+def test_command_must_pass_the_knobs_that_the_command_of_the_study_passed(best):
     assert best.handed_over(["x", "--size", "64", "--workers=2"]) == ({"loader.batch_size": 64, "loader.num_workers": 2}, [])
     assert best.handed_over(["--size=64", "--workers=2"])[1] == []
     passed, problems = best.handed_over(["--size", "16", "--workers=2"])
@@ -48,7 +48,7 @@ def test_a_command_must_carry_what_the_study_s_did(best):
     assert best.handed_over(["--bs", "64"], known=["loader.batch_size", "loader.num_workers"]) == ({}, [])
 
 
-def test_a_loader_that_is_not_said_in_full_is_looked_for(tmp_path):
+def test_incomplete_description_of_the_loader_is_ignored(tmp_path):
     file = tmp_path / "best.yaml"
     for target in ("3", "[]", "[{site: here}]", "[{site: 3, ordinal: 0}]", "[1]"):
         file.write_text(f"threads: {{intra: 1}}\nprovenance: {{target: {target}}}\n")

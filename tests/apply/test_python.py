@@ -22,7 +22,7 @@ autotune.apply("best.yaml")
 """
 
 
-def test_called_at_the_top_it_does_what_the_command_does(place: Place) -> None:
+def test_apply_before_torch_is_imported_works_like_the_command(place: Place) -> None:
     place.best(CALLED)
     done = ended(place.popen([sys.executable, "called.py", "before"]))
     assert seen(done) == {"batch": 8, "omp": "1", "heavy": []}
@@ -33,7 +33,7 @@ def test_called_at_the_top_it_does_what_the_command_does(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_what_comes_after_torch_is_named(place: Place) -> None:
+def test_apply_after_torch_is_imported_names_settings_that_come_too_late(place: Place) -> None:
     place.best({**CALLED, "env": {"MALLOC_ARENA_MAX": "1"}, "memory": {"malloc": "glibc_keep"}})
     done = ended(place.popen([sys.executable, "called.py", "after"]))
     assert seen(done)["batch"] == 8
@@ -43,7 +43,7 @@ def test_what_comes_after_torch_is_named(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_called_too_late_it_says_so_at_the_end(place: Place) -> None:
+def test_apply_after_training_has_begun_reports_settings_without_effect(place: Place) -> None:
     place.best({"precision": {"amp": "bf16"}})
     done = ended(place.popen([sys.executable, "called.py", "late"]))
     assert seen(done)["batch"] == 16
@@ -51,7 +51,7 @@ def test_called_too_late_it_says_so_at_the_end(place: Place) -> None:
 
 
 @pytest.mark.thorough
-def test_under_the_command_the_program_s_own_call_is_left_out(place: Place) -> None:
+def test_apply_in_a_program_is_ignored_under_the_apply_command(place: Place) -> None:
     place.best(CALLED)
     (place.path / "other.yaml").write_text("loader: {batch_size: 4}\n")
     done = place.apply("apply", "other.yaml", "--", sys.executable, "called.py", "before")
@@ -59,14 +59,14 @@ def test_under_the_command_the_program_s_own_call_is_left_out(place: Place) -> N
     assert "autotune: best.yaml is ignored: other.yaml is already applied" in done.stderr
 
 
-def test_it_needs_nothing_of_what_the_tuner_needs(place: Place) -> None:
+def test_apply_needs_none_of_the_libraries_of_the_tuner(place: Place) -> None:
     place.best()
     done = ended(place.popen([sys.executable, "-c", LIGHT]))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("autotune: best.yaml") == 1
 
 
-def test_a_file_that_cannot_be_used_is_an_exception(place: Place) -> None:
+def test_apply_raises_bad_input_for_an_unusable_file(place: Place) -> None:
     done = ended(place.popen([sys.executable, "-c", "import autotune; autotune.apply('nothing.yaml')"]))
     assert "autotune.errors.BadInput: BEST: cannot be read, got 'nothing.yaml' (there is no such file)" in done.stderr
 
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_is_an_exception(place: Place) -> None:
     ("words", "unit", "samples"),
     [(["long", "samples"], "samples", 16), pytest.param(["long"], "steps", 1, marks=pytest.mark.thorough)],
 )
-def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, words, unit, samples) -> None:  # noqa: F811
+def test_trial_steps_reported_by_a_program_are_measured(trial, place: Place, words, unit, samples) -> None:  # noqa: F811
     run = trial(str(place.path / "by_hand.py"), *words, is_fresh=True, env={"PYTHONPATH": _path()}, rules=RULES)
     found = run.result()
     assert found.status == "measured", run.stderr
@@ -86,7 +86,7 @@ def test_steps_that_a_program_tells_are_a_trial_s_steps(trial, place: Place, wor
 
 
 @pytest.mark.thorough
-def test_elsewhere_a_told_step_is_nothing(place: Place) -> None:
+def test_trial_step_does_nothing_outside_a_trial(place: Place) -> None:
     done = ended(place.popen([sys.executable, "by_hand.py"]))
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 

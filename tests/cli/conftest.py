@@ -22,7 +22,7 @@ MODULES = [
 
 @functools.cache
 def _forks() -> Forks:
-    """Returns the process whose forks become commands; it ends with the tests."""
+    """Returns the process that is forked for every command; it ends with the tests."""
     made = Forks(own_environment(), MODULES)
     atexit.register(made.close)
     return made
@@ -31,7 +31,7 @@ def _forks() -> Forks:
 class Cli:
     """Runs `python -m autotune` in a separate folder, as a user would.
 
-    For speed, a call is a fork of a process that has imported autotune; `start` starts a new interpreter.
+    For speed, a call forks a process that has imported autotune; `start` starts a new interpreter.
     """
 
     def __init__(self, cwd: Path) -> None:
@@ -72,7 +72,7 @@ def cli(tmp_path: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def is_gone():
-    """Returns a function that checks that no process of a process group is left; it waits a little for the last one."""
+    """Returns a function that checks that no process of a group is left, and waits up to 10 s for the last one."""
 
     def check(group: int) -> bool:
         for _ in range(100):

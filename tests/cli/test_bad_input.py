@@ -8,11 +8,11 @@ from autotune.cli.main import main
 from tests.support.studies import make_study
 
 
-def test_unknown_command_names_the_nearest(cli):
+def test_unknown_command_suggests_the_nearest_one(cli):
     assert "no such command, got 'rnu'. Did you mean 'run'?" in cli.refused("rnu")
 
 
-def test_a_program_without_a_command_of_autotune_is_no_request_for_help(cli):
+def test_program_without_an_autotune_command_is_refused(cli):
     for words in (["--", "python", "train.py"], ["--debug", "--", "python"]):
         assert "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- " in cli.refused(*words)
 
@@ -33,7 +33,7 @@ def test_an_option_that_would_have_no_effect_is_refused(tmp_path, monkeypatch, c
     assert f"{option}: has an effect only together with {other}, got {words[-1]}. Give both, or" in capsys.readouterr().err
 
 
-def test_unknown_option_names_the_nearest(cli):
+def test_unknown_option_suggests_the_nearest_one(cli):
     message = cli.refused("show", "--jsn")
     assert "no such option, got '--jsn'. Did you mean '--json'?" in message
     assert "autotune show --help" in message
@@ -54,7 +54,7 @@ def test_option_without_its_value_is_refused(cli):
         (["ui", "--port", "70000"], "--port: out of range, got '70000'. Allowed: whole numbers from 1 to 65535."),
     ],
 )
-def test_a_number_that_cannot_be_used_is_told_in_our_words(cli, words, said):
+def test_invalid_number_is_refused_with_the_allowed_range(cli, words, said):
     assert cli.refused(*words) == f"autotune: {said} See `autotune {words[0]} --help`.\n"
 
 
@@ -67,33 +67,33 @@ def test_a_number_that_cannot_be_used_is_told_in_our_words(cli, words, said):
         ("serach_space=quick", "search_space"),
     ],
 )
-def test_a_mistyped_key_names_the_nearest(cli, word, meant):
+def test_mistyped_key_suggests_the_nearest_one(cli, word, meant):
     assert f"{word.partition('=')[0]}: there is no such key, got" in (said := cli.refused("run", word))
     assert f"Did you mean '{meant}'?" in said
 
 
-def test_study_that_does_not_exist_names_those_that_do(cli):
+def test_message_for_an_unknown_study_lists_the_existing_studies(cli):
     make_study(cli.cwd / "runs")
     message = cli.refused("show", "resnet19")
     assert "no such study in 'runs', got 'resnet19'" in message
     assert "resnet18" in message
 
 
-def test_no_study_at_all_says_how_to_make_one(cli):
+def test_show_without_any_study_says_how_to_make_one(cli):
     assert "autotune run" in cli.refused("show")
 
 
-def test_a_path_where_there_is_no_study_is_refused(cli):
+def test_path_without_a_study_is_refused(cli):
     assert "no such study, got '../secrets'" in cli.refused("show", "../secrets")
 
 
-def test_unknown_export_format_names_the_allowed(cli):
+def test_unknown_export_format_suggests_the_nearest_one(cli):
     make_study(cli.cwd / "runs")
     message = cli.refused("export", "resnet18", "--format", "ymal")
     assert "got 'ymal'. Did you mean 'yaml'?" in message
 
 
-def test_unknown_tier_names_the_allowed(cli):
+def test_unknown_tier_suggests_the_nearest_one(cli):
     make_study(cli.cwd / "runs")
     assert "got 'exakt'. Did you mean 'exact'?" in cli.refused("export", "--tier", "exakt")
 
@@ -103,18 +103,18 @@ def test_export_to_a_file_that_cannot_be_written_is_refused(cli):
     assert "--output: cannot be written" in cli.refused("export", "-o", "/proc/best.yaml")
 
 
-def test_damaged_summary_is_no_traceback(cli):
+def test_damaged_summary_is_refused_without_a_traceback(cli):
     folder = make_study(cli.cwd / "runs")
     folder.summary_file.write_text("{", encoding="utf-8")
     assert "not a summary" in cli.refused("show")
 
 
-def test_unknown_knob_names_the_nearest(cli):
+def test_unknown_knob_suggests_the_nearest_one(cli):
     assert "loader.num_workers" in cli.refused("knobs", "loader.num_worker")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.7", "\u00e4" * 70, ""])
-def test_an_address_that_this_machine_does_not_have_is_no_matter_of_ports(tmp_path, monkeypatch, capsys, host):
+def test_ui_refuses_a_host_address_that_this_machine_does_not_have(tmp_path, monkeypatch, capsys, host):
     monkeypatch.chdir(tmp_path)
     assert main(["ui", "--host", host]) == 2
     assert f"--host: cannot be listened on, got {host!r} (" in capsys.readouterr().err
@@ -149,16 +149,16 @@ def test_script_that_does_not_exist_is_refused(cli):
     assert not (cli.cwd / "runs").exists()
 
 
-def test_nothing_after_the_dashes_is_refused(cli):
+def test_run_without_a_command_after_the_dashes_is_refused(cli):
     assert "no command after '--'" in cli.refused("run", "--")
 
 
-def test_nothing_to_tune_is_refused(cli):
+def test_run_without_a_program_is_refused(cli):
     assert "autotune run -- python train.py" in cli.refused("run")
 
 
 @pytest.mark.thorough
-def test_all_problems_of_one_input_come_at_once(cli):
+def test_all_problems_of_one_input_are_reported_at_once(cli):
     message = cli.refused("run", "model=resnet19", "loader.num_wrokers=4", "study.name=a/b")
     assert "resnet19" in message
     assert "num_wrokers" in message
@@ -169,7 +169,7 @@ def test_runs_dir_given_twice_is_refused(cli):
     assert "given twice" in cli.refused("run", "--runs-dir", "a", "runs_dir=b", "model=resnet18")
 
 
-def test_unknown_info_is_refused(cli):
+def test_unknown_value_of_info_is_refused(cli):
     assert "Allowed: searchpath" in cli.refused("run", "--info", "everything", "model=resnet18")
 
 
@@ -177,13 +177,13 @@ def test_config_folder_that_does_not_exist_is_refused(cli):
     assert "no such folder" in cli.refused("run", "--config-dir", "nowhere", "--cfg", "model=resnet18")
 
 
-def test_nothing_is_left_behind_by_refused_commands(cli):
+def test_refused_commands_leave_no_files(cli):
     cli.refused("run", "model=resnet19")
     assert list(Path(cli.cwd).iterdir()) == []
 
 
 @pytest.mark.parametrize("words", [["doctor", "x" * 9000], ["x" * 9000, "--", "python", "train.py"]])
-def test_a_word_of_thousands_of_characters_is_not_repeated_in_full(cli, words):
+def test_message_shortens_an_argument_of_thousands_of_characters(cli, words):
     message = cli.refused(*words)
     assert "x" * 80 + "..." in message
     assert len(message) < 600

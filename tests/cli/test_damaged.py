@@ -1,4 +1,4 @@
-"""Documents of a study that were cut off, edited or are of another version: one message, never an internal error."""
+"""A document of a study that was cut off, edited or has another version gives one message, never an internal error."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def edited(text, name, **changes):
         ("machine", {"gpus": [7]}, "machine.gpus.0: expected mapping, got 7"),
     ],
 )
-def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words, runs, said):
+def test_message_names_the_summary_field_of_the_wrong_type(name, changes, words, runs, said):
     study = make_study(runs)
     study.summary_file.write_text(edited(study.summary_file.read_text(), name, **changes))
     for command in ("show", "export", "report"):
@@ -84,7 +84,7 @@ def test_a_summary_with_a_value_of_the_wrong_kind_is_named(name, changes, words,
         ("scores", {"throughput": "fast"}),
     ],
 )
-def test_a_trial_s_record_with_a_value_of_the_wrong_kind_is_named(name, value, runs, said):
+def test_message_names_the_trial_record_field_of_the_wrong_type(name, value, runs, said):
     file = make_study(runs).trial_path(1) / "trial.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), name: value}))
     assert f"trial record's {name}." in said(2, "show", "resnet18", "--trial", "1")
@@ -93,7 +93,7 @@ def test_a_trial_s_record_with_a_value_of_the_wrong_kind_is_named(name, value, r
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("name", ["title", "reason", "objective", "unit", "fingerprint", "placeholders"])
-def test_a_summary_without_what_may_be_missing_is_used(name, is_there, runs, said):
+def test_summary_without_its_optional_fields_is_used(name, is_there, runs, said):
     study = make_study(runs)
     document = {**json.loads(study.summary_file.read_text()), name: None}
     document["best_by_tier"]["exact"] = None
@@ -102,7 +102,7 @@ def test_a_summary_without_what_may_be_missing_is_used(name, is_there, runs, sai
         said(0, *words)
 
 
-def test_a_missing_summary_is_told_with_what_rebuilds_it(runs, said):
+def test_message_about_a_missing_summary_names_the_command_that_rebuilds_it(runs, said):
     study = make_study(runs)
     study.write_trial(TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok))
     study.summary_file.unlink()
@@ -111,7 +111,7 @@ def test_a_missing_summary_is_told_with_what_rebuilds_it(runs, said):
     assert "`autotune resume resnet18` rebuilds the summary" in message
 
 
-def test_a_study_that_was_killed_before_its_first_trial_is_not_waited_for(runs, said):
+def test_show_offers_resume_for_a_study_killed_before_its_first_trial(runs, said):
     study = make_study(runs)
     study.summary_file.unlink()
     for file in study.trial_files("trial.json"):
@@ -123,7 +123,7 @@ def test_a_study_that_was_killed_before_its_first_trial_is_not_waited_for(runs, 
 
 
 @pytest.mark.parametrize("command", ["export", "report"])
-def test_no_command_writes_over_the_records_of_a_study(command, runs, said):
+def test_no_command_overwrites_the_records_of_a_study(command, runs, said):
     study = make_study(runs)
     before = study.summary_file.read_text()
     assert "--output: a record of the study 'resnet18'" in said(2, command, "resnet18", "-o", "runs/resnet18/summary.json")
@@ -141,7 +141,7 @@ def test_damaged_summary_is_named(runs, said, damage):
     assert "unreadable" in said(0, "list")
 
 
-def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
+def test_damaged_study_record_is_reported_and_other_data_is_still_shown(runs, said, damage):
     study = make_study(runs)
     make_study(runs, "other")
     damage(study.study_file)
@@ -151,7 +151,7 @@ def test_damaged_study_record_is_named_and_hides_nothing(runs, said, damage):
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
-def test_a_study_that_began_at_no_time_is_unreadable(runs, said):
+def test_study_with_an_impossible_start_time_is_unreadable(runs, said):
     study = make_study(runs)
     study.study_file.write_text(json.dumps({**json.loads(study.study_file.read_text()), "started_at": 1e20}))
     (listed,) = json.loads(said(0, "list", "--json"))
@@ -159,7 +159,7 @@ def test_a_study_that_began_at_no_time_is_unreadable(runs, said):
     assert "unreadable" in said(0, "list")
 
 
-def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
+def test_study_without_its_record_is_still_listed_and_shown(runs, said):
     make_study(runs, "other")
     study = make_study(runs)
     study.study_file.unlink()
@@ -170,7 +170,7 @@ def test_a_study_whose_record_was_lost_is_still_there_and_says_so(runs, said):
     assert "study.json: missing" in listed["resnet18"]["verdict"]
 
 
-def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
+def test_commands_that_need_a_damaged_trial_name_its_file(runs, said, damage):
     study = make_study(runs, status="interrupted")
     record = study.read_study()
     record.identity = {"objective": "throughput"}
@@ -184,7 +184,7 @@ def test_damaged_trial_is_named_by_what_needs_it(runs, said, damage):
     assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
 
 
-def test_a_trial_that_was_moved_aside_is_no_trial(runs, said):
+def test_renamed_trial_folder_is_not_read_as_a_trial(runs, said):
     study = make_study(runs)
     damaged = study.trial_path(3) / "trial.json"
     damaged.write_text("{")
@@ -194,7 +194,7 @@ def test_a_trial_that_was_moved_aside_is_no_trial(runs, said):
     assert "--trial: no such trial of 'resnet18', got 3" in said(2, "show", "resnet18", "--trial", "3")
 
 
-def test_folder_that_was_deleted_below_the_shell_is_said_so(cli, tmp_path):
+def test_message_says_that_the_working_directory_was_deleted(cli, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     words = f"rmdir {gone}; exec {sys.executable} -m autotune list"

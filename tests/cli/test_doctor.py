@@ -48,7 +48,7 @@ def machine(cli, tmp_path_factory):
     return make
 
 
-def test_this_machine_is_looked_at_in_plain_lines(cli):
+def test_doctor_prints_its_checks_of_this_machine_as_plain_lines(cli):
     (cli.cwd / "a.bin").write_bytes(os.urandom(100_000))
     ended = cli("doctor", "data.root=.")
     assert ended.stderr == ""
@@ -59,7 +59,7 @@ def test_this_machine_is_looked_at_in_plain_lines(cli):
     assert all(line.startswith(("ok  ", "skipped  ", "warning  ", "error  ", "topology  ")) for line in lines[:-1])
 
 
-def test_a_machine_with_gpus_as_a_document(machine):
+def test_json_document_describes_a_machine_with_gpus(machine):
     ended = machine()("doctor", "--json")
     document = json.loads(ended.stdout)
     assert ended.returncode == (3 if document["status"] == "error" else 0), ended.stderr
@@ -81,7 +81,7 @@ def test_a_machine_with_gpus_as_a_document(machine):
         ({"init": "import os; os.abort()"}, "NVML could not be queried: ended by SIGABRT"),
     ],
 )
-def test_what_is_broken_is_named_and_is_exit_code_3(machine, broken, found):
+def test_broken_parts_are_named_and_give_exit_code_3(machine, broken, found):
     ended = machine(**broken)("doctor")
     assert ended.returncode == 3
     assert found in ended.stdout
@@ -93,19 +93,19 @@ def test_the_table_of_connections_is_printed(machine):
     assert "topology  GPU0   X      SYS" in machine()("doctor").stdout
 
 
-def test_names_of_folders_do_not_steer_the_terminal():
+def test_control_characters_in_folder_names_are_replaced():
     found = Finding(group="data", name="disk", status=Status.warning, found="/tmp/\x1b[31mred", cost="", command="cp /tmp/a\nb")
     assert (printable(found).found, printable(found).command) == ("/tmp/?[31mred", "cp /tmp/a?b")
 
 
-def test_brackets_in_a_folder_s_name_are_no_markup(cli, tmp_path):
+def test_brackets_in_a_folder_name_are_not_read_as_markup(cli, tmp_path):
     (tmp_path / "x[" / "y]").mkdir(parents=True)
     ended = cli("doctor", "data.root=x[/y]")
     assert ended.returncode in (0, 3), ended.stderr
     assert f"{tmp_path}/x[/y] has no files" in ended.stdout
 
 
-def test_bad_input_is_2(cli):
+def test_bad_input_is_refused_with_status_2(cli):
     assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
     assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")
     assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")

@@ -1,7 +1,7 @@
-"""What version 0.1.0 wrote (tests/data/written-by-0.1.0: a study of four minutes, a best.yaml, a recorded
-table) is read by this version.
+"""This version reads what version 0.1.0 wrote (tests/data/written-by-0.1.0: a study of four minutes, a best.yaml, a
+recorded table).
 
-A change of a stored format adds a folder like it and keeps the old ones.
+Whoever changes a stored format adds a folder like this one and keeps the old ones.
 """
 
 import json
@@ -51,14 +51,14 @@ def test_every_command_reads_a_study_of_0_1_0(study, capsys, words, said):
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_study_that_does_not_say_why_it_ended_says_how_to_go_on(study, capsys, is_there):
+def test_study_without_a_reason_for_its_end_says_how_to_continue(study, capsys, is_there):
     document = {**json.loads(study.summary_file.read_text()), "reason": None}
     study.summary_file.write_text(json.dumps(document if is_there else {k: v for k, v in document.items() if k != "reason"}))
     assert main(["resume", "mlp"]) == 0, capsys.readouterr().err
     assert "complete. To continue, give it a larger budget: autotune resume mlp" in capsys.readouterr().out
 
 
-def test_records_and_configuration_of_0_1_0_are_whole(study):
+def test_records_and_configuration_of_0_1_0_are_read_completely(study):
     trials = study.read_trials()
     assert [trial.number for trial in trials] == list(range(10))
     assert [str(trial.outcome) for trial in trials].count("disturbed") == 3
@@ -112,7 +112,7 @@ def test_a_study_of_a_newer_version_is_refused_in_one_line(study, capsys, words)
 
 
 @pytest.mark.parametrize(("version", "is_newer"), [("0.10.0", True), ("1.0.0rc1", True), ("0.1.0", False), ("0.0.9", False)])
-def test_a_best_yaml_that_this_version_does_not_understand_is_called_newer_if_it_is(tmp_path, version, is_newer):
+def test_unreadable_best_yaml_is_called_newer_only_if_its_version_is_newer(tmp_path, version, is_newer):
     file = tmp_path / "best.yaml"
     file.write_text(f"loader:\n  telepathy: true\nprovenance:\n  versions:\n    autotune: {version!r}\n")
     with pytest.raises(BadInput) as refused:

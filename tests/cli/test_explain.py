@@ -82,7 +82,7 @@ def said_by(words):
 
 @pytest.mark.parametrize("width", [60, 80, None])
 @pytest.mark.parametrize("name", ["why", "verdict"])
-def test_screens_of_an_explanation(name, width, here, monkeypatch):
+def test_screens_of_an_explanation_match_the_golden_files(name, width, here, monkeypatch):
     for variable, value in {"NO_COLOR": "1", "TERM": "xterm", "COLUMNS": str(width or "")}.items():
         monkeypatch.setenv(variable, value)
     if width is None:
@@ -94,7 +94,7 @@ def test_screens_of_an_explanation(name, width, here, monkeypatch):
     compare(f"explained-{name}", width, out.getvalue())
 
 
-def test_memory_of_a_pass_is_not_shown_as_if_it_were_the_program_s(here):
+def test_memory_of_an_explain_pass_is_not_shown_as_memory_of_the_program(here):
     folder = explained()
     summary = folder.read_summary()
     ran = {**summary["trials"][0], "number": 40, "kind": "explain", "value": None, "peak_memory_bytes": 609 << 20}
@@ -108,7 +108,7 @@ def test_memory_of_a_pass_is_not_shown_as_if_it_were_the_program_s(here):
     assert "609 MiB" not in page
 
 
-def test_why_says_how_well_the_gpu_is_used(here):
+def test_show_why_states_how_well_the_gpu_is_used(here):
     folder = explained()
     summary = folder.read_summary()
     summary["explanation"]["explained"][0]["passes"]["trace"] = {"trial": 5, "outcome": "ok", "reason": ""}
@@ -126,14 +126,14 @@ def test_why_says_how_well_the_gpu_is_used(here):
     ) in said
 
 
-def test_why_as_json_is_the_document(here):
+def test_show_why_prints_the_explanation_document_as_json(here):
     explained()
     document = json.loads(said_by(["show", "resnet18", "--why", "--json"]))
     assert document["explained"][0]["findings"][0]["cause"] == "too few workers"
     assert document["accuracy"] == {"checked": 4, "held": 3}
 
 
-def test_the_command_that_checks_a_fix_is_named_only_if_there_is_something_to_fix_and_with_its_trial(here):
+def test_command_that_checks_a_fix_is_shown_only_for_findings_and_names_the_trial(here):
     folder = explained()
     summary = folder.read_summary()
     entry = summary["explanation"]["explained"][0]
@@ -165,11 +165,11 @@ def refused(words, capsys):
         (["show", "resnet18", "--why"], "--why: this study was not explained yet"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(words, said, here, capsys):
+def test_impossible_requests_for_an_explanation_are_refused(words, said, here, capsys):
     make_study(Path("runs"), "resnet18")
     assert said in refused(words, capsys)
 
 
-def test_another_trial_than_the_explained_one_is_refused(here, capsys):
+def test_show_why_refuses_a_trial_that_was_not_explained(here, capsys):
     explained()
     assert "--trial: not explained yet, got 3" in refused(["show", "resnet18", "--why", "--trial", "3"], capsys)

@@ -12,7 +12,7 @@ from tests.support.rows import more
 from tests.support.studies import make_study
 
 
-def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missing(cli):
+def test_json_output_file_contains_json_and_inexpressible_settings_are_listed(cli):
     make_study(cli.cwd / "runs")
     ended = cli("export", "resnet18", "--format", "hf", "-o", "tuned/hf.json")
     assert ended.returncode == 0, ended.stderr
@@ -24,7 +24,7 @@ def test_a_file_that_ends_in_json_is_json_and_standard_error_says_what_is_missin
     assert any(line.startswith("  layout.channels_last=true: ") for line in others)
 
 
-def test_without_a_file_it_is_yaml_with_comments_on_standard_output(cli):
+def test_export_without_a_file_prints_commented_yaml(cli):
     make_study(cli.cwd / "runs")
     ended = cli("export", "--format", "accelerate")
     assert yaml.safe_load(ended.stdout)["mixed_precision"] == "bf16"
@@ -39,7 +39,7 @@ def test_without_a_file_it_is_yaml_with_comments_on_standard_output(cli):
         *more(([], "best.yaml"), (["--format", "python"], "best.py"), (["--format", "deepspeed"], "ds_config.json")),
     ],
 )
-def test_a_folder_takes_a_file_of_the_usual_name(cli, words, name):
+def test_export_to_a_folder_uses_the_usual_file_name(cli, words, name):
     make_study(cli.cwd / "runs")
     (cli.cwd / "out").mkdir()
     for folder in ("out", "out/"):
@@ -70,11 +70,11 @@ def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
         file.write_text(once + "\n")
         assert cli(*words, "-o", "out").returncode == 0
     file.write_text("")
-    assert cli(*words, "-o", "out").returncode == 0, "an empty file holds nothing"
+    assert cli(*words, "-o", "out").returncode == 0, "an empty file may be replaced"
 
 
 @pytest.mark.parametrize("command", ["export", "report"])
-def test_a_folder_that_does_not_exist_is_refused_and_not_made_a_file(cli, command):
+def test_missing_output_folder_is_refused_and_not_created_as_a_file(cli, command):
     make_study(cli.cwd / "runs")
     assert "--output: no such folder, got 'out/'. Make it with `mkdir -p out/`, or give a file: -o " in cli.refused(
         command, "resnet18", "-o", "out/"
@@ -107,7 +107,7 @@ def test_names_that_the_terminal_cannot_show_are_escaped(cli, encoding):
     assert cli("sync", "--uri", "none").returncode == 0
 
 
-def test_a_tier_of_which_nothing_was_measured_is_said_on_standard_error(cli):
+def test_export_notes_a_tier_without_measurements_on_standard_error(cli):
     folder = make_study(cli.cwd / "runs")
     summary = folder.read_summary()
     summary["best_by_tier"]["exact"] = {**summary["baseline"], "overrides": {}}
@@ -132,7 +132,7 @@ def test_tiers_are_shown_only_if_one_changes_something(cli):
     assert "best by tier" not in cli("show").stdout
 
 
-def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that_holds_everything(cli):
+def test_env_file_that_sets_nothing_says_so_and_names_the_complete_format(cli):
     make_study(cli.cwd / "runs")
     ended = cli("export", "--format", "env", "-o", "best.env")
     assert ended.returncode == 0, ended.stderr
@@ -144,7 +144,7 @@ def test_a_file_of_variables_that_sets_nothing_says_so_and_names_the_format_that
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
 
 
-def test_a_document_and_a_file_are_not_asked_for_at_once(tmp_path, monkeypatch, capsys):
+def test_json_and_an_output_file_cannot_be_combined(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_study(tmp_path / "runs")
     assert main(["export", "--json", "-o", "best.yaml"]) == 2
@@ -154,7 +154,7 @@ def test_a_document_and_a_file_are_not_asked_for_at_once(tmp_path, monkeypatch, 
     assert json.loads(capsys.readouterr().out)["study"] == "resnet18"
 
 
-def test_without_standard_output_a_file_is_asked_for(tmp_path, monkeypatch, capsys):
+def test_export_needs_a_file_when_standard_output_is_closed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_study(tmp_path / "runs")
     monkeypatch.setattr(sys, "stdout", None)  # as after `>&-`
@@ -164,7 +164,7 @@ def test_without_standard_output_a_file_is_asked_for(tmp_path, monkeypatch, caps
     assert "--output: standard output is closed, got no file. Give -o FILE." in capsys.readouterr().err
 
 
-def test_all_studies_are_synced_with_one_json_document(tmp_path, monkeypatch, capsys):
+def test_sync_of_all_studies_prints_one_json_document(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         make_study(tmp_path / "runs", name)

@@ -58,7 +58,7 @@ def compare(name: str, width: int | None, text: str) -> None:
 
 @WIDTHS
 @pytest.mark.parametrize("name", SCREENS)
-def test_screens_are_as_they_were_looked_at(name, width, tmp_path, monkeypatch):
+def test_screens_match_the_golden_files(name, width, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
@@ -78,7 +78,7 @@ PLAN = Outlook(left_s=400.0, search_s=232.0, num_trials=24, trial_s=8.0)
 
 
 @WIDTHS
-def test_a_run_is_told_from_its_plan_to_its_verdict(width, tmp_path, monkeypatch, capsys):
+def test_output_of_a_run_from_plan_to_verdict_matches_the_golden_file(width, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder, out, now_s = make_study(Path("runs")), io.StringIO(), [1000.0]
     console = Console(file=out, width=width or PIPE_WIDTH, color_system=None, theme=THEME)
@@ -105,7 +105,7 @@ def test_a_run_is_told_from_its_plan_to_its_verdict(width, tmp_path, monkeypatch
 
 
 @WIDTHS
-def test_what_inspect_prints(width, monkeypatch):
+def test_output_of_inspect_matches_the_golden_file(width, monkeypatch):
     out = io.StringIO()
     console = Console(file=out, width=width or PIPE_WIDTH, color_system=None, theme=THEME)
     monkeypatch.setattr(inspect, "console", lambda: console)

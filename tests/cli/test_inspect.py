@@ -53,7 +53,7 @@ def test_loader_optimizer_and_knobs_are_named_with_reasons(cli, program):
 
 
 @pytest.mark.thorough
-def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none(cli, program):
+def test_json_reports_values_placeholders_pins_and_unavailable_knobs(cli, program):
     source = PROGRAM.replace("batch_size=16", "batch_size=int(__import__('sys').argv[1])")
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")
     ended = cli("inspect", "--json", "loader.num_workers=0", "--", *program, "{loader.batch_size=8}")
@@ -67,14 +67,14 @@ def test_json_holds_values_and_reasons_a_placeholder_is_a_knob_and_a_pin_is_none
 
 
 @pytest.mark.thorough
-def test_a_global_batch_and_a_pin_beside_the_program_s_own_workers_are_what_run_makes_of_them(cli, program):
+def test_inspect_and_run_treat_a_global_batch_and_a_pinned_knob_alike(cli, program):
     own_workers = PROGRAM.replace("batch_size=16", "batch_size=16, num_workers=1")
     (cli.cwd / "train.py").write_text(own_workers, encoding="utf-8")
     words = ["train.global_batch=64", "loader.prefetch_factor=4"]
     looked = cli("inspect", "--json", *words, "--", *program)
     assert looked.returncode == 0, looked.stderr
     rows = {row["knob"]: row for row in json.loads(looked.stdout)["knobs"]}
-    assert rows["loader.prefetch_factor"]["value"] == 4, "the pin took effect beside the program's own worker"
+    assert rows["loader.prefetch_factor"]["value"] == 4, "the pin took effect together with the worker of the program"
     quick = ["study.budget.minutes=1", "study.budget.trials=1", "tracker.uri=none", "measure.quiet=false", "study.name=s"]
     ended = cli("run", *quick, *words, "--", *program)
     assert ended.returncode == 0, ended.stderr
@@ -85,7 +85,7 @@ def test_a_global_batch_and_a_pin_beside_the_program_s_own_workers_are_what_run_
 
 
 @pytest.mark.thorough
-def test_an_ignored_placeholder_is_a_doubt_and_what_the_program_wrote_is_told(cli, program):
+def test_inspect_reports_an_ignored_placeholder_and_files_that_the_program_wrote(cli, program):
     (cli.cwd / "train.py").write_text("open('log.txt', 'w').write('1234')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program, "{loader.batch_size=8}")
     told = " ".join(ended.stdout.split())
@@ -108,7 +108,7 @@ while True:
 @pytest.mark.parametrize(
     "words", [("inspect",), pytest.param(("run", "study.budget.minutes=1", "tracker.uri=none"), marks=pytest.mark.thorough)]
 )
-def test_a_program_whose_steps_cannot_be_seen_is_3_with_what_was_seen_and_what_to_do(cli, program, words):
+def test_program_without_visible_steps_exits_with_3_and_advice(cli, program, words):
     (cli.cwd / "train.py").write_text(UNSEEN_STEPS, encoding="utf-8")
     ended = cli(*words, "--", *program)
     assert ended.returncode == 3
@@ -120,7 +120,7 @@ def test_a_program_whose_steps_cannot_be_seen_is_3_with_what_was_seen_and_what_t
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_inspection_leaves_no_process_and_no_folder_and_says_where_it_was(cli, number):
+def test_stopped_inspection_leaves_no_process_or_folder_and_reports_its_phase(cli, number):
     source = "import os, time, pathlib; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
     (cli.cwd / "tmp").mkdir()
     cli.environment["TMPDIR"] = str(cli.cwd / "tmp")
@@ -138,18 +138,18 @@ def test_a_stopped_inspection_leaves_no_process_and_no_folder_and_says_where_it_
     assert list((cli.cwd / "tmp").glob("autotune-*")) == []
 
 
-def test_program_that_does_not_train_is_3_with_its_last_words(cli):
+def test_program_that_does_not_train_exits_with_3_and_shows_its_last_output(cli):
     ended = cli("inspect", "--", sys.executable, "-c", "raise SystemExit('no data here')")
     assert ended.returncode == 3
     assert "no data here" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program):
+def test_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program):
     source = PROGRAM.replace("for _ in", "with open('best.pt', 'w') as file:\n    file.write('new')\nfor _ in")
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")
     (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
-    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two names cannot be guarded
+    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two hard links cannot be guarded
     ended = cli("inspect", "--", *program)
     assert ended.returncode == 0, ended.stderr
     (line,) = [line for line in ended.stderr.splitlines() if "overwritten" in line]
@@ -159,12 +159,12 @@ def test_the_previous_content_of_an_overwritten_file_is_kept_and_named(cli, prog
     shutil.rmtree(copy.parent)
 
 
-def test_the_previous_content_is_kept_when_the_inspection_is_stopped(cli):
+def test_overwritten_content_is_kept_when_the_inspection_is_stopped(cli):
     source = "import pathlib, time; pathlib.Path('best.pt').write_text('new'); pathlib.Path('done').touch(); time.sleep(600)"
     (cli.cwd / "tmp").mkdir()
     cli.environment["TMPDIR"] = str(cli.cwd / "tmp")
     (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
-    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two names cannot be guarded
+    (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two hard links cannot be guarded
     running = cli.start("inspect", "--", sys.executable, "-c", source)
     ends_s = time.monotonic() + 60
     while not (cli.cwd / "done").exists() and time.monotonic() < ends_s:
@@ -176,7 +176,7 @@ def test_the_previous_content_is_kept_when_the_inspection_is_stopped(cli):
     assert Path(line.rpartition(" ")[2]).read_text(encoding="utf-8") == "precious"
 
 
-def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, program):
+def test_program_that_reads_standard_input_gets_advice_that_works(cli, program):
     (cli.cwd / "train.py").write_text("name = input('name? ')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program)
     assert ended.returncode == 3
@@ -197,7 +197,7 @@ def test_a_program_that_asks_is_told_where_its_answers_may_come_from(cli, progra
         ("import torch; print('usage: train.py DATA')", "no optimizer step was seen"),
     ],
 )
-def test_what_a_program_prints_before_it_ends_is_shown(cli, source, said):
+def test_output_of_a_program_that_ends_without_training_is_shown(cli, source, said):
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")
     ended = cli("inspect", "--", sys.executable, "train.py")
     assert ended.returncode == 3

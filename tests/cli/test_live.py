@@ -1,4 +1,4 @@
-"""The live view on a simulated terminal: what it shows where, and that nothing breaks its columns."""
+"""What the live view shows on a simulated terminal, and that no line is wider than the terminal."""
 
 import dataclasses
 import io
@@ -48,7 +48,7 @@ def screen(request, folder):
     made.view.close()
 
 
-def test_the_head_of_the_table_says_what_the_baseline_counts(folder):
+def test_table_header_shows_the_unit_of_the_baseline(folder):
     made = Screen(folder, 120)
     made.view.started(made.study)
     for trial in folder.read_trials()[:2]:
@@ -60,7 +60,7 @@ def test_the_head_of_the_table_says_what_the_baseline_counts(folder):
     assert "samples/s" not in said
 
 
-def test_first_the_baseline_is_measured(screen):
+def test_footer_first_says_that_the_baseline_is_measured(screen):
     assert "measuring the baseline first" in "\n".join(screen.footer())
 
 
@@ -83,13 +83,13 @@ def test_no_line_is_wider_than_the_terminal(screen, folder):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_phase_has_its_words(screen, phase):
+def test_footer_describes_every_phase_in_words(screen, phase):
     screen.view.trial_started(0, Kind.baseline, {}, "")
     screen.view.progress(Progress(time_s=1.0, phase=phase))
     assert f"trial 0000 {phase}," not in "\n".join(screen.footer())
 
 
-def test_end_gives_the_terminal_back_and_prints_the_verdict(folder):
+def test_end_restores_the_cursor_and_prints_the_verdict(folder):
     screen = Screen(folder, 80)
     screen.view.started(screen.study)
     screen.view.finished(folder.read_summary())
@@ -107,7 +107,7 @@ def test_a_study_without_a_time_budget_shows_no_clock(folder):
     screen.view.close()
 
 
-def test_plain_lines_are_one_an_event(folder, capsys):
+def test_plain_output_has_one_line_per_event(folder, capsys):
     lines, trials = PlainLines(Path("runs/resnet18")), folder.read_trials()
     lines.started(folder.read_study())
     for trial in trials[:4]:
@@ -121,7 +121,7 @@ def test_plain_lines_are_one_an_event(folder, capsys):
     assert "verdict  faster: 2.41x [2.36, 2.46]" in said
 
 
-def test_quiet_leaves_standard_output_to_the_document(folder, capsys):
+def test_quiet_view_prints_nothing_on_standard_output(folder, capsys):
     view = Quiet()
     view.started(folder.read_study())
     view.notice("interrupted")
@@ -131,7 +131,7 @@ def test_quiet_leaves_standard_output_to_the_document(folder, capsys):
     assert captured.err == "autotune: interrupted\n"
 
 
-def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
+def test_attribution_is_shown_as_a_separate_phase(folder, screen, capsys):
     screen.view.attribution_started(5, ["precision.amp", "env.A"], 90.0)
     assert "attribution" in screen.text.getvalue()
     screen.view.trial_started(9, Kind.attribution, {"precision.amp": "bf16"}, "trial 5 without env.A")
@@ -143,7 +143,7 @@ def test_attribution_is_a_phase_of_its_own(folder, screen, capsys):
 PLANNED = Outlook(left_s=400.0, search_s=232.0, num_trials=24, trial_s=8.0)
 
 
-def test_plan_and_time_left_stand_in_the_log(folder, capsys):
+def test_plain_lines_show_the_plan_and_the_time_left(folder, capsys):
     lines = PlainLines(folder.path)
     lines.planned(PLANNED)
     lines.time_left(PLANNED)
@@ -163,7 +163,7 @@ def test_plan_and_time_left_stand_in_the_log(folder, capsys):
     ]
 
 
-def test_terminal_shows_the_plan_and_how_long_the_search_goes_on(screen):
+def test_terminal_shows_the_plan_and_the_remaining_search_time(screen):
     screen.view.planned(PLANNED)
     assert "plan: room for 24 trials" in screen.text.getvalue()
     screen.now_s += 32
@@ -173,7 +173,7 @@ def test_terminal_shows_the_plan_and_how_long_the_search_goes_on(screen):
     assert "to search" not in "\n".join(screen.footer())
 
 
-def test_terminal_counts_trials_where_no_time_is_set(folder):
+def test_terminal_counts_trials_if_there_is_no_time_budget(folder):
     screen = Screen(folder, 80)
     screen.study.budget_s = None
     screen.view.started(screen.study)
@@ -182,7 +182,7 @@ def test_terminal_counts_trials_where_no_time_is_set(folder):
     screen.view.close()
 
 
-def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
+def test_warm_start_is_reported_in_plain_lines_and_on_the_terminal(folder, screen, capsys):
     out = {"study": "s-1", "trial": 9, "knobs": {"loader.batch_size": 256, "precision.amp": "off"}, "outcome": "device_oom"}
     seed = {"study": "s-1", "trial": 5, "knobs": {}, "ratio": 2.0, "is_proven": True}
     study = folder.read_study()
@@ -199,7 +199,7 @@ def test_what_was_taken_over_stands_in_log_and_terminal(folder, screen, capsys):
     assert "warm start: s-1" in screen.text.getvalue()
 
 
-def test_lines_in_a_pipe_end_without_blanks(capsys, monkeypatch):
+def test_lines_in_a_pipe_have_no_trailing_blanks(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     table = Table("name", "value")
     table.add_row("a", "1")

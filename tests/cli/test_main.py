@@ -14,7 +14,7 @@ from tests.support.rows import more
 COMMANDS = ["run", "list", "show", "report", "export", "ui", "sync", "prune", "inspect", "knobs"]
 
 
-def test_everything_behind_the_first_dashes_is_the_command():
+def test_words_after_the_first_dashes_are_the_command():
     assert split(["run", "a=1", "--", "python", "x.py", "--", "-v"]) == (["run", "a=1"], ["python", "x.py", "--", "-v"])
 
 
@@ -22,7 +22,7 @@ def test_without_dashes_there_is_no_command():
     assert split(["list"]) == (["list"], None)
 
 
-def test_help_of_a_command_behind_the_dashes_is_not_ours():
+def test_help_option_after_the_dashes_belongs_to_the_program():
     assert split(["run", "--", "python", "x.py", "--help"])[0] == ["run"]
 
 
@@ -38,7 +38,7 @@ def test_help_lists_every_command(cli):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself(capsys, name):
+def test_every_command_has_a_help_page(capsys, name):
     assert main([name, "--help"]) == 0
     assert f"autotune {name}" in capsys.readouterr().out
 
@@ -49,7 +49,7 @@ def examples():
     return [(name, line.strip()) for name, command in commands for line in command.help.splitlines() if line[:4] == "    "]
 
 
-def test_every_example_of_a_help_has_a_line_of_its_own(capsys, monkeypatch):
+def test_every_example_in_a_help_page_is_on_a_separate_line(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("NO_COLOR", "1")
     found = examples()
@@ -64,7 +64,7 @@ def test_every_example_of_a_help_has_a_line_of_its_own(capsys, monkeypatch):
     ("name", "size"),
     [("COLUMNS", "\u00b2"), *more(("COLUMNS", "0"), ("COLUMNS", "9" * 20), ("LINES", "\u00b280"), ("TERMINAL_WIDTH", "a"))],
 )
-def test_an_impossible_size_of_the_terminal_counts_as_none(cli, name, size, words):
+def test_invalid_terminal_size_in_the_environment_is_ignored(cli, name, size, words):
     del cli.environment["COLUMNS"]
     ended = cli(*words)
     cli.environment[name] = size
@@ -86,7 +86,7 @@ def test_help_and_list_load_no_heavy_library(cli, words):
     assert ended.stderr == "[]\n"
 
 
-def test_internal_error_is_one_line_and_a_traceback_in_a_file(monkeypatch, capsys):
+def test_internal_error_prints_one_line_and_writes_its_traceback_to_a_file(monkeypatch, capsys):
     def broken(*_):
         raise RuntimeError("the moon is full")
 
@@ -100,7 +100,7 @@ def test_internal_error_is_one_line_and_a_traceback_in_a_file(monkeypatch, capsy
     os.unlink(file)
 
 
-def test_debug_lets_an_internal_error_through(monkeypatch):
+def test_debug_option_raises_internal_errors(monkeypatch):
     def broken(*_):
         raise RuntimeError("the moon is full")
 
@@ -109,7 +109,7 @@ def test_debug_lets_an_internal_error_through(monkeypatch):
         main(["--debug", "list"])
 
 
-def test_interrupt_is_130(monkeypatch, capsys):
+def test_interrupt_exits_with_status_130(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
@@ -120,7 +120,7 @@ def test_interrupt_is_130(monkeypatch, capsys):
 
 @pytest.mark.parametrize("is_buffered", [True, False])
 @pytest.mark.parametrize("words", ["show --json", "list", "list --json"])
-def test_closed_pipe_is_no_error(cli, words, is_buffered):
+def test_closed_pipe_causes_no_error(cli, words, is_buffered):
     from tests.support.studies import make_study
 
     make_study(cli.cwd / "runs")
@@ -135,7 +135,7 @@ def test_closed_pipe_is_no_error(cli, words, is_buffered):
 
 
 @pytest.mark.parametrize("words", [["list"], ["list", "--json"]])
-def test_output_to_a_full_disk_is_one_line_and_no_fault(cli, words):
+def test_full_disk_gives_a_one_line_message(cli, words):
     environment = {**cli.environment, "PYTHONUNBUFFERED": ""}
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
@@ -150,7 +150,7 @@ def test_output_to_a_full_disk_is_one_line_and_no_fault(cli, words):
 @pytest.mark.parametrize(
     ("closed", "words", "code"), [("2>&-", "show nosuch", 2), (">&-", "list", 0), ("<&- >&- 2>&-", "list", 0)]
 )
-def test_a_closed_standard_stream_gets_nothing_and_no_file_takes_its_place(tmp_path, closed, words, code):
+def test_closed_standard_streams_print_nothing_and_keep_their_descriptors(tmp_path, closed, words, code):
     numbers = "import os, sys; [os.fstat(n) for n in range(3)]; assert None not in (sys.stdin, sys.stdout, sys.stderr)"
     program = f"import sys; from autotune.cli.main import main; code = main(); {numbers}; sys.exit(code)"
     line = f'exec "$0" -P -c "$1" {words} {closed}'
@@ -178,7 +178,7 @@ def test_searchpath_names_the_configuration_folders_in_the_order_they_are_search
     assert "name: resnet34" in cli("run", *where, "--cfg", "model=resnet18").stdout
 
 
-def test_nothing_typed_is_the_help_and_no_error(cli):
+def test_call_without_arguments_prints_the_help(cli):
     ended = cli()
     assert ended.returncode == 0
     assert ended.stderr == ""
@@ -192,11 +192,11 @@ def test_help_of_run_lists_the_keys_with_their_defaults(cli):
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_what_an_unknown_key_points_to_lists_the_keys(cli):
+def test_message_for_an_unknown_key_points_to_the_help_of_run(cli):
     assert "See `autotune run --help`" in cli.refused("run", "model=resnet18", "bogus.key=1")
 
 
-def test_a_runs_folder_with_letters_of_hydras_grammar_is_taken_as_it_is(cli):
+def test_runs_folder_with_characters_of_the_hydra_grammar_is_used_unchanged(cli):
     ended = cli("run", "--runs-dir", "my runs, [2]", "--cfg", "model=resnet18")
     assert ended.returncode == 0, ended.stderr
     assert "runs_dir: my runs, [2]" in ended.stdout

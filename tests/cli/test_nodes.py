@@ -25,14 +25,14 @@ def study(on_node=None):
     return SimpleNamespace(config=SimpleNamespace(launcher="slurm"), command=None, on_node=on_node)
 
 
-def test_the_node_that_a_study_waited_for_is_not_given_back(launcher, capsys):
+def test_launcher_keeps_the_node_that_a_study_waited_for(launcher, capsys):
     assert launcher_of(study(), {}) == (launcher, {"num_cores": 2})
     assert launcher.is_open
     assert "Job 12" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
-def test_why_a_study_waits_is_said_on_every_kind_of_terminal(launcher, monkeypatch, term):
+def test_reason_for_waiting_is_shown_on_every_kind_of_terminal(launcher, monkeypatch, term):
     answers = [[], [], launcher.slots()]
     launcher.slots, launcher.why_waiting = lambda: answers.pop(0), lambda: "Resources, nodes [a/b]"
     terminal = Terminal()

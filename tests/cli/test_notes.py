@@ -34,13 +34,13 @@ def dry_run(capsys, *words):
     return capsys.readouterr()
 
 
-def test_a_setting_behind_the_dashes_is_an_argument_of_the_program(capsys):
+def test_setting_after_the_dashes_is_noted_as_a_program_argument(capsys):
     said = dry_run(capsys, "--", sys.executable, "train.py", "loader.num_workers=2", "lr=0.1", "optim.lr=3").err
     assert said.count("after '--'") == 1
     assert "loader.num_workers: after '--' it is an argument of your program" in said
 
 
-def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):
+def test_command_that_runs_the_program_elsewhere_is_noted(capsys, place, monkeypatch):
     tool = place / "docker"
     tool.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     tool.chmod(0o755)
@@ -48,15 +48,15 @@ def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):
     assert "docker runs the program where autotune cannot measure it" in dry_run(capsys, "--", "docker", "run", "image").err
 
 
-def test_a_dry_run_lists_what_can_be_changed_here_alone(capsys):
+def test_dry_run_searches_only_knobs_that_can_be_changed_here_or_are_named(capsys):
     one = json.loads(dry_run(capsys, "--json", "--", sys.executable, "train.py").out)
     assert not any(key.startswith("parallel.") for key in one["searching"])
     assert any(key.startswith("parallel.") for key in one["unavailable"])
     named = json.loads(dry_run(capsys, "--json", "parallel.bucket_cap_mb=choice(25,50)", "--", sys.executable, "train.py").out)
-    assert "parallel.bucket_cap_mb" in named["searching"], "what the user names stays"
+    assert "parallel.bucket_cap_mb" in named["searching"], "a knob that the user names stays"
 
 
-def test_a_best_yaml_says_which_recipe_it_is_of(capsys, place):
+def test_best_yaml_selects_its_recipe_unless_a_model_is_given(capsys, place):
     (place / "runs" / "resnet18").mkdir(parents=True)
     (place / "runs" / "resnet18" / "best.yaml").write_text(BEST, encoding="utf-8")
     said = dry_run(capsys, "--config-dir", "runs", "+resnet18=best").out
@@ -66,20 +66,20 @@ def test_a_best_yaml_says_which_recipe_it_is_of(capsys, place):
     assert "study  mlp" in dry_run(capsys, "--config-dir", "runs", "+resnet18=best", "model=mlp").out
 
 
-def test_a_file_of_another_program_is_said_to_be_one():
+def test_best_yaml_of_another_program_is_noted():
     best = Best(file="best.yaml", knobs={}, command=["python", "train.py"])
     assert _of_another_program(best, ["python", "train.py", "--epochs", "9"]) == []
     (line,) = _of_another_program(best, ["torchrun", "--nproc_per_node=2", "other.py"])
     assert line.startswith("made for another program, train: settings that other does not have")
 
 
-def test_a_study_of_nearly_that_name_is_suggested(capsys, place):
+def test_study_with_a_similar_name_is_suggested(capsys, place):
     make_study(place / "runs", "resnet18")
     assert main(["show", "resnet"]) == 2
     assert "Did you mean 'resnet18'?" in capsys.readouterr().err
 
 
-def test_a_broken_study_is_said_to_be_broken(capsys, place):
+def test_damaged_study_record_is_reported(capsys, place):
     folder = StudyFolder(place / "runs" / "s")
     folder.path.mkdir(parents=True)
     folder.study_file.write_text("{", encoding="utf-8")
@@ -87,7 +87,7 @@ def test_a_broken_study_is_said_to_be_broken(capsys, place):
     assert "study.json: not a study" in capsys.readouterr().err
 
 
-def test_export_and_knobs_speak_json(capsys, place):
+def test_export_and_knobs_print_json(capsys, place):
     make_study(place / "runs", "resnet18")
     assert main(["export", "resnet18", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -109,7 +109,7 @@ def test_knobs_of_a_family_are_the_same_as_lines_and_as_json(capsys, name):
 
 
 @pytest.mark.parametrize("words", [["loader"], ["--json"]])
-def test_the_page_of_all_knobs_is_of_all_and_markdown(capsys, words):
+def test_knobs_page_cannot_be_combined_with_a_name_or_json(capsys, words):
     assert main(["knobs", "--page", *words]) == 2
     assert "--page: prints all knobs as Markdown, and cannot be combined with NAME or --json" in capsys.readouterr().err
 
@@ -123,7 +123,7 @@ def test_a_narrow_terminal_wraps_the_list_of_knobs_and_cuts_nothing(capsys, monk
     assert max(map(len, said.splitlines())) <= width
 
 
-def test_a_quiet_study_prints_its_verdict_alone(capsys, place):
+def test_quiet_study_prints_only_its_verdict(capsys, place):
     from autotune.cli.plain import OnlyVerdict
 
     folder = make_study(place / "runs", "resnet18")

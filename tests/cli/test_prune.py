@@ -56,7 +56,7 @@ def private(cli: Cli, tmp_path: Path) -> Path:
     return tmp_path / "tmp"
 
 
-def test_without_yes_it_says_what_and_how_much_and_removes_nothing(cli, tmp_path, private):
+def test_prune_without_yes_reports_sizes_and_removes_nothing(cli, tmp_path, private):
     filled(tmp_path / "runs")
     before = content(tmp_path / "runs")
     ended = cli("prune")
@@ -85,7 +85,7 @@ def test_a_narrow_terminal_shows_the_names_and_the_whole_sizes(tmp_path, monkeyp
     assert max(map(len, rows)) <= width
 
 
-def test_with_yes_only_what_no_command_reads_is_gone(cli, tmp_path, private):
+def test_prune_with_yes_removes_only_files_that_no_command_reads(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     shown = {words: cli(*words).stdout for words in (("show", "--json"), ("show", "--trial", "1"), ("export",), ("list",))}
     before = content(folder.path)
@@ -117,7 +117,7 @@ def test_a_study_that_may_be_resumed_keeps_its_compile_cache(cli, tmp_path, priv
     assert not (folder.trial_path(1) / "trace.rank0.json.gz").exists()
 
 
-def test_a_study_that_is_worked_on_is_left_alone(cli, tmp_path, private):
+def test_study_in_use_is_left_alone(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     with folder.claimed():
         before = content(folder.path)
@@ -136,7 +136,7 @@ def test_named_studies_are_removed_whole_and_others_stay(cli, tmp_path, private)
     assert content(other.path) == before
 
 
-def test_what_could_not_be_removed_does_not_count_as_removed(tmp_path, monkeypatch, capsys):
+def test_study_that_cannot_be_removed_does_not_count_as_removed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "other"):
         filled(Path("runs"), name)
@@ -182,11 +182,11 @@ def test_links_are_never_followed(cli, tmp_path, private):
     assert content(tmp_path / "elsewhere") == before
 
 
-def test_a_folder_that_is_nested_too_deeply_is_no_internal_error(cli, tmp_path, private):
+def test_too_deeply_nested_folder_causes_no_internal_error(cli, tmp_path, private):
     cache = filled(tmp_path / "runs").path / "compile_cache"
     filled(tmp_path / "runs", "other")
     place = os.open(cache, os.O_RDONLY)
-    for _ in range(1200):  # more than Python recurses; each is made in the one before, since the whole path may be too long
+    for _ in range(1200):  # deeper than Python recurses; made one inside the other, because the whole path may be too long
         os.mkdir("d", dir_fd=place)
         below = os.open("d", os.O_RDONLY, dir_fd=place)
         os.close(place)
@@ -203,7 +203,7 @@ def test_a_folder_that_is_nested_too_deeply_is_no_internal_error(cli, tmp_path, 
         subprocess.run(["rm", "-rf", cache], check=True)  # pytest would remove it far more slowly
 
 
-def test_what_killed_processes_left_goes_once_it_is_a_day_old(cli, tmp_path, private):
+def test_leftovers_of_killed_processes_are_removed_after_a_day(cli, tmp_path, private):
     two_days_ago = time.time() - 2 * 86_400
     for name in ("autotune-fault-abcdefgh.log", "autotune-slots-abc_e123", "autotune-settings", "tmpabcdefgh"):
         (private / name).mkdir()
@@ -228,7 +228,7 @@ def test_temporary_folder_of_slots_in_use_is_left_alone(cli, private, monkeypatc
     launcher.close()
 
 
-def test_a_removal_that_was_cut_short_is_finished_by_the_next(cli, tmp_path, private):
+def test_interrupted_removal_is_finished_by_the_next_prune(cli, tmp_path, private):
     folder = filled(tmp_path / "runs")
     folder.path.rename(tmp_path / "runs/.resnet18.removed")
     assert "No study in runs" in cli("list").stdout
@@ -248,7 +248,7 @@ def test_a_removal_that_was_cut_short_is_finished_by_the_next(cli, tmp_path, pri
         (["runs/resnet18/trials"], "STUDY: inside a study, got 'runs/resnet18/trials'"),
     ],
 )
-def test_bad_input_is_one_line_and_removes_nothing(cli, tmp_path, private, words, said):
+def test_bad_input_is_refused_and_removes_nothing(cli, tmp_path, private, words, said):
     filled(tmp_path / "runs")
     filled(tmp_path / "runs")
     before = content(tmp_path / "runs")

@@ -38,24 +38,24 @@ def ends(tmp_path, monkeypatch):
     return run
 
 
-def test_a_complete_study_is_0_with_its_verdict(ends, capsys):
+def test_complete_study_exits_with_0_and_prints_its_verdict(ends, capsys):
     assert ends("complete") == 0
     assert "verdict  faster: 2.41x" in capsys.readouterr().out
 
 
-def test_an_interrupted_study_is_130_and_names_the_next_command(ends, capsys):
+def test_interrupted_study_exits_with_130_and_names_the_next_command(ends, capsys):
     assert ends("interrupted") == 130
     said = capsys.readouterr().err
     assert "everything measured is kept in runs/train" in said
     assert "To continue: autotune resume train" in said
 
 
-def test_a_study_in_which_nothing_worked_is_3_with_the_reason(ends, capsys):
+def test_failed_study_exits_with_3_and_prints_the_reason(ends, capsys):
     assert ends("failed") == 3
     assert "for the test" in capsys.readouterr().err
 
 
-def test_json_is_printed_when_nothing_worked_too(ends, capsys):
+def test_json_is_printed_for_a_failed_study_too(ends, capsys):
     assert ends("failed", "--json") == 3
     document = json.loads(capsys.readouterr().out)
     assert (document["status"], document["reason"]) == ("failed", "for the test")
@@ -66,15 +66,15 @@ def test_json_is_the_summary_and_nothing_else(ends, capsys):
     assert json.loads(capsys.readouterr().out)["speedup"]["verdict"] == "faster"
 
 
-def test_no_mirror_is_started_when_nothing_is_to_be_tracked():
+def test_no_mirror_is_started_when_tracking_is_off():
     assert tracking("none", Secrets()) is None
 
 
-def test_versions_name_what_results_depend_on():
+def test_versions_include_autotune_python_and_optuna():
     assert {"autotune", "python", "optuna"} <= set(versions())
 
 
-def test_why_a_study_failed_is_said_once(cli):
+def test_reason_of_a_failed_study_is_printed_once(cli):
     (cli.cwd / "train.py").write_text("raise SystemExit('no data here')\n", encoding="utf-8")
     ended = cli("run", "tracker.uri=none", "--", sys.executable, "train.py")
     assert ended.returncode == 3
@@ -83,7 +83,7 @@ def test_why_a_study_failed_is_said_once(cli):
     assert "no data here" in ended.stderr
 
 
-def test_dry_run_says_what_the_budget_holds_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_dry_run_describes_the_study_and_leaves_no_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit('never run')", encoding="utf-8")
     assert main(["run", "--dry-run", "study.budget.minutes=10", "loader.num_workers=2", "--", sys.executable, "train.py"]) == 0

@@ -28,7 +28,7 @@ def test_the_ranks_of_a_trial_fit_80_columns():
     assert "the other ranks wait for it" in said.get()
 
 
-def test_a_list_looks_like_a_table_of_rich_but_for_blanks_at_ends_of_lines():
+def test_list_looks_like_a_rich_table_except_for_trailing_blanks():
     header, rows = ["study", "started", "verdict"], [["net", "", "faster: 2.41x"], ["日本語", "2026-05-28 20:26", ""]]
     table = Table(box=None, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False)
     for name in header:
@@ -47,13 +47,13 @@ def test_a_list_looks_like_a_table_of_rich_but_for_blanks_at_ends_of_lines():
 
 
 @pytest.mark.parametrize("words", [["list"], ["prune"]])
-def test_brackets_in_a_folder_s_name_are_no_markup(cli, words):
+def test_brackets_in_a_folder_name_are_not_read_as_markup(cli, words):
     ended = cli(*words, "--runs-dir", "x[b][/y]")
     assert ended.returncode == 0, ended.stderr
     assert " in x[b][/y]." in ended.stdout
 
 
-def test_brackets_in_what_a_study_says_are_no_markup(tmp_path, monkeypatch, capsys):
+def test_brackets_in_the_texts_of_a_study_are_not_read_as_markup(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     study = make_study(tmp_path / "runs").path.rename(tmp_path / "runs" / "a [b]")
@@ -80,7 +80,7 @@ def study(cli):
     return make_study(cli.cwd / "runs")
 
 
-def test_list_wraps_what_does_not_fit_and_cuts_nothing(cli, study):
+def test_list_wraps_long_values_and_cuts_nothing(cli, study):
     with make_study(cli.cwd / "runs", "nanogpt", status="running", num_trials=2).claimed():
         said = cli("list").stdout
     assert "…" not in said
@@ -105,7 +105,7 @@ def test_list_is_available_as_json(cli, study):
     assert [row["study"] for row in json.loads(cli("list", "--json").stdout)] == ["resnet18"]
 
 
-def test_show_without_a_name_is_the_study_that_started_last(cli, study):
+def test_show_without_a_name_shows_the_study_that_was_created_last(cli, study):
     later = make_study(cli.cwd / "runs", "aaa")
     record = later.read_study()
     record.started_at -= 100  # the clock was set back
@@ -115,12 +115,12 @@ def test_show_without_a_name_is_the_study_that_started_last(cli, study):
 
 
 @pytest.mark.thorough
-def test_show_of_a_default_name_is_the_latest_of_that_name(cli, study):
+def test_show_with_a_default_name_shows_the_latest_study_of_that_name(cli, study):
     make_study(cli.cwd / "runs")
     assert cli("show", "resnet18").stdout.startswith("resnet18-2")
 
 
-def test_show_holds_trials_verdict_and_the_next_commands(cli, study):
+def test_show_prints_trials_verdict_and_the_next_commands(cli, study):
     said = cli("show", "resnet18").stdout
     for words in (
         "faster: 2.41x [2.36, 2.46]",
@@ -138,11 +138,11 @@ def test_show_fits_eighty_columns(cli, study):
     assert max(map(len, cli("show").stdout.splitlines())) <= 80
 
 
-def test_show_json_is_the_summary_as_it_is_stored(cli, study):
+def test_show_json_prints_the_stored_summary(cli, study):
     assert json.loads(cli("show", "--json").stdout) == study.read_summary()
 
 
-def test_show_of_a_study_that_runs_has_no_verdict_yet(cli):
+def test_show_offers_no_export_for_a_running_study(cli):
     with make_study(cli.cwd / "runs", status="running", num_trials=1).claimed():
         said = cli("show").stdout
     assert "running" in said
@@ -191,13 +191,13 @@ def test_export_of_a_running_study_is_refused(cli):
     assert "no winner" in cli.refused("export")
 
 
-def test_knobs_lists_them_and_explains_one(cli):
+def test_knobs_command_lists_all_knobs_or_explains_one(cli):
     assert "loader.num_workers" in cli("knobs").stdout
     assert "When it helps" in cli("knobs", "loader.num_workers").stdout
 
 
 @pytest.mark.thorough
-def test_sync_says_what_it_wrote_and_with_a_server_down_what_to_do(cli, study):
+def test_sync_reports_what_it_wrote_or_how_to_complete_it(cli, study):
     assert "8 trials written, 0 already there" in cli("sync").stdout
     message = cli.refused("sync", "--uri", "http://127.0.0.1:9")
     assert "8 trials of resnet18 are not tracked yet, nothing is lost" in message
@@ -211,7 +211,7 @@ def test_list_names_the_script_and_not_its_interpreter_at_eighty_columns(cli, st
     assert "train.py" in cli("list").stdout
 
 
-def test_printed_commands_work_as_they_are_for_any_runs_folder(cli):
+def test_printed_commands_work_unchanged_for_any_runs_folder(cli):
     make_study(cli.cwd / "my runs; [x]")
     cli.environment["COLUMNS"] = "120"
     said = cli("show", "--runs-dir", "my runs; [x]").stdout
@@ -223,7 +223,7 @@ def test_printed_commands_work_as_they_are_for_any_runs_folder(cli):
         assert cli(*(word for word in words[1:] if word != "--open")).returncode == 0
 
 
-def test_knobs_are_lines_by_family_that_mark_what_is_searched_and_what_is_impossible(cli):
+def test_knobs_are_listed_by_family_and_searched_ones_are_marked(cli):
     said = cli("knobs").stdout
     assert max(map(len, said.splitlines())) <= 80
     assert re.search(r"^\* loader\.num_workers +exact +processes that load data", said, re.MULTILINE)
@@ -232,7 +232,7 @@ def test_knobs_are_lines_by_family_that_mark_what_is_searched_and_what_is_imposs
     assert "a key of the configuration, not a knob" in cli.refused("knobs", "train.global_batch")
 
 
-def test_a_list_reads_each_document_of_a_study_once_whatever_the_number_of_studies(tmp_path):
+def test_list_reads_each_document_of_every_study_once(tmp_path):
     for number in range(6):
         make_study(tmp_path / "runs", status="interrupted" if number % 2 else "complete")
     script = (
@@ -250,7 +250,7 @@ def test_a_list_reads_each_document_of_a_study_once_whatever_the_number_of_studi
     assert all(line.startswith("1 ") for line in opened)
 
 
-def test_a_list_needs_no_trials_of_a_summary(tmp_path, monkeypatch):
+def test_outline_is_read_without_the_trials_of_the_summary(tmp_path, monkeypatch):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "num_trials": 8}
     folder.write_summary(summary)

@@ -1,4 +1,4 @@
-"""The words that name a study on a command line are the same for every command."""
+"""Every command accepts the same words for a study on its command line."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def said(capsys, *words):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("given", ["first", *PLACES])
-def test_every_command_takes_a_name_a_folder_or_a_file_in_it(here, capsys, command, given):
+def test_every_command_accepts_a_study_name_its_folder_or_a_file_in_it(here, capsys, command, given):
     words, expected = COMMANDS[command]
     name = "second" if "second" in given else "first"
     folder = StudyFolder(Path("b/second" if name == "second" else "runs/first"))
@@ -75,14 +75,14 @@ def test_every_command_takes_a_name_a_folder_or_a_file_in_it(here, capsys, comma
         ("", "STUDY: no such study in 'runs', got ''."),
     ],
 )
-def test_every_command_says_the_same_where_there_is_no_study(here, capsys, command, given, expected):
+def test_every_command_gives_the_same_message_if_there_is_no_study(here, capsys, command, given, expected):
     (here / "empty").mkdir()
     words, _ = COMMANDS[command]
     assert main([words[0], given, *words[1:]]) == 2
     assert expected in capsys.readouterr().err
 
 
-def test_a_copy_is_a_study_of_its_own_name(here, capsys):
+def test_copied_study_is_found_by_its_new_name(here, capsys):
     make_study(Path("runs"), "a")
     shutil.copytree("runs/a", "runs/0copy")
     assert find(Path("runs"), "a").path == Path("runs/a")
@@ -99,7 +99,7 @@ def _json(capsys, name):
     return capsys.readouterr().out
 
 
-def test_a_renamed_study_is_no_longer_meant_by_its_former_name(here):
+def test_renamed_study_is_no_longer_found_by_its_former_name(here):
     make_study(Path("runs"), "a")
     later = make_study(Path("runs"), "a")
     os.rename(later.path, "runs/good")
@@ -107,7 +107,7 @@ def test_a_renamed_study_is_no_longer_meant_by_its_former_name(here):
     assert find(Path("runs"), "good").path == Path("runs/good")
 
 
-def test_which_of_two_studies_of_one_name_is_meant_is_said(here, capsys):
+def test_message_says_which_of_two_studies_with_one_name_is_used(here, capsys):
     for _ in range(2):
         make_study(Path("runs"), "a")
     assert main(["export", "a"]) == 0
@@ -119,13 +119,13 @@ def test_which_of_two_studies_of_one_name_is_meant_is_said(here, capsys):
     assert capsys.readouterr().err == "autotune: first means runs/first, the latest of that name; ./first is another study\n"
 
 
-def test_the_command_that_completes_tracking_reaches_the_first_of_two_studies_of_one_name(here):
+def test_sync_command_identifies_each_of_two_studies_with_one_name(here):
     first, later = (make_study(Path("runs"), "a") for _ in range(2))
     assert "`autotune sync runs/a` completes it" in incomplete(first, "down")
     assert "`autotune sync a-2` completes it" in incomplete(later, "down")
 
 
-def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, monkeypatch):
+def test_study_is_found_from_inside_its_runs_folder_and_its_own_folder(here, capsys, monkeypatch):
     monkeypatch.chdir(here / "runs")
     assert "files first" in said(capsys, "show", "first")
     monkeypatch.chdir(here / "runs" / "first")
@@ -135,26 +135,26 @@ def test_a_study_is_found_from_inside_its_runs_folder_and_its_own(here, capsys, 
         assert "\u2026" not in folded
 
 
-def test_the_folder_of_a_study_is_not_taken_for_the_folder_of_the_studies(here, capsys):
+def test_study_folder_is_refused_as_the_runs_folder(here, capsys):
     assert main(["list", "--runs-dir", "b/second"]) == 2
     assert f"got 'b/second'. Give --runs-dir {here}/b." in capsys.readouterr().err
 
 
-def test_a_tilde_in_the_runs_folder_is_the_home_folder_for_every_command(here, capsys, monkeypatch):
+def test_tilde_in_the_runs_folder_means_the_home_folder_for_every_command(here, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(here))
     assert main(["list", "--runs-dir=~/b", "--json"]) == 0
     assert [row["study"] for row in json.loads(capsys.readouterr().out)] == ["second"]
     assert compose(["model=mlp"], command=None, runs_dir="~/b").config.runs_dir == str(here / "b")
 
 
-def test_a_file_outside_any_study_is_none(here):
+def test_file_outside_any_study_is_refused(here):
     (here / "train.py").write_text("")
     with pytest.raises(BadInput, match=r"STUDY: a file outside any study, got 'train\.py'"):
         find(Path("runs"), "train.py")
 
 
 @pytest.mark.parametrize("command", ["apply", "verify"])
-def test_the_configuration_of_a_study_is_not_taken_for_its_best(here, capsys, command):
+def test_apply_and_verify_use_best_yaml_when_given_the_configuration_file(here, capsys, command):
     words, expected = COMMANDS[command]
     shown = expected.format(folder="b/second", name="second", call="")
     assert shown in said(capsys, *words, "b/second/config.yaml")

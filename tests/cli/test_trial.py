@@ -1,4 +1,4 @@
-"""`autotune show STUDY --trial N`, and how the table describes a trial's changes."""
+"""`autotune show STUDY --trial N`, and how the table describes the changes of a trial."""
 
 import json
 import re
@@ -16,7 +16,7 @@ def study(cli):
     return make_study(cli.cwd / "runs", "resnet18")
 
 
-def test_one_trial_is_told_completely(cli, study):
+def test_show_trial_describes_the_trial_completely(cli, study):
     said = cli("show", "resnet18", "--trial", "1").stdout
     for word in ("trial 0001", "why", "settings", "precision.amp", "took", "runs/resnet18/trials/0001"):
         assert word in said, word
@@ -33,7 +33,7 @@ def test_one_trial_is_told_completely(cli, study):
         ({"evidence": {"node": 5}}, ""),
     ],
 )
-def test_where_a_trial_ran_is_told(cli, study, ran, told):
+def test_show_trial_says_where_the_trial_ran(cli, study, ran, told):
     file = cli.cwd / "runs" / "resnet18" / "trials" / "0001" / "trial.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | ran))
     said = re.search(r"ran on +(.*?) *\n", cli("show", "resnet18", "--trial", "1").stdout)
@@ -50,7 +50,7 @@ def test_workers_that_had_to_be_forked_are_shown_as_forked(cli, study):
     assert re.search(r"loader.multiprocessing_context +fork +applied: no guard", said)
 
 
-def test_a_changed_setting_that_was_not_set_before_is_shown_as_such(cli, study):
+def test_setting_that_the_baseline_did_not_set_is_shown_as_not_set(cli, study):
     file = cli.cwd / "runs" / "resnet18" / "trials" / "0000" / "trial.json"
     baseline = json.loads(file.read_text())
     del baseline["knobs"]["precision.amp"]
@@ -58,13 +58,13 @@ def test_a_changed_setting_that_was_not_set_before_is_shown_as_such(cli, study):
     assert re.search("precision.amp +not set -> bf16", cli("show", "resnet18", "--trial", "1").stdout)
 
 
-def test_a_trial_that_is_not_there_is_refused(cli, study):
+def test_unknown_trial_number_is_refused(cli, study):
     ended = cli("show", "resnet18", "--trial", "99")
     assert ended.returncode == 2
     assert "--trial: no such trial of 'resnet18', got 99. Its trials are numbered 0 to" in ended.stderr
 
 
-def test_a_configuration_is_told_against_one_that_it_resembles():
+def test_configuration_is_described_relative_to_a_similar_one():
     best = {"precision.amp": "bf16", "layout.channels_last": True, "loader.num_workers": 4}
     assert against_phrase({**best, "loader.num_workers": 8}, best, 3) == "as 0003 with workers 8"
     assert against_phrase({"precision.amp": "bf16", "layout.channels_last": True}, best, 3) == "as 0003 without workers 4"
@@ -73,7 +73,7 @@ def test_a_configuration_is_told_against_one_that_it_resembles():
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200, None])
-def test_what_changed_is_wrapped_and_never_cut(width):
+def test_changes_of_a_trial_are_wrapped_and_never_cut(width):
     changed = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
     changed |= {"loader.num_workers": 8, "loader.persistent_workers": True, "compile.mode": "max-autotune", "threads.intra": 16}
     trial = {"number": 1, "kind": "search", "outcome": "ok", "value": 50.0, "changed": changed}

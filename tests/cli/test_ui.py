@@ -86,7 +86,7 @@ def test_the_printed_address_shows_the_trials_with_knobs_and_outcomes(ui, page):
 
 
 @pytest.mark.usefixtures("shoot")
-def test_compare_page_shows_the_trials_params(ui, page):
+def test_compare_page_shows_the_parameters_of_the_trials(ui, page):
     found = ui.runs()
     wanted = [found[name]["info"]["run_id"] for name in ("0000 baseline", "0001 bf16 channels_last")]
     runs, experiments = (urllib.parse.quote(json.dumps(x)) for x in (wanted, [ui.experiment]))
@@ -104,7 +104,7 @@ def test_study_page_shows_the_verdict(ui, page):
 
 
 @pytest.mark.usefixtures("shoot")
-def test_the_report_is_shown_in_the_study_s_artifacts(ui, page):
+def test_report_is_shown_among_the_artifacts_of_the_study(ui, page):
     parent = ui.runs()["resnet18"]["info"]["run_id"]
     page.goto(f"{ui.url}/#/experiments/{ui.experiment}/runs/{parent}/artifacts/report.html")
     frame = page.frame_locator("iframe#html")
@@ -113,7 +113,7 @@ def test_the_report_is_shown_in_the_study_s_artifacts(ui, page):
     frame.locator("details[open] td").first.wait_for()
 
 
-def test_every_trial_is_there(ui):
+def test_server_returns_a_run_for_every_trial(ui):
     assert len(ui.runs()) == 9
 
 
@@ -122,16 +122,16 @@ def test_studies_that_are_not_shown_are_named(ui):
     assert "not shown, because tracked elsewhere or not at all: elsewhere. To show it here, too: autotune sync STUDY" in line
 
 
-def test_the_store_is_for_its_owner_only(ui):
+def test_only_its_owner_can_access_the_store(ui):
     file = Path(psutil.Process(ui.process.pid).cwd(), "runs", "mlflow.db")
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_nothing_runs_but_one_server(ui):
+def test_ui_runs_only_one_server(ui):
     assert len(ui.children) <= 3  # MLflow's command, its server, Python's resource tracker
 
 
-def test_it_ends_on_sigterm_without_leftovers(ui):  # last, because it ends the server that the other tests use
+def test_ui_ends_on_sigterm_without_leftover_processes(ui):  # last, because it ends the server that the other tests use
     children = ui.children
     assert ui.end(signal.SIGTERM) == 0
     gone, alive = psutil.wait_procs(children, timeout=10)
@@ -139,7 +139,7 @@ def test_it_ends_on_sigterm_without_leftovers(ui):  # last, because it ends the 
     assert gone
 
 
-def test_a_servers_address_is_named_not_served_again(cli):
+def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(cli):
     cli.environment["MLFLOW_TRACKING_URI"] = "http://me:secret@server:5000"
     ended = cli("ui")
     assert ended.returncode == 0
@@ -147,7 +147,7 @@ def test_a_servers_address_is_named_not_served_again(cli):
     assert not Path(cli.cwd / "runs").exists()
 
 
-def test_a_server_whose_parent_died_before_it_could_look_ends_at_once():
+def test_server_ends_at_once_if_its_parent_died_before_the_check():
     with subprocess.Popen(["sleep", "600"], preexec_fn=ui_module._die_with(os.getppid())) as orphan:
         assert orphan.wait(10) == 1
     with subprocess.Popen(["true"], preexec_fn=ui_module._die_with(os.getpid())) as child:
@@ -155,8 +155,8 @@ def test_a_server_whose_parent_died_before_it_could_look_ends_at_once():
 
 
 @pytest.mark.parametrize(("how", "num"), [("exit 2", 1), ("kill -9 $$", ui_module.SYNCS)])
-def test_the_server_is_not_started_without_a_store_and_only_a_killed_sync_runs_again(tmp_path, monkeypatch, capfd, how, num):
-    """The server would leave the store half made if it were killed. A sync that failed has said why, once."""
+def test_no_server_starts_without_a_store_and_only_a_killed_sync_is_repeated(tmp_path, monkeypatch, capfd, how, num):
+    """A killed server would leave a half-made store. A failed sync has printed its reason, and does not run again."""
     make_study(tmp_path / "runs")
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho why >&2\n{how}\n")
@@ -169,7 +169,7 @@ def test_the_server_is_not_started_without_a_store_and_only_a_killed_sync_runs_a
     assert capfd.readouterr().err.splitlines().count("why") == num
 
 
-def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_path, capsys):
+def test_ui_makes_an_empty_store_if_all_studies_are_tracked_elsewhere(tmp_path, capsys):
     study = make_study(tmp_path)
     study.config_file.write_text("tracker:\n  uri: none\n")
     ui_module._bring_up_to_date(tmp_path)
@@ -178,7 +178,7 @@ def test_studies_that_are_tracked_elsewhere_leave_an_empty_store_to_show(tmp_pat
 
 
 @pytest.mark.parametrize("uri", ["none", "null"], ids=["tracked elsewhere", "tracked here"])
-def test_a_store_that_cannot_be_made_is_told_in_one_line(tmp_path, capsys, monkeypatch, uri):
+def test_store_that_cannot_be_made_is_reported_as_one_problem(tmp_path, capsys, monkeypatch, uri):
     make_study(tmp_path).config_file.write_text(f"tracker:\n  uri: {uri}\n")
 
     def refuse(*_):

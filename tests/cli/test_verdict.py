@@ -1,4 +1,4 @@
-"""The verdict in one line, for every state of a study."""
+"""The verdict as a headline, as plain lines and as a panel, for every state of a study."""
 
 import io
 
@@ -36,19 +36,19 @@ SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configurat
         ("failed", None, "failed: stopped by the user"),
     ],
 )
-def test_headline_claims_a_ratio_only_where_something_was_compared(status, speedup, said):
+def test_headline_states_a_ratio_only_after_a_comparison(status, speedup, said):
     reason = "" if status == "running" else "stopped by the user"
     assert headline({"status": status, "reason": reason, "speedup": speedup}) == said
 
 
-def test_a_reason_is_said_once(tmp_path):
+def test_verdict_states_its_reason_once(tmp_path):
     folder = make_study(tmp_path / "runs")
     said = lines({**folder.read_summary(), "speedup": NOTHING}, folder.path)
     assert sum(NOTHING["reason"] in line for line in said) == 1
     assert f"reason  {UNPROVEN['reason']}" in lines({**folder.read_summary(), "speedup": UNPROVEN}, folder.path)
 
 
-def test_what_became_of_the_user_s_files_is_said(tmp_path):
+def test_verdict_reports_what_happened_to_the_user_files(tmp_path):
     folder = make_study(tmp_path / "runs")
     files = {
         "left": [{"name": "out", "bytes": 4, "trial": 2}],
@@ -67,7 +67,7 @@ def test_what_became_of_the_user_s_files_is_said(tmp_path):
     ]
 
 
-def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
+def test_verdict_states_loss_parity_and_rejected_configurations(tmp_path):
     folder = make_study(tmp_path / "runs")
     out = {"knobs": {"precision.amp": "bf16"}, "reason": "loss 3.1 against 1.2 after 40 steps", "trial": 9}
     found = {"verdict": "passed", "text": "within 0.4 % of the baseline's loss over 40 steps", "failed": [out], "training": {}}
@@ -76,7 +76,7 @@ def test_verdict_says_how_close_the_losses_are_and_what_is_out(tmp_path):
     assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
 
 
-def test_no_verdict_of_same_hides_that_what_looked_faster_failed(tmp_path):
+def test_verdict_of_same_names_faster_configurations_that_failed(tmp_path):
     folder = make_study(tmp_path / "runs")
     same = {"ratio": 1.0, "ci": [0.99, 1.01], "verdict": "same", "reason": "", "num_rounds": 5}
     failed = {"trial": 7, "overrides": {"precision.amp": "bf16"}, "ratio": 1.32, "outcome": "device_oom", "reason": "CUDA OOM"}
@@ -95,7 +95,7 @@ def test_no_verdict_of_same_hides_that_what_looked_faster_failed(tmp_path):
 @pytest.mark.parametrize(
     ("verdict", "lead"), [("ambiguous", "give the study more time"), ("same", "keep the program as it is")]
 )
-def test_a_report_advises_to_keep_the_program_only_if_that_was_decided(tmp_path, verdict, lead):
+def test_report_advises_to_keep_the_program_only_if_the_verdict_is_same(tmp_path, verdict, lead):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     found = {"ratio": 1.1, "ci": [0.8, 1.5], "verdict": verdict, "reason": "", "num_rounds": 2}
@@ -105,7 +105,7 @@ def test_a_report_advises_to_keep_the_program_only_if_that_was_decided(tmp_path,
     assert any(each.startswith("autotune resume resnet18") for each in following.commands) is (verdict == "ambiguous")
 
 
-def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
+def test_outcomes_count_passes_and_checks_separately(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     counted = "5 ok, 1 raced, 1 host_oom, 1 timeout"
@@ -117,14 +117,14 @@ def test_outcomes_name_the_trials_that_only_explain_the_result_apart(tmp_path):
     assert apart in " ".join(drawn(summary, folder.path, 80).replace("│", " ").split())
 
 
-def test_no_line_of_a_study_that_compared_nothing_speaks_of_a_ratio(tmp_path):
+def test_study_without_a_comparison_prints_no_ratio(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "status": "interrupted", "reason": "stopped by the user", "speedup": None}
     summary |= {"attribution": [], "minimality": None}
     assert not any("1.00x" in line for line in lines(summary, folder.path))
 
 
-def test_next_command_of_an_interrupted_study_is_to_resume_that_very_one(tmp_path):
+def test_next_command_of_an_interrupted_study_resumes_that_study(tmp_path):
     first = make_study(tmp_path / "runs", status="interrupted")
     make_study(tmp_path / "runs")
     commands = next_commands(first.read_summary(), first.path)
@@ -132,7 +132,7 @@ def test_next_command_of_an_interrupted_study_is_to_resume_that_very_one(tmp_pat
     assert not any(command.startswith("autotune export") for command in commands), "it has no winner"
 
 
-def test_a_study_that_compared_nothing_says_that_the_best_is_the_baseline_and_asks_for_more_time(tmp_path):
+def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     summary |= {"speedup": NOTHING, "best": {**summary["baseline"], "overrides": {}}, "trials": summary["trials"][:1]}
@@ -142,10 +142,12 @@ def test_a_study_that_compared_nothing_says_that_the_best_is_the_baseline_and_as
     assert "cost  42 s, no trial searched" in said
     assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
     assert "best         the baseline" in drawn(summary, folder.path, 80)
-    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), "that is an answer"
+    assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), (
+        "this verdict needs no more time"
+    )
 
 
-def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner(tmp_path):
+def test_next_command_trains_the_user_program_with_the_winner(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "command": ["python", "my train.py", "--size", "{loader.batch_size=8}"]}
     where = f"{folder.name} --runs-dir {tmp_path / 'runs'}"
@@ -165,13 +167,13 @@ def test_next_command_of_a_program_of_the_user_s_own_is_to_train_with_the_winner
         (["cost_per_epoch", "throughput"], "faster", "cheaper: 1.31x [1.28, 1.34] lower cost per epoch"),
     ],
 )
-def test_headline_speaks_of_the_objective(objective, verdict, said):
+def test_headline_names_the_objective(objective, verdict, said):
     speedup = {"ratio": 1.31, "ci": [1.28, 1.34], "verdict": verdict, "reason": ""}
     summary = {"status": "complete", "objective": objective, "terms": {"samples": 1_000_000}, "speedup": speedup}
     assert headline(summary) == said
 
 
-def test_energy_is_that_of_what_the_rate_counts():
+def test_energy_is_stated_per_unit_of_the_rate():
     summary = {"objective": "energy_per_sample", "unit": "tokens"}
     assert gain_text(summary, 1.31) == "1.31x less energy per token"
     assert objective_text("energy_per_sample", 0.0021, "tokens") == "0.00210 J/token"
@@ -202,7 +204,7 @@ def drawn(summary, path, width):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
+def test_waterfall_shows_every_factor_in_full_on_any_terminal(tmp_path, width):
     folder = make_study(tmp_path / "runs")
     text = drawn(folder.read_summary(), folder.path, width)
     assert max(map(len, text.splitlines())) <= width
@@ -214,14 +216,14 @@ def test_waterfall_shows_every_factor_whole_on_any_terminal(tmp_path, width):
     assert ("█" in text) is (width == 120)
 
 
-def test_waterfall_names_what_its_factors_leave_unexplained(tmp_path):
+def test_waterfall_shows_the_factor_that_its_changes_leave_unexplained(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     summary["attribution"] = summary["attribution"][:2]
     summary["best"]["overrides"] = {entry["knob"]: entry["to"] for entry in summary["attribution"]}
     assert "help each other  1.08x" in drawn(summary, folder.path, 120)
     summary["attribution"][0]["ratio"] = 1.75
-    assert "help each other" not in drawn(summary, folder.path, 120), "1.75 x 1.38 is the whole"
+    assert "help each other" not in drawn(summary, folder.path, 120), "1.75 x 1.38 explains the whole ratio"
 
 
 def test_waterfall_of_a_study_from_before_attribution_lists_the_changes(tmp_path):
@@ -233,7 +235,7 @@ def test_waterfall_of_a_study_from_before_attribution_lists_the_changes(tmp_path
     assert "together" not in text
 
 
-def test_plain_lines_say_what_each_change_is_worth(tmp_path):
+def test_plain_lines_state_the_effect_of_each_change(tmp_path):
     folder = make_study(tmp_path / "runs")
     said = lines(folder.read_summary(), folder.path)
     assert "changed  precision.amp: off -> bf16  1.62x [1.58, 1.66]" in said
@@ -270,7 +272,7 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     assert line.endswith(" (each the fastest trial with that value, relative to the baseline's first)")
 
 
-def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path):
+def test_missing_effects_are_noted_once_and_not_in_every_row(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "effects_need": {"minutes": 7, "more_minutes": 4.0}}
     missing = {"verdict": "not measured", "ratio": None, "ci": None, "basis": "", "reason": "no time"}
@@ -291,7 +293,7 @@ def test_where_no_effect_is_known_it_is_said_once_and_not_in_every_row(tmp_path)
         ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
     ],
 )
-def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
+def test_rate_names_the_measurement_it_comes_from(tmp_path, side, rounds, said):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     summary["best"] |= side
@@ -303,7 +305,7 @@ def test_a_rate_says_which_measurement_it_is(tmp_path, side, rounds, said):
     assert line.endswith("the finals; 16.8 before the search")
 
 
-def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verdict(tmp_path):
+def test_verdict_mentions_lasting_noise_drift_and_the_page_cache(tmp_path):
     folder = make_study(tmp_path / "runs")
     quiet = folder.read_summary()
     assert not any(line.startswith(("disturbed", "drift", "disk")) for line in lines(quiet, folder.path))
@@ -329,14 +331,14 @@ def test_noise_that_did_not_end_and_data_read_from_memory_are_said_with_the_verd
         ),
     ],
 )
-def test_verdict_says_what_the_search_took_and_when_that_is_repaid(tmp_path, cost, said):
+def test_verdict_states_the_search_cost_and_when_it_pays_off(tmp_path, cost, said):
     folder = make_study(tmp_path / "runs")
     summary = {**folder.read_summary(), "search_cost": {"seconds": 482.0, "trials": 31, **cost}}
     assert said in lines(summary, folder.path)
     assert "31 trials" in drawn(summary, folder.path, 100)
 
 
-def test_without_a_large_finding_the_phases_of_a_step_say_what_limits_it():
+def test_step_phases_explain_the_limit_if_no_finding_is_large():
     phases = {"input": 0.078, "transfer": 0.0, "forward": 0.331, "backward": 0.705, "optimizer": 0.011}
     finding = {
         "cause": "too few workers", "where": "training thread", "remedy": {"knob": "loader.num_workers", "value": 1},

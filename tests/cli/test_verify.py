@@ -62,12 +62,12 @@ def cli(place, monkeypatch):
 
 @pytest.fixture
 def own(cli):
-    """Returns the words that the verification needs besides the study's name: the pinned secret, which is not in the file."""
+    """Returns a `Cli` whose environment has the pinned secret, which the best.yaml does not contain."""
     cli.environment["HF_TOKEN"] = "hunter2222"
     return cli
 
 
-def test_a_fresh_best_yaml_is_agreed_with(own):
+def test_claim_of_a_fresh_best_yaml_holds(own):
     ended = own("verify", "s", *QUICK, "--json")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
@@ -78,7 +78,7 @@ def test_a_fresh_best_yaml_is_agreed_with(own):
     assert all(trial["knobs"]["loader.batch_size"] == 32 for trial in found["trials"])
 
 
-def test_a_planted_slowdown_ends_with_exit_code_4_and_is_shown_again(own, place):
+def test_planted_slowdown_exits_with_4_and_is_shown_by_show_and_list(own, place):
     (place / "factor").write_text("1.1")
     ended = own("verify", "s", *QUICK)
     assert ended.returncode == ClaimBroken.exit_code == 4
@@ -92,7 +92,7 @@ def test_a_planted_slowdown_ends_with_exit_code_4_and_is_shown_again(own, place)
     assert "no longer holds" in own("list").stdout
 
 
-def test_a_knob_that_cannot_be_applied_here_breaks_the_claim(own, place):
+def test_claim_does_not_hold_if_a_knob_cannot_be_applied(own, place):
     (place / "refuse").touch()
     ended = own("verify", "s", *QUICK)
     assert ended.returncode == 4
@@ -100,7 +100,7 @@ def test_a_knob_that_cannot_be_applied_here_breaks_the_claim(own, place):
     assert "the model casts by itself" in ended.stderr
 
 
-def test_no_program_is_started_because_a_file_says_so(cli):
+def test_verify_refuses_to_start_the_command_stored_in_a_file(cli):
     message = cli.refused("verify", "runs/s/best.yaml", *QUICK, "env.HF_TOKEN=hunter2222")
     words = shlex.split(message.partition("type `")[2].partition("`")[0])
     assert words[:3] == ["autotune", "verify", "runs/s/best.yaml"]
@@ -108,7 +108,7 @@ def test_no_program_is_started_because_a_file_says_so(cli):
 
 
 @pytest.mark.thorough
-def test_what_is_said_to_be_typed_works(cli, place):
+def test_command_suggested_by_the_refusal_works(cli, place):
     message = cli.refused("verify", "runs/s/best.yaml", *QUICK, "env.HF_TOKEN=hunter2222")
     words = shlex.split(message.partition("type `")[2].partition("`")[0])
     at = words.index("--")
@@ -117,7 +117,7 @@ def test_what_is_said_to_be_typed_works(cli, place):
     assert "verdict  holds: 1.50x now" in ended.stdout
 
 
-def test_a_secret_that_the_baseline_had_is_asked_for_and_written_nowhere(cli, place):
+def test_verify_asks_for_the_secret_of_the_baseline_and_no_file_contains_it(cli, place):
     message = cli.refused("verify", "runs/s/best.yaml", *COMMAND)
     assert "env.HF_TOKEN: a secret, which the file does not contain" in message
     for file in place.glob("runs/**/*"):
@@ -143,7 +143,7 @@ def test_a_file_from_elsewhere_is_verified_and_the_differences_are_named(cli, pl
 
 
 @pytest.mark.thorough
-def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, place):
+def test_resumed_verification_exits_with_the_status_of_its_verdict(own, place):
     (place / "factor").write_text("1.1")
     (place / "halt").touch()  # the baseline hangs
     running = own.start("verify", "s", *QUICK)
@@ -163,7 +163,7 @@ def test_an_interrupted_verification_goes_on_and_ends_as_its_verdict_wants(own, 
     assert "To continue" not in again.stdout
 
 
-def test_a_file_that_changes_nothing_holds_without_a_run(cli, place):
+def test_file_that_changes_nothing_is_accepted_without_a_run(cli, place):
     document = yaml.safe_load((place / "runs/s/best.yaml").read_text())
     del document["precision"]
     (place / "nothing.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))

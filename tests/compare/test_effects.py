@@ -42,7 +42,7 @@ def searched(rng, *, noise, interactions, num):
 
 @pytest.mark.parametrize("noise", [0.03, *more(0.01, 0.06)])
 @pytest.mark.parametrize("interactions", [0.0, 0.03])
-def test_the_intervals_hold_the_true_effects_though_the_best_was_picked(noise, interactions):
+def test_intervals_contain_the_true_effects_although_the_best_was_selected(noise, interactions):
     rng, inside, given, wanted = np.random.default_rng(0), 0, 0, 0
     for _ in range(40):
         records, best, true = searched(rng, noise=noise, interactions=interactions, num=10)
@@ -56,7 +56,7 @@ def test_the_intervals_hold_the_true_effects_though_the_best_was_picked(noise, i
 
 
 @pytest.mark.parametrize("noise", [0.03, *more(0.01, 0.06)])
-def test_after_few_trials_whatever_can_be_told_apart_is_estimated_and_its_interval_holds(noise):
+def test_after_few_trials_separable_effects_are_estimated_with_valid_intervals(noise):
     rng, inside, given, told = np.random.default_rng(3), 0, 0, 0
     for _ in range(150):
         records, best, true = searched(rng, noise=noise, interactions=0.0, num=4)
@@ -69,7 +69,7 @@ def test_after_few_trials_whatever_can_be_told_apart_is_estimated_and_its_interv
     assert given > told
 
 
-def test_changes_that_were_only_tried_together_are_not_estimated_whatever_is_asked():
+def test_changes_tried_only_together_are_never_estimated():
     records = [trial(0, {}, 100.0, Kind.baseline), trial(1, {"a": "1", "b": "1", "c": "1"}, 210.0)]
     records += [trial(2, {"a": "1", "b": "1", "c": "1", "d": "2"}, 200.0)]
     assert estimated({"a": "1", "b": "1", "c": "1"}, {}, records, is_any=True) == {}
@@ -78,8 +78,8 @@ def test_changes_that_were_only_tried_together_are_not_estimated_whatever_is_ask
     assert found["c"].ci[0] < 210 / 205 < found["c"].ci[1]
 
 
-def test_changes_that_are_reverted_together_are_compared_as_they_were_measured():
-    """Measured on an H200: without workers 256 samples/s instead of 1,698; the estimate was 4.44x, at least 0.85x."""
+def test_changes_reverted_together_are_estimated_from_their_direct_comparison():
+    """Measured on an H200: 256 samples/s without workers, 1,698 with them. An earlier estimate was 4.44x, at least 0.85x."""
     best = {"workers": 8, "persistent": True, "pin": True, "amp": "bf16", "fused": "fused"}
     without = {"pin": True, "amp": "bf16", "fused": "fused"}
     records = [
@@ -94,7 +94,7 @@ def test_changes_that_are_reverted_together_are_compared_as_they_were_measured()
     assert ratio.ci[1] < 8.5
 
 
-def test_a_large_effect_is_told_from_none():
+def test_large_effect_is_distinguished_from_no_effect():
     rng = np.random.default_rng(1)
     records, best, _ = searched(rng, noise=0.01, interactions=0.0, num=14)
     found = estimated(dict.fromkeys(best, "1"), {}, records, Noise(spread=0.01, freedom=6))
@@ -102,14 +102,14 @@ def test_a_large_effect_is_told_from_none():
     assert all(found[key].ratio < 1.05 for key in ("d", "e") if key in found)
 
 
-def test_what_was_never_changed_without_the_rest_is_not_estimated():
+def test_change_never_made_alone_has_no_narrow_interval():
     records = [trial(0, {}, 100.0, Kind.baseline), trial(1, {"a": "1", "b": "1"}, 143.0)]
     found = estimated({"a": "1", "b": "1"}, {}, records)
     assert all(ratio.ci[1] / ratio.ci[0] > 1.2 for ratio in found.values())
     assert estimated({"a": "1"}, {}, records[:1]) == {}
 
 
-def test_a_change_takes_those_with_it_that_mean_nothing_without():
+def test_effect_of_a_change_includes_the_changes_that_depend_on_it():
     rng = np.random.default_rng(2)
 
     def rate(factor):
@@ -124,13 +124,13 @@ def test_a_change_takes_those_with_it_that_mean_nothing_without():
     assert found["workers"].ratio > found["prefetch"].ratio
 
 
-def test_trials_that_could_not_win_tell_nothing():
+def test_trials_that_cannot_win_are_not_used():
     bad = trial(1, {"a": "1"}, 500.0)
     bad.outcome = Outcome.parity
     assert estimated({"a": "1"}, {}, [trial(0, {}, 100.0, Kind.baseline), bad]) == {}
 
 
-def test_a_small_effect_beside_a_sixfold_one_keeps_its_sign_although_the_large_ones_interact():
+def test_small_effect_keeps_its_sign_despite_large_interacting_effects():
     """On a recorded table, a batch with a sixfold effect made the estimate of another change -16 % instead of +10 %."""
     rates = {
         (): 9860, ("amp", "opt"): 10300, ("amp", "batch", "opt"): 63000, ("amp", "batch"): 56800, ("batch", "opt"): 22200,
@@ -141,8 +141,8 @@ def test_a_small_effect_beside_a_sixfold_one_keeps_its_sign_although_the_large_o
     assert found["batch"].ratio == pytest.approx(6.1, rel=0.15)
 
 
-def test_on_a_machine_that_became_three_times_as_fast_meanwhile_an_effect_is_not_told_exactly():
-    """As measured: another program ended after trial 1. The true effect of the batch is small."""
+def test_effect_has_a_wide_interval_if_the_machine_became_three_times_as_fast():
+    """Measured rates: another program ended after trial 1. The true effect of the batch is small."""
     best = dict.fromkeys(("amp", "batch", "opt"), "1")
     records = [trial(0, {}, 3.95, Kind.baseline), trial(1, {"amp": "1", "opt": "1"}, 9.82), trial(2, best, 37.8)]
     for number, (was, now) in enumerate([(16.0, 43.1), (15.6, 46.0), (12.8, 37.5), (13.3, 27.9), (14.5, 33.9)], start=1):

@@ -23,7 +23,7 @@ def taking_turns(answers, seed=0):
     return Interleaving(trial(1, 9.0), trial(0, 5.0), measure=measure, order=random.Random(seed)), measured
 
 
-def test_of_every_two_rounds_the_second_turns_the_order():
+def test_second_of_every_two_rounds_reverses_the_order():
     turns, measured = taking_turns(range(1, 41))
     pairs = [turns.round() for _ in range(20)]
     orders = [measured[at : at + 2] for at in range(0, 40, 2)]
@@ -32,7 +32,7 @@ def test_of_every_two_rounds_the_second_turns_the_order():
     assert all(own - other == (1 if order == [0, 1] else -1) for (own, other), order in zip(pairs, orders, strict=True))
 
 
-def test_once_the_first_of_a_round_has_failed_the_other_is_not_measured():
+def test_second_trial_of_a_round_is_not_measured_after_the_first_has_failed():
     turns, measured = taking_turns([None, 3.0, None, 6.0, 5.0])
     assert (turns.round(), len(measured)) == (None, 1)
     assert (turns.round(), len(measured)) == (None, 3)

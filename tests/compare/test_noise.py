@@ -24,18 +24,18 @@ def first(number, score):
     return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
 
 
-def test_the_search_is_one_round_of_what_was_measured_again():
+def test_search_counts_as_one_round_of_the_configurations_measured_again():
     records = [first(0, 100.0), first(1, 150.0), first(2, 90.0), final(3, 1, 140.0, 1), final(4, 0, 101.0, 1)]
     rounds = rounds_of(records)
     assert [sorted(measured.values()) for measured in rounds] == [[100.0, 150.0], [101.0, 140.0]]
 
 
-def test_a_round_of_one_configuration_tells_nothing():
+def test_round_of_one_configuration_gives_no_noise_estimate():
     assert rounds_of([first(0, 100.0), final(1, 0, 101.0, 1)]) == []
     assert noise_of([]) is None
 
 
-def test_the_scatter_of_the_pairs_themselves_is_not_counted_twice():
+def test_scatter_of_the_judged_pairs_is_not_counted_twice():
     pairs = [(150.0, 100.0), (153.0, 100.0), (147.0, 100.0)]
     rounds = [{1: own, 0: other} for own, other in pairs]
     assert noise_besides(pairs, rounds) is None
@@ -53,7 +53,7 @@ def test_other_rounds_do_not_outweigh_the_pairs():
     assert found.spread == pytest.approx(0.02, rel=0.5)
 
 
-def test_earlier_studies_count_with_the_freedom_they_have():
+def test_noise_of_earlier_studies_counts_with_its_degrees_of_freedom():
     earlier = Noise(spread=0.02, freedom=4)
     assert noise_besides([(1.0, 1.0)], [], earlier) == earlier
     alone, known = (stats.paired_ratio([150.0, 153.0], [100.0, 100.0], noise=noise) for noise in (None, earlier))
@@ -62,12 +62,12 @@ def test_earlier_studies_count_with_the_freedom_they_have():
 
 
 @pytest.mark.parametrize("stored", [None, {}, {"spread": "x"}, {"spread": 0.0, "freedom": 3}, {"freedom": 2}])
-def test_a_damaged_record_is_as_good_as_none(stored):
+def test_damaged_noise_record_is_ignored(stored):
     assert from_json(stored) is None
     assert from_json(as_json(Noise(spread=0.02, freedom=3))) == Noise(spread=0.02, freedom=3)
 
 
-def test_a_claim_of_two_pairs_is_held_against_a_later_one_with_its_own_freedom():
+def test_claim_of_two_pairs_is_compared_with_its_own_degrees_of_freedom():
     """The standard error is computed from the interval, which needs the interval's own degrees of freedom.
 
     With one degree of freedom instead, the error would be four times too small.

@@ -29,16 +29,16 @@ from tests.config.conftest import FACTS
         (1, 2**34),
     ],
 )
-def test_limits_are_bytes_text_or_a_fraction(limit: Any, expected: int | None) -> None:
+def test_memory_limit_may_be_a_number_of_bytes_a_text_or_a_fraction(limit: Any, expected: int | None) -> None:
     assert memory_limit_bytes(limit, 2**34) == expected
 
 
-def test_a_fraction_of_an_unknown_capacity_is_none() -> None:
+def test_fraction_of_an_unknown_capacity_sets_no_limit() -> None:
     assert memory_limit_bytes(0.5, None) is None
 
 
 @pytest.mark.parametrize("limit", ["lots", "8XB", -1, 0, "1e999", 1.5, "1 kb", ""])
-def test_other_amounts_are_refused(limit: Any) -> None:
+def test_invalid_memory_limits_are_refused(limit: Any) -> None:
     with pytest.raises(BadInput, match=r"device\.memory_limit"):
         memory_limit_bytes(limit, 2**34)
 
@@ -52,7 +52,7 @@ def test_other_amounts_are_refused(limit: Any) -> None:
         (2, DeviceOptions(kind="cuda", index=1), "launch.nproc: more processes than GPUs from device.index=1 on, got 2."),
     ],
 )
-def test_every_process_needs_a_gpu_of_its_own(
+def test_every_process_needs_a_separate_gpu(
     nproc: int, device: DeviceOptions, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -61,7 +61,7 @@ def test_every_process_needs_a_gpu_of_its_own(
     assert (said[0].startswith(problem) if said else None) is (True if problem else None)
 
 
-def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None:
+def test_pins_without_effect_on_this_machine_are_noted(make) -> None:
     said = make(
         "memory.fraction=0.9", "device.memory_limit=0.5", "precision.amp=fp16", "nccl.proto=LL", "loader.pin_memory=false"
     ).notes
@@ -73,7 +73,7 @@ def test_pins_without_effect_here_are_said_before_anything_has_run(make) -> None
 
 
 @pytest.mark.parametrize("words", [["device.kind=cpu"], []])
-def test_a_gpu_that_the_program_will_not_use_decides_no_rule(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_ignore_a_gpu_that_the_program_will_not_use(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0" if words else "")
     facts = {**FACTS, "gpus": [{"name": "Fake"}]}
     (note,) = compose(["model=resnet18", "nccl.proto=LL", *words], command=None, facts=facts).notes
@@ -81,7 +81,7 @@ def test_a_gpu_that_the_program_will_not_use_decides_no_rule(words: list[str], m
 
 
 @pytest.mark.parametrize("device", [DeviceOptions(kind="cuda"), DeviceOptions(index=1)])
-def test_hidden_gpus_are_none(device: DeviceOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_is_refused_if_every_gpu_is_hidden(device: DeviceOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     (said,) = problems_of(StudyConfig(device=device), [{"name": "g"}, {"name": "g"}])
     assert "CUDA_VISIBLE_DEVICES hides every GPU" in said
@@ -92,5 +92,5 @@ def test_an_allocator_that_is_not_installed_is_refused(refused, monkeypatch) -> 
     assert refused("memory.malloc=jemalloc")[0].startswith("memory.malloc: not installed here, got 'jemalloc'.")
 
 
-def test_a_negative_global_batch_is_one_problem(refused) -> None:
+def test_negative_global_batch_is_reported_as_one_problem(refused) -> None:
     assert len(refused("train.global_batch=-8")) == 1

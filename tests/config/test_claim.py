@@ -38,7 +38,7 @@ def read(tmp_path):
     return _read
 
 
-def test_a_file_says_what_was_changed_what_was_pinned_and_what_is_claimed(read, summary):
+def test_claim_contains_changes_pins_and_the_claimed_speedup(read, summary):
     claim = read(render(summary, "yaml", None).text)
     assert claim.changed == KNOBS
     assert claim.pinned == {"loader.batch_size": 64, "env.MODE": "a${b}"}
@@ -48,7 +48,7 @@ def test_a_file_says_what_was_changed_what_was_pinned_and_what_is_claimed(read, 
     assert (claim.command, claim.cwd) == (["python", "train.py", "--out", "${HOME}"], "/home/me")
 
 
-def test_settings_and_pins_hold_for_both_configurations_and_changes_for_neither(read, summary):
+def test_document_of_a_claim_contains_settings_and_pins_but_no_changes(read, summary):
     claim = read(render(summary, "yaml", None).text)
     composed = compose(["device.index=0"], command=["python", "-c", "pass"], document=claim.document(without=()))
     assert (composed.config.device.kind, composed.config.study.seed) == ("cpu", 3)
@@ -56,7 +56,7 @@ def test_settings_and_pins_hold_for_both_configurations_and_changes_for_neither(
     assert composed.config.env == {"MODE": "a${b}"}
 
 
-def test_a_recipe_s_file_is_enough_by_itself(read, summary):
+def test_recipe_is_composed_from_its_file_alone(read, summary):
     summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "model.image_size": 64}}
     claim = read(render(summary, "yaml", None).text)
     assert claim.is_recipe
@@ -66,7 +66,7 @@ def test_a_recipe_s_file_is_enough_by_itself(read, summary):
     assert composed.config.model.image_size == 64
 
 
-def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summary):
+def test_code_named_in_a_file_must_be_given_on_the_command_line(read, summary):
     recipe = {"model.factory": "my:model", "train.step": "my:step", "data.name": "synthetic"}
     claim = read(render(summary | {"is_recipe": True, "settings": recipe}, "yaml", None).text)
     assert claim.is_recipe
@@ -82,7 +82,7 @@ def test_code_that_a_file_names_is_asked_for_and_never_taken_from_it(read, summa
     claim.check_parts(["train.step=my:other", "model.factory=my:model"])
 
 
-def test_the_user_s_word_comes_before_the_file_s(read, summary):
+def test_words_of_the_user_take_precedence_over_the_file(read, summary):
     summary |= {"is_recipe": True, "settings": {"model.name": "resnet18", "data.name": "synthetic", "study.seed": 3}}
     claim = read(render(summary, "yaml", None).text)
     words = ["model=resnet50", "study.seed=4"]
@@ -91,14 +91,14 @@ def test_the_user_s_word_comes_before_the_file_s(read, summary):
     assert composed.config.data.name == "synthetic"
 
 
-def test_the_file_s_program_is_text_to_type_and_nothing_else(read, summary):
+def test_program_of_a_file_becomes_a_command_line_to_type(read, summary):
     claim = read(render(summary, "yaml", None).text)
     words = shlex.split(typed_command(claim))
     assert words[:4] == ["cd", "/home/me", "&&", "autotune"]
     assert words[-5:] == ["--", "python", "train.py", "--out", "${HOME}"]
 
 
-def test_what_a_stranger_s_file_says_is_one_harmless_line(read):
+def test_command_from_an_untrusted_file_is_one_printable_line(read):
     said = 'provenance: {speedup: {ratio: 1.5}, secret: [nodot, 3], program: {command: ["a\\e[2J", "b\\nrm"], cwd: "/x\\r"}}'
     line = typed_command(read(f"{TOP}{said}\n"))
     assert line.isprintable()
@@ -111,7 +111,7 @@ def test_a_file_that_changes_nothing_needs_no_ratio(read, summary):
     assert read(render(summary, "yaml", None).text).changed == {}
 
 
-def test_pinned_secrets_are_asked_for_and_changed_ones_too(read, summary):
+def test_pinned_secrets_are_listed_and_changed_secrets_are_refused(read, summary):
     summary["pinned"] = {"env.HF_TOKEN": "***"}
     assert read(render(summary, "yaml", None).text).secret == ["env.HF_TOKEN"]
     summary["pinned"] = {}
@@ -144,7 +144,7 @@ GOOD = "provenance: {speedup: {ratio: 1.5, ci: [1.4, 1.6]}"
         (TOP.replace("bf16", "'${oc.env:HOME}'") + GOOD + "}\n", "precision.amp: a reference"),
     ],
 )
-def test_files_without_a_usable_claim_are_refused_by_name(read, text, words):
+def test_files_without_a_usable_claim_are_refused_with_the_reason(read, text, words):
     with pytest.raises(BadInput) as refused:
         read(text)
     assert words in str(refused.value)
@@ -153,7 +153,7 @@ def test_files_without_a_usable_claim_are_refused_by_name(read, text, words):
 @pytest.mark.parametrize(
     "said", ["{ratio: 1.5}", "{ratio: 1.5, ci: 3}", "{ratio: 1.5, ci: [2, 1]}", "{ratio: 1.5, ci: [-1, x]}"]
 )
-def test_an_interval_that_is_none_is_left_out(read, said):
+def test_invalid_interval_is_ignored(read, said):
     assert (
         read(f"{TOP}provenance: {{speedup: {said}, baseline: 7, program: x, identity: [], pinned: {{}}}}\n").speedup.ci is None
     )

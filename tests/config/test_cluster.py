@@ -29,7 +29,7 @@ def config(**options):
         ({"args": "--wrap=true"}, "launch.slurm.args: an option of sbatch"),
     ],
 )
-def test_options_that_slurm_is_not_asked_for(options, told):
+def test_invalid_slurm_options_are_refused(options, told):
     (problem,) = problems_of_cluster(config(**options), {})
     assert problem.startswith(told)
 
@@ -37,7 +37,7 @@ def test_options_that_slurm_is_not_asked_for(options, told):
 @pytest.mark.parametrize(
     "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
 )
-def test_options_of_srun_that_the_launcher_needs_itself_are_refused_in_every_spelling(word):
+def test_srun_options_reserved_for_the_launcher_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
     assert problem.startswith("launch.slurm.args: autotune ")
     assert f"got {word!r}. Leave it out" in problem
@@ -64,12 +64,12 @@ def test_other_options_of_srun_are_passed_on(word):
 
 
 @pytest.mark.parametrize("options", [{"cpus": 0}, {"nodes": 0}, {"minutes": -1.0}])
-def test_numbers_that_cannot_be(options):
+def test_too_small_numbers_for_slurm_are_refused(options):
     (name,) = options
     assert any(problem.startswith(f"launch.slurm.{name}: too small") for problem in problems_of(config(**options), []))
 
 
-def test_good_options_have_no_problem():
+def test_valid_slurm_options_are_accepted():
     good = config(
         partition="gpu", account="me", qos="high", gres="gpu:a100:1", cpus=8, mem="64G", minutes=90.0, args="--constraint=a100"
     )
@@ -84,24 +84,24 @@ def test_a_step_of_a_job_cannot_change_the_job():
 
 
 @pytest.mark.parametrize("options", [{"gpus": -1}, {"cpus": -1}])
-def test_numbers_that_ray_is_not_asked_for(options):
+def test_negative_numbers_for_ray_are_refused(options):
     (name,) = options
     problems = problems_of(StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(**options))), [])
     assert any(problem.startswith(f"launch.ray.{name}: too small") for problem in problems)
 
 
 @pytest.mark.parametrize("address", ["local", "", "10.0.0.5", "host:port", "http://host:8265", "ray://host:10001", "a b:1"])
-def test_what_is_not_the_address_of_a_running_cluster(address):
+def test_invalid_addresses_of_ray_clusters_are_refused(address):
     asked = StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(address=address)))
     assert any(problem.startswith("launch.ray.address: not the address of a cluster") for problem in problems_of(asked, []))
 
 
 @pytest.mark.parametrize("address", ["auto", "10.0.0.5:6379", "head-svc.ns:6379", "[::1]:6379"])
-def test_addresses_of_clusters(address):
+def test_valid_addresses_of_ray_clusters_are_accepted(address):
     assert problems_of_cluster(StudyConfig(launcher="ray", launch=LaunchOptions(ray=RayOptions(address=address))), {}) == []
 
 
-def test_options_of_the_other_engine_have_no_effect():
+def test_options_of_the_other_launcher_are_refused():
     asked = LaunchOptions(slurm=SlurmOptions(partition="gpu"), ray=RayOptions(cpus=8))
     (problem,) = problems_of_cluster(StudyConfig(launcher="ray", launch=asked), {})
     assert problem.startswith("launch.slurm.partition: has no effect with launcher=ray, got 'gpu'. Give launcher=slurm")
@@ -109,7 +109,7 @@ def test_options_of_the_other_engine_have_no_effect():
     assert problem.startswith("launch.ray.cpus: has no effect with launcher=slurm, got 8. Give launcher=ray")
 
 
-def test_gpus_of_ray_are_asked_for_in_its_words():
+def test_messages_about_ray_gpus_name_the_options_of_ray():
     asked = StudyConfig(launcher="ray", device=DeviceOptions(kind="cuda", index=1), launch=LaunchOptions(nproc=2))
     told = "\n".join([*problems_of(asked, []), *problems_of(asked, [{"name": "H100"}])])
     assert "device.index: Ray chooses the GPUs of a job, got 1" in told
@@ -126,7 +126,7 @@ def test_gpus_of_ray_are_asked_for_in_its_words():
         (2, DeviceOptions(index=1), 1, "device.index: Slurm chooses the GPUs of a job, got 1"),
     ],
 )
-def test_what_a_node_does_not_have(num_gpus, device, nproc, told):
+def test_devices_that_a_slurm_job_cannot_provide_are_refused(num_gpus, device, nproc, told):
     asked = StudyConfig(launcher="slurm", device=device, launch=LaunchOptions(nproc=nproc))
     assert told in "\n".join(problems_of(asked, [{"name": "H100"}] * num_gpus))
 
@@ -143,26 +143,26 @@ def test_a_study_for_a_node_is_checked_against_the_node_not_this_machine():
         composed.on_node(here)
 
 
-def test_a_gpu_is_asked_of_the_node_not_of_this_machine():
+def test_gpu_is_looked_for_on_the_node_and_not_on_this_machine():
     composed = compose([*WORDS, "device.kind=cuda"], command=None, facts=NODE)
     with pytest.raises(BadInput, match=r"launch\.slurm\.gres=gpu:1"):
         composed.on_node(NODE)
 
 
-def test_arguments_of_srun_are_one_text():
+def test_arguments_of_srun_are_split_from_one_text():
     words = [*WORDS, 'launch.slurm.args="--constraint=a100 --exclude=n7"', "launch.slurm.mem=64G", "launch.slurm.gres=gpu:1"]
     slurm = compose(words, command=None, facts=NODE).config.launch.slurm
     assert command(slurm, {})[-2:] == ["--constraint=a100", "--exclude=n7"]
     assert {"--mem=64G", "--gres=gpu:1"} <= set(command(slurm, {}))
 
 
-def test_a_step_asks_for_its_own_cores_alone():
+def test_job_step_requests_exactly_its_own_cores():
     assert "--exact" in command(SlurmOptions(cpus=2), {"SLURM_JOB_ID": "12"})
     assert "--exact" not in command(SlurmOptions(cpus=2), {})
     assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the step may use the whole job
 
 
-def test_a_trial_over_two_nodes_asks_for_a_task_on_each_whose_resources_the_trial_shares():
+def test_trial_over_two_nodes_requests_one_overlapping_task_per_node():
     words = command(SlurmOptions(nodes=2, cpus=8), {}, is_shared=True)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--overlap"} <= set(words)
     assert {"--nodes=1", "--ntasks=1"} <= set(command(SlurmOptions(), {}))
@@ -191,7 +191,7 @@ def test_the_agent_shares_its_job_with_trials_that_start_steps_in_it(options, pr
         (["launch.slots=2"], "srun", "launch.slots: trials over several nodes run one after another, got 2"),
     ],
 )
-def test_what_cannot_train_on_two_nodes(words, program, told, tmp_path, monkeypatch):
+def test_programs_that_cannot_train_on_two_nodes_are_refused(words, program, told, tmp_path, monkeypatch):
     given = program and [program, "-c", "pass"]
     for name in ("python", "torchrun", "srun"):
         (tmp_path / name).write_text("#!/bin/sh\n")
@@ -225,7 +225,7 @@ def test_what_cannot_train_on_two_nodes(words, program, told, tmp_path, monkeypa
         ("srun --export=all,A=1 mytrain", None, None),
     ],
 )
-def test_an_srun_that_keeps_the_settings_from_its_ranks(words, variable, got):
+def test_srun_that_hides_the_settings_from_its_ranks_is_refused(words, variable, got):
     problems = problems_of_export(words.split(), {"SLURM_EXPORT_ENV": variable} if variable else {})
     assert [problem for problem in problems if f"got '{got}'. Write srun --export=ALL" in problem] == problems
     assert bool(problems) == (got is not None)

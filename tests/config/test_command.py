@@ -46,14 +46,14 @@ def test_placeholders_are_filled_from_the_knobs_and_from_the_baseline(folder: Pa
     assert found.argv({"loader.batch_size": 64, "layout.channels_last": True})[2:] == ["--b=64", "-j", "0", "off"]
 
 
-def test_a_baseline_value_is_said_once_and_used_everywhere(folder: Path) -> None:
+def test_baseline_value_is_given_once_and_used_everywhere(folder: Path) -> None:
     found = template(folder, PYTHON, "train.py", "{loader.batch_size}/{loader.batch_size=8}")
     assert found.argv({})[2] == "8/8"
     assert "two baseline values" in problems(folder, PYTHON, "train.py", "{loader.batch_size=8}", "{loader.batch_size=9}")[0]
 
 
 @pytest.mark.parametrize("text", ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{"])
-def test_other_braces_are_the_programs_own(folder: Path, text: str) -> None:
+def test_other_braces_are_passed_to_the_program_unchanged(folder: Path, text: str) -> None:
     assert template(folder, PYTHON, "train.py", text).argv({})[2] == text
 
 
@@ -67,7 +67,7 @@ def test_a_recipe_in_several_processes_is_started_by_torchrun_without_restarts()
     assert title(found, config, Secrets()) == "resnet18 on photos, 3 processes"
 
 
-def test_a_recipe_is_asked_how_often_it_reads_its_loss_where_that_can_matter() -> None:
+def test_recipe_gets_the_metrics_interval_only_where_it_can_matter() -> None:
     config = StudyConfig(model=ModelConfig(name="resnet18"))
     asked = recipe_command(config, has_cuda=True)
     assert asked.placeholders == {"step.metrics_sync_interval": 10}
@@ -80,7 +80,7 @@ def test_a_recipe_is_asked_how_often_it_reads_its_loss_where_that_can_matter() -
     assert recipe_command(config).argv({"step.metrics_sync_interval": 20})[-1] == "20"
 
 
-def test_doubled_braces_stand_for_themselves(folder: Path) -> None:
+def test_doubled_braces_become_literal_braces(folder: Path) -> None:
     assert (
         template(folder, PYTHON, "train.py", "{{loader.batch_size}}").argv({"loader.batch_size": 1})[2] == "{loader.batch_size}"
     )
@@ -117,7 +117,7 @@ def test_unknown_and_malformed_placeholders_are_refused(folder: Path, text: str,
         ("sh", "-c", "exit 0"),
     ],
 )
-def test_what_can_start_is_let_through(folder: Path, command: tuple[str, ...]) -> None:
+def test_commands_that_can_start_are_accepted(folder: Path, command: tuple[str, ...]) -> None:
     assert template(folder, *command).parts == list(command)
 
 
@@ -135,18 +135,18 @@ def test_what_can_start_is_let_through(folder: Path, command: tuple[str, ...]) -
         ((), "no command after '--'"),
     ],
 )
-def test_what_cannot_start_is_refused_before_anything_does(folder: Path, command: tuple[str, ...], message: str) -> None:
+def test_commands_that_cannot_start_are_refused(folder: Path, command: tuple[str, ...], message: str) -> None:
     assert message in problems(folder, *command)[0]
 
 
-def test_a_usual_starter_that_is_not_installed_is_not_suggested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_common_starter_that_is_not_installed_is_not_suggested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(folder))
     assert problems(folder, "accelerate", "launch", "train.py") == [
         "COMMAND: no such program, got 'accelerate'. Give a program on PATH, or a path to one."
     ]
 
 
-def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_of_a_starter_is_checked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starter = folder / "torchrun"
     starter.write_text("#!/bin/sh\n")
     starter.chmod(0o755)
@@ -155,7 +155,7 @@ def test_starters_are_asked_for_their_script(folder: Path, monkeypatch: pytest.M
     assert "no such script" in problems(folder, "torchrun", "--nproc_per_node=2", "nosuch.py")[0]
 
 
-def test_a_batch_size_without_its_baseline_is_asked_for(folder: Path) -> None:
+def test_batch_size_placeholder_without_a_baseline_value_is_refused(folder: Path) -> None:
     with pytest.raises(
         BadInput, match=r"without the baseline's value, got '\{loader.batch_size\}'. Write \{loader.batch_size=32\}"
     ):

@@ -1,4 +1,4 @@
-"""From overrides and files to configuration, search space and command."""
+"""Overrides and files become a configuration, a search space and a command."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_model_of_conf_is_composed_by_a_test() -> None:
 
 @pytest.mark.parametrize("model", IMAGE_MODELS)
 @pytest.mark.parametrize("data", ["photos", "fake_cifar", "folder", "synthetic"])
-def test_every_image_model_trains_on_every_kind_of_images(make, tmp_path: Path, model: str, data: str) -> None:
+def test_every_image_model_is_composed_with_every_kind_of_images(make, tmp_path: Path, model: str, data: str) -> None:
     (tmp_path / "some_class").mkdir()
     (tmp_path / "some_class" / "image.png").touch()
     place = [f"data.root={tmp_path}"] if data == "folder" else []
@@ -76,7 +76,7 @@ def test_every_image_model_trains_on_every_kind_of_images(make, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("model", [*TEXT_MODELS, "mlp"])
-def test_a_model_brings_its_kind_of_data_along(make, model: str) -> None:
+def test_model_selects_its_default_kind_of_data(make, model: str) -> None:
     own = "tabular" if model == "mlp" else "text"
     composed = make(f"model={model}")
     assert composed.config.data.name == own
@@ -89,7 +89,7 @@ def test_a_model_brings_its_kind_of_data_along(make, model: str) -> None:
 @pytest.mark.parametrize(
     "words", [["model=mlp", "data=synthetic"], ["data=synthetic", "model=mlp"], ["data=tabular", "model=mlp", "data=synthetic"]]
 )
-def test_data_that_are_named_come_before_those_that_a_model_brings(make, words: list[str]) -> None:
+def test_named_data_take_precedence_over_the_default_of_the_model(make, words: list[str]) -> None:
     composed = make(*words)
     assert composed.config.data.name == "synthetic"
     assert composed.command.placeholders == {"loader.batch_size": 32}
@@ -132,14 +132,14 @@ def test_every_search_space_is_read(make, name: str) -> None:
     assert all(domain is None for domain in domains.values())
 
 
-def test_the_full_space_leaves_no_knob_out(make) -> None:
+def test_full_space_contains_every_knob_except_four(make) -> None:
     assert set(make("search_space=full").space.domains) == CATALOGUE.keys() - {
         "threads.omp", "threads.mkl", "threads.interop", "memory.fraction",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("word", ["env.LD_PRELOAD=x.so", "env.LD_PRELOAD=choice(x.so,y.so)"])
-def test_a_variable_that_was_typed_takes_its_knob_out_of_a_named_space(make, word: str) -> None:
+def test_variable_on_the_command_line_removes_its_knob_from_a_named_space(make, word: str) -> None:
     space = make("search_space=memory", word).space
     assert "memory.malloc" not in space.domains
     assert "memory.allocator" in space.domains
@@ -147,7 +147,7 @@ def test_a_variable_that_was_typed_takes_its_knob_out_of_a_named_space(make, wor
     assert resolve(space, HostContext(num_cores=2), passed={}).dropped.items() >= space.left_out.items()
 
 
-def test_one_key_has_three_meanings(make) -> None:
+def test_key_can_be_pinned_given_a_domain_or_left_to_the_search_space(make) -> None:
     space = make("loader.num_workers=2", "loader.batch_size=choice(16,32)").space
     assert space.pinned == {"loader.num_workers": 2}
     assert space.domains["loader.batch_size"] == Choice((16, 32))
@@ -192,12 +192,12 @@ def test_sweeps_become_domains(make, text: str, domain: object) -> None:
         ("env.A=/usr/lib/libjemalloc.so.2", "/usr/lib/libjemalloc.so.2"),
     ],
 )
-def test_environment_variables_keep_every_letter_and_need_no_plus(make, text: str, value: str) -> None:
+def test_environment_variables_are_kept_literally_and_need_no_plus_sign(make, text: str, value: str) -> None:
     assert make(text).space.pinned == {"env.A": value}
 
 
 @pytest.mark.parametrize("word", ["off", "false", "'off'", "Off"])
-def test_off_is_off_however_yaml_reads_it(make, word: str) -> None:
+def test_off_and_false_mean_off_and_capitalized_off_is_refused(make, word: str) -> None:
     if word == "Off":
         with pytest.raises(BadInput):
             make(f"precision.amp={word}")
@@ -205,7 +205,7 @@ def test_off_is_off_however_yaml_reads_it(make, word: str) -> None:
         assert make(f"precision.amp={word}").space.pinned == {"precision.amp": "off"}
 
 
-def test_null_takes_back_a_pin(make) -> None:
+def test_null_removes_a_pin(make) -> None:
     assert make("loader.num_workers=2", "loader.num_workers=null").space.pinned == {}
 
 
@@ -221,13 +221,13 @@ def test_options_reach_the_recipe_as_flags(make) -> None:
         ("--seed", "7"),
         ("--device", "cpu"),
         ("--image-size", "64"),
-        ("--epochs", str(TRIAL_EPOCHS)),  # so that small data do not end a trial before it has measured
+        ("--epochs", str(TRIAL_EPOCHS)),  # with fewer epochs, small data could end a trial before its measurement
     ]:
         assert parts[parts.index(flag) + 1] == value
     assert not {"--batch-size", "--num-workers"} & set(parts)
 
 
-def test_a_command_is_tuned_as_it_is(make, tmp_path: Path) -> None:
+def test_command_is_kept_unchanged(make, tmp_path: Path) -> None:
     script = tmp_path / "train.v2.py"
     script.touch()
     composed = make(command=[sys.executable, str(script), "--epochs", "90"])
@@ -244,7 +244,7 @@ def test_a_placeholder_is_tuned_even_when_the_space_does_not_name_it(make, tmp_p
     assert "threads.omp" not in make("search_space=quick", "threads.omp=1", command=command).space.domains
 
 
-def test_an_exported_file_composes_with_plain_hydra_and_with_ours(make, runs: Path) -> None:
+def test_exported_file_composes_with_plain_hydra_and_with_autotune(make, runs: Path) -> None:
     with hydra.initialize_config_dir(str(runs / "resnet18-2"), version_base="1.3"):
         plain = hydra.compose("best")
     assert plain.loader.batch_size == 64
@@ -259,7 +259,7 @@ def test_an_exported_file_composes_with_plain_hydra_and_with_ours(make, runs: Pa
     assert composed.config.provenance["speedup"]["ratio"] == 1.9
 
 
-def test_the_command_line_overrules_an_exported_file(make, runs: Path) -> None:
+def test_command_line_overrides_an_exported_file(make, runs: Path) -> None:
     space = make("+resnet18-2=best", "loader.num_workers=0,1", "loader.batch_size=8", config_dirs=[runs]).space
     assert space.pinned["loader.batch_size"] == 8
     assert space.domains["loader.num_workers"] == Choice((0, 1))
@@ -272,7 +272,7 @@ def test_folders_with_hostile_names_are_searched(make, runs: Path, tmp_path: Pat
     assert make("+mine=best", config_dirs=[hostile]).space.pinned["loader.batch_size"] == 64
 
 
-def test_models_of_ones_own_folder_are_found(make, tmp_path: Path) -> None:
+def test_models_in_a_user_folder_are_found(make, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("name: resnet34\nimage_size: 96\n")
     composed = make("model=mine", config_dirs=[tmp_path])
@@ -280,7 +280,7 @@ def test_models_of_ones_own_folder_are_found(make, tmp_path: Path) -> None:
     assert composed.name == "resnet34"
 
 
-def test_references_to_the_environment_stay_references_in_what_is_stored(make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_configuration_keeps_references_to_the_environment(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret")
     composed = make("env.TOKEN=${oc.env:MY_TOKEN}", "tracker.uri=http://${oc.env:MY_TOKEN}@host")
     assert composed.hidden.environment(composed.config.env)["TOKEN"] == "s3cret"
@@ -290,7 +290,7 @@ def test_references_to_the_environment_stay_references_in_what_is_stored(make, m
     assert yaml.safe_load(composed.yaml)["env"]["TOKEN"] == "${oc.env:MY_TOKEN}"
 
 
-def test_a_path_names_a_search_space(make, tmp_path: Path) -> None:
+def test_search_space_can_be_given_as_a_path(make, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         "loader.num_workers: [0, 2]\nprecision.amp: [off, bf16]\nthreads.intra: 'interval(1,4)'\nenv.X: 'choice(a,b)'\n"
@@ -307,7 +307,7 @@ def test_tiers_bound_the_search(make) -> None:
     assert make("tiers=exact").space.tiers is Tier.exact
 
 
-def test_somebody_elses_hydra_is_left_as_it_was(make, runs: Path) -> None:
+def test_compose_leaves_the_hydra_of_the_calling_program_unchanged(make, runs: Path) -> None:
     with hydra.initialize_config_dir(str(runs / "resnet18-2"), version_base="1.2"):
         theirs = GlobalHydra.instance().hydra
         make()
@@ -315,7 +315,7 @@ def test_somebody_elses_hydra_is_left_as_it_was(make, runs: Path) -> None:
         assert hydra.compose("best").loader.num_workers == 2
 
 
-def test_threads_may_compose_at_once(make) -> None:
+def test_several_threads_can_compose_at_once(make) -> None:
     found: list[int] = []
     threads = [threading.Thread(target=lambda n=n: found.append(make(f"study.seed={n}").config.study.seed)) for n in range(6)]
     for thread in threads:
@@ -325,7 +325,7 @@ def test_threads_may_compose_at_once(make) -> None:
     assert sorted(found) == list(range(6))
 
 
-def test_the_layout_of_a_wheel_works_as_a_checkout_does(tmp_path: Path) -> None:
+def test_layout_of_a_wheel_works_like_a_checkout(tmp_path: Path) -> None:
     package = Path(autotune.__file__).parent
     shutil.copytree(package, tmp_path / "autotune", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conf", "search_spaces"):  # as the build configuration's force-include does
@@ -362,24 +362,24 @@ def user_file(folder: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18.v2", "2026-11-21", "a.b.c-2", "train", "loader", "model", "data", "run_1"])
-def test_any_name_of_a_study_can_be_chosen(make, tmp_path: Path, name: str) -> None:
+def test_file_of_a_study_with_any_name_can_be_selected(make, tmp_path: Path, name: str) -> None:
     user_file(tmp_path, f"{name}/best.yaml", BEST)
     assert make(f"+{name}=best", config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
 
 
-def test_a_study_named_train_can_be_chosen_beside_a_command(make, tmp_path: Path) -> None:
+def test_file_of_a_study_named_train_can_be_selected_with_a_command(make, tmp_path: Path) -> None:
     user_file(tmp_path, "train/best.yaml", BEST)
     command = [sys.executable, "-c", "pass"]
     assert make("+train=best", command=command, config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
 
 
-def test_a_chosen_file_may_not_set_a_recipes_keys_beside_a_command(refused, tmp_path: Path) -> None:
+def test_selected_file_may_not_set_recipe_keys_with_a_command(refused, tmp_path: Path) -> None:
     user_file(tmp_path, "mine/lr.yaml", "# @package _global_\ntrain: {lr: 0.1}\n")
     problems = refused("+mine=lr", command=[sys.executable, "-c", "pass"], config_dirs=[tmp_path])
     assert problems == ["train.lr: belongs to a built-in recipe, got '+mine=lr'. Leave it out, or leave out '-- COMMAND'."]
 
 
-def test_the_users_folder_comes_before_conf_and_the_first_before_the_second(make, tmp_path: Path) -> None:
+def test_user_folders_are_searched_in_order_and_before_conf(make, tmp_path: Path) -> None:
     user_file(tmp_path, "one/model/resnet18.yaml", "name: resnet34\n")
     user_file(tmp_path, "two/model/resnet18.yaml", "name: resnet50\n")
     user_file(tmp_path, "two/data/synthetic.yaml", "name: fake_cifar\n")
@@ -387,7 +387,7 @@ def test_the_users_folder_comes_before_conf_and_the_first_before_the_second(make
     assert (config.model.name, config.data.name) == ("resnet34", "fake_cifar")
 
 
-def test_files_of_the_users_folder_that_were_not_chosen_change_nothing(make, tmp_path: Path) -> None:
+def test_unselected_files_in_a_user_folder_change_nothing(make, tmp_path: Path) -> None:
     for name in ("config.yaml", "study_config.yaml", "hydra/config.yaml", "data/photos.yaml"):
         user_file(tmp_path, name, "study: {seed: 99}\nname: synthetic\n")
     config = make("model=resnet18", config_dirs=[tmp_path]).config
@@ -398,12 +398,12 @@ def test_files_of_the_users_folder_that_were_not_chosen_change_nothing(make, tmp
     ("words", "name"),
     [(["model=resnet50", "model=mine"], "resnet34"), (["model=mine", "model=resnet50"], "resnet50")],
 )
-def test_the_last_word_on_a_group_holds(make, tmp_path: Path, words: list[str], name: str) -> None:
+def test_last_choice_of_a_group_applies(make, tmp_path: Path, words: list[str], name: str) -> None:
     user_file(tmp_path, "model/mine.yaml", "name: resnet34\n")
     assert make(*words, config_dirs=[tmp_path]).config.model.name == name
 
 
-def test_references_in_a_chosen_file_stay_references_in_what_is_stored(
+def test_stored_configuration_keeps_references_of_a_selected_file(
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret")
@@ -415,7 +415,7 @@ def test_references_in_a_chosen_file_stay_references_in_what_is_stored(
     assert "s3cret" not in composed.yaml
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(make, tmp_path: Path) -> None:
+def test_byte_order_mark_in_a_file_is_ignored(make, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "best.yaml").write_bytes(b"\xef\xbb\xbf" + BEST.encode())
     assert make("+mine=best", config_dirs=[tmp_path]).space.pinned["loader.batch_size"] == 64
@@ -424,11 +424,11 @@ def test_a_byte_order_mark_is_no_part_of_a_file(make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["a, b [c] {d}", 'it\'s "quoted"', "${oc.env:HOME}", "\\${x}", "$HOME", "a=b", "\\", "#x", "null", " x "]
 )
-def test_a_runs_folder_given_as_an_option_means_every_letter(name: str) -> None:
+def test_runs_folder_given_as_an_option_is_taken_literally(name: str) -> None:
     assert compose(["model=resnet18"], command=None, runs_dir=name).config.runs_dir == name
 
 
-def test_paths_behind_a_key_know_the_home_folder(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_a_path_is_expanded_to_the_home_folder(make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = make("runs_dir='~/runs'", "data.root='~/photos'").config
     assert config.runs_dir == f"{tmp_path}/runs"
@@ -436,7 +436,7 @@ def test_paths_behind_a_key_know_the_home_folder(make, tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
-def test_a_machine_that_has_no_gpu_is_told_at_once(monkeypatch: pytest.MonkeyPatch, has_driver: bool) -> None:
+def test_cuda_is_refused_on_a_machine_without_a_gpu_driver(monkeypatch: pytest.MonkeyPatch, has_driver: bool) -> None:
     monkeypatch.setattr("autotune.config.checks.has_gpu_driver", lambda: has_driver)  # NVML may be missing even with a driver
     facts = {"num_cores": 4, "gpus": []}
     words = ["model=resnet18", "device.kind=cuda"]
@@ -450,7 +450,7 @@ def test_a_machine_that_has_no_gpu_is_told_at_once(monkeypatch: pytest.MonkeyPat
             compose(words, command=None, facts=facts)
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_gpu_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = {"num_cores": 4, "gpus": [{"name": "Fake"}, {"name": "Fake"}]}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert compose(["model=resnet18", "device.index=1"], command=None, facts=facts).config.device.index == 1

@@ -18,7 +18,7 @@ def test_every_key_is_listed_with_its_default_or_within_its_group() -> None:
     assert "resnet18" in rows["model=NAME"]
 
 
-def test_every_row_says_something() -> None:
+def test_every_row_has_a_meaning_of_several_words() -> None:
     assert all(len(row.meaning.split()) > 1 for row in overview())
 
 
@@ -26,6 +26,6 @@ def test_meanings_are_the_docstrings_joined_to_one_line() -> None:
     assert documented(DataConfig)["root"].endswith("For `photos`: where the photos are stored. For `text`: text files.")
 
 
-def test_the_search_spaces_are_named() -> None:
+def test_row_of_search_space_lists_the_search_spaces() -> None:
     meaning = next(row.meaning for row in overview() if row.key.startswith("search_space="))
     assert "search_spaces/ (default, full, loader, memory, nccl, quick)" in meaning

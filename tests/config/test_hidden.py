@@ -30,7 +30,7 @@ def everything(composed) -> str:
     )
 
 
-def test_a_pinned_secret_is_a_stand_in_everywhere_but_in_the_trial_s_environment(make):
+def test_pinned_secret_is_readable_only_in_the_environment_of_a_trial(make):
     composed = make("env.MY_TOKEN=abc", "env.PLAIN=1")
     assert composed.space.pinned == {"env.MY_TOKEN": "***", "env.PLAIN": "1"}
     assert yaml.safe_load(composed.yaml)["env"] == {"MY_TOKEN": "***", "PLAIN": "1"}
@@ -49,13 +49,13 @@ def test_a_domain_of_secrets_is_searched_as_numbered_stand_ins(make):
     assert composed.secrets.text("login with beta") == "login with ***"
 
 
-def test_a_value_that_the_environment_already_has_gets_the_baseline_s_stand_in(make):
+def test_secret_already_in_the_environment_gets_the_stand_in_of_the_baseline(make):
     composed = make("env.OWN_TOKEN=choice(first-of-all,second)")
     assert composed.space.domains["env.OWN_TOKEN"] == Choice(("***", "***1"))
     assert composed.hidden.environment({"OWN_TOKEN": "***"})["OWN_TOKEN"] == "first-of-all"
 
 
-def test_credentials_in_an_address_are_hidden_whatever_the_variable_s_name(make):
+def test_credentials_in_an_address_are_hidden_under_any_variable_name(make):
     composed = make("env.PROXY=http://me:pw@host", "tracker.uri=https://me:pw@host")
     assert composed.space.pinned["env.PROXY"] == "***"
     assert composed.config.tracker.uri == "https://me:pw@host"
@@ -86,7 +86,7 @@ def written_down(composed):
     return config, composed.space, CommandTemplate(parts=parts, placeholders=composed.command.placeholders)
 
 
-def test_a_secret_given_as_a_reference_is_found_again(make):
+def test_secret_given_as_a_reference_is_recovered(make):
     composed = make("env.MY_TOKEN=${oc.env:OWN_TOKEN}", "env.OWN_TOKEN=choice(first-of-all)")
     config, space, command = written_down(composed)
     hidden = recovered(config, space, command)
@@ -94,7 +94,7 @@ def test_a_secret_given_as_a_reference_is_found_again(make):
     assert hidden.environment({"OWN_TOKEN": "***"})["OWN_TOKEN"] == "first-of-all"
 
 
-def test_a_secret_that_was_typed_is_taken_from_the_environment_or_asked_for(make, monkeypatch):
+def test_typed_secret_is_recovered_from_the_environment_or_asked_for(make, monkeypatch):
     parts = written_down(make("env.MY_TOKEN=abc"))
     with pytest.raises(BadInput, match=r"env\.MY_TOKEN: a secret, whose value was not recorded\. Set the variable MY_TOKEN"):
         recovered(*parts)
@@ -102,7 +102,7 @@ def test_a_secret_that_was_typed_is_taken_from_the_environment_or_asked_for(make
     assert recovered(*parts).environment({"MY_TOKEN": "***"})["MY_TOKEN"] == "abc"
 
 
-def test_secrets_typed_in_domains_and_arguments_are_not_guessed(make):
+def test_secrets_in_domains_and_arguments_cannot_be_recovered(make):
     command = [sys.executable, "-c", "pass", "--api-key", "abc"]
     with pytest.raises(BadInput) as caught:
         recovered(*written_down(make("env.MY_TOKEN=choice(alpha,beta)", command=command)))

@@ -21,7 +21,7 @@ def composed(*overrides: str, gpus: tuple[dict[str, object], ...] = (), **more: 
     return compose(overrides, command=COMMAND, facts={**HOST, "gpus": list(gpus)}, **more)
 
 
-def test_several_objectives_are_kept_through_the_study_s_file(tmp_path: Path) -> None:
+def test_several_objectives_are_restored_from_the_study_configuration(tmp_path: Path) -> None:
     made = composed("objective=[throughput,time_for_samples]", "study.samples=115e6", "constraints.max_step_p95_s=0.5")
     file = tmp_path / "config.yaml"
     file.write_text(made.yaml)
@@ -41,7 +41,7 @@ def test_a_file_may_name_the_objective(tmp_path: Path) -> None:
     assert made.config.objective == ["cost_per_epoch", "throughput"]
 
 
-def test_energy_is_taken_where_a_gpu_counts_it_or_nobody_asked_it() -> None:
+def test_energy_objective_is_accepted_unless_the_gpu_is_known_to_lack_a_counter() -> None:
     assert composed("objective=energy_per_sample", gpus=({**GPU, "has_energy_counter": True},))
     assert composed("objective=energy_per_sample", gpus=(GPU,))
 
@@ -53,6 +53,6 @@ def test_energy_is_taken_where_a_gpu_counts_it_or_nobody_asked_it() -> None:
         ("constraints.max_power_w=300", "has_power_reading", "no GPU of this machine has one"),
     ],
 )
-def test_a_gpu_that_cannot_count_is_refused(asked: str, fact: str, said: str) -> None:
+def test_gpu_without_the_required_sensor_is_refused(asked: str, fact: str, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         composed(asked, gpus=({**GPU, fact: False},))

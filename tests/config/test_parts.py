@@ -26,7 +26,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_recipe_of_the_users_parts_is_called_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_of_user_parts_is_named_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune.config.compose, "problems_of_parts", lambda config: [])
     words = ["model.factory=mine:model", "data.factory=mine:data", "train.step=mine:step"]
     composed = compose(words, command=None, facts=FACTS)
@@ -34,7 +34,7 @@ def test_a_recipe_of_the_users_parts_is_called_by_them(monkeypatch: pytest.Monke
     assert composed.command.is_recipe
 
 
-def test_parts_that_are_not_there_are_refused_all_at_once(mine: Path) -> None:
+def test_all_unusable_parts_are_refused_at_once(mine: Path) -> None:
     words = ["model.factory=mine:modle", "data.factory=mine:data", "train.step=nosuch:step"]
     with pytest.raises(BadInput) as caught:
         compose(words, command=None, facts=FACTS)
@@ -69,16 +69,16 @@ def python(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.mark.parametrize(
     "reference", ["mine", "mine:", ":step", "mine.py:step()", "a b:c", "-m:x", "../mine:step", "mine:a:b", ""]
 )
-def test_what_is_no_reference_starts_nothing(python: Callable[[str], Path], tmp_path: Path, reference: str) -> None:
+def test_invalid_function_reference_starts_no_program(python: Callable[[str], Path], tmp_path: Path, reference: str) -> None:
     found = config(python(f"touch {shlex.quote(str(tmp_path))}/started"), step=reference)
     assert problems_of_parts(found)[0].startswith(f"train.step: not a reference to a function, got {reference!r}. Allowed: ")
     assert not (tmp_path / "started").exists()
 
 
-def test_a_module_that_ends_python_is_told(python: Callable[[str], Path]) -> None:
+def test_module_that_ends_python_on_import_is_reported(python: Callable[[str], Path]) -> None:
     problems = problems_of_parts(config(python("echo 'no licence' >&2; exit 7"), step="mine:step"))
     assert "(importing it ended Python with exit code 7: no licence)" in problems[0]
 
 
-def test_what_a_module_prints_is_no_problem(python: Callable[[str], Path]) -> None:
+def test_output_of_an_imported_module_is_ignored(python: Callable[[str], Path]) -> None:
     assert problems_of_parts(config(python("echo 'mine:step is here'; echo warning >&2"), step="mine:step")) == []

@@ -1,4 +1,4 @@
-"""Finds out from a command's words what it runs, for the study's name and for checks before anything starts."""
+"""The words of a command tell what it runs. This gives the name of the study and the checks before anything starts."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_study_is_named_after_the_script(command: str, name: str) -> None:
         (["python", "\u8bad\u7ec3.py"], "study"),
     ],
 )
-def test_names_hold_what_a_folder_and_hydra_can_hold(command: list[str], name: str) -> None:
+def test_study_names_are_valid_for_folders_and_for_hydra(command: list[str], name: str) -> None:
     assert study_name(CommandTemplate(parts=command), StudyConfig()) == name
 
 
@@ -90,7 +90,7 @@ def test_names_hold_what_a_folder_and_hydra_can_hold(command: list[str], name: s
         "torchrun --some_new_flag value ./x",
     ],
 )
-def test_a_script_that_may_lie_elsewhere_is_not_looked_for(command: str) -> None:
+def test_script_that_may_be_in_another_folder_is_uncertain(command: str) -> None:
     assert not program_of(command.split()).is_certain
 
 
@@ -116,7 +116,7 @@ def test_a_script_that_may_lie_elsewhere_is_not_looked_for(command: str) -> None
     ],
     ids=" ".join,
 )
-def test_what_may_start_is_let_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+def test_commands_that_may_start_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     for name in ("train.py", "start.sh", "bin/torchrun", "bin/accelerate", "bin/python", "package/__main__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("#!/bin/sh\n")
@@ -147,6 +147,6 @@ def test_a_title_is_one_line_without_the_interpreters_folder() -> None:
         ("python train.py --nproc_per_node 4", "", None),
     ],
 )
-def test_starters_are_told_how_many_processes_to_start(command: str, starter: str, asked: int | None) -> None:
+def test_number_of_processes_is_read_from_the_options_of_a_starter(command: str, starter: str, asked: int | None) -> None:
     found = program_of(command.split())
     assert (found.starter, found.num_processes) == (starter, asked)

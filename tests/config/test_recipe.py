@@ -36,12 +36,12 @@ def config(**data: object) -> StudyConfig:
     return made
 
 
-def test_the_table_of_names_is_torchvisions() -> None:
+def test_every_name_in_the_table_exists_in_torchvision() -> None:
     assert set(torchvision.models.list_models(module=torchvision.models)) >= TORCHVISION
 
 
 @pytest.mark.thorough
-def test_a_name_that_is_in_no_table_is_looked_up_where_the_recipe_runs() -> None:
+def test_name_in_no_table_is_looked_up_by_the_interpreter_of_the_recipe() -> None:
     unknown = config()
     unknown.model.name = "resnet17"
     assert (
@@ -49,20 +49,20 @@ def test_a_name_that_is_in_no_table_is_looked_up_where_the_recipe_runs() -> None
     )
 
 
-def test_an_interpreter_that_cannot_answer_leaves_it_to_the_baseline() -> None:
+def test_model_name_is_not_refused_if_the_interpreter_gives_no_answer() -> None:
     unknown = config()
     unknown.model.name, unknown.program.python = "resnet17", "/bin/true"
     assert problems_of_recipe(unknown) == []
 
 
 @pytest.mark.parametrize("place", ["new", "empty", "photos"])
-def test_photos_may_lie_anywhere_new(tmp_path: Path, place: str) -> None:
+def test_photos_folder_may_be_new_empty_or_already_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "photos" / "china").mkdir(parents=True)
     assert problems_of_recipe(config(name="photos", root=str(tmp_path / place))) == []
 
 
-def test_a_folder_of_images_at_any_depth_is_taken(tmp_path: Path) -> None:
+def test_folder_with_nested_images_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "cats" / "deep" / "down").mkdir(parents=True)
     (tmp_path / "cats" / "deep" / "down" / "1.JPEG").touch()
     (tmp_path / "notes.txt").touch()
@@ -70,7 +70,7 @@ def test_a_folder_of_images_at_any_depth_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["torchvision", "timm", "transformers", "builtin"])
-def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
+def test_script_accepts_every_flag_that_it_may_be_given(source: str) -> None:
     script = SCRIPTS[source]
     text = program(script.name).read_text()
     for flag in {**script.flags, **EVERYWHERE}:
@@ -102,11 +102,11 @@ def test_a_script_takes_every_flag_that_it_is_given(source: str) -> None:
         ({"data.factory": "my:data", "data.root": "/tmp"}, "data.root: has no effect with data.factory, got '/tmp'."),
     ],
 )
-def test_what_does_not_go_together_is_refused(keys: dict[str, object], message: str) -> None:
+def test_incompatible_recipe_settings_are_refused(keys: dict[str, object], message: str) -> None:
     assert problems_of_recipe(with_keys(keys))[0].startswith(message)
 
 
-def test_a_program_without_transformers_is_told_before_the_first_trial(tmp_path: Path) -> None:
+def test_interpreter_without_transformers_is_refused(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text("#!/bin/sh\nexit 1\n")  # stands for an interpreter without the package
     bare.chmod(0o755)
@@ -114,7 +114,7 @@ def test_a_program_without_transformers_is_told_before_the_first_trial(tmp_path:
     assert problems_of_recipe(with_keys({**GPT2, "program.python": str(bare)}))[0].startswith(said)
 
 
-def test_timm_that_is_not_installed_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_about_missing_timm_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "nowhere"))
     if importlib.util.find_spec("timm") is not None:
         pytest.skip("timm is installed here")
@@ -158,14 +158,14 @@ def test_text_is_counted_in_tokens(keys: dict[str, object], tokens: int | None) 
         ({"model.name": "resnet18", "train.step": "m:s"}, ["--base", "vision.py", "--step", "m:s", "--model", "resnet18"]),
     ],
 )
-def test_what_is_not_the_users_own_comes_from_the_script_that_fits(keys: dict[str, object], words: list[str]) -> None:
+def test_parts_that_the_user_does_not_give_come_from_the_matching_script(keys: dict[str, object], words: list[str]) -> None:
     found = words_of(with_keys({"model.name": None, **keys}))
     assert Path(found[0]).name == "custom.py"
     assert found[1 : len(words) + 1] == words
     assert ("--data" in found) == ("data.factory" not in keys)
 
 
-def test_folders_that_hold_themselves_end(tmp_path: Path) -> None:
+def test_search_for_images_ends_in_a_folder_that_contains_itself(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "again").symlink_to(".")
-    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []  # folders that deep are not searched
+    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []  # deeper folders count as having an image

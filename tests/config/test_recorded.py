@@ -37,7 +37,7 @@ def kept(tmp_path):
         ("study.budget.minutes=null", "study.budget.trials=30", "measure.finals.max_s=12", "search.sampler=random"),
     ],
 )
-def test_what_a_study_was_made_of_comes_back_as_it_was(kept, overrides):
+def test_recorded_study_is_restored_unchanged(kept, overrides):
     before, after = kept(*overrides)
     assert dataclasses.asdict(after.config) == dataclasses.asdict(before.config)
     assert after.space == before.space
@@ -46,13 +46,13 @@ def test_what_a_study_was_made_of_comes_back_as_it_was(kept, overrides):
     assert after.yaml == before.yaml
 
 
-def test_a_recipe_comes_back_as_a_recipe(kept):
+def test_recorded_recipe_is_restored_as_a_recipe(kept):
     before, after = kept("model=resnet18", command=None)
     assert after.command.is_recipe
     assert after.command.argv({}) == before.command.argv({})
 
 
-def test_a_reference_to_the_environment_is_kept_as_one_and_resolved_anew(kept, tmp_path, monkeypatch):
+def test_recorded_reference_to_the_environment_is_resolved_again(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("STORE", "http://one")
     _, after = kept("tracker.uri=${oc.env:STORE}")
     assert after.config.tracker.uri == "http://one"
@@ -62,7 +62,7 @@ def test_a_reference_to_the_environment_is_kept_as_one_and_resolved_anew(kept, t
         recorded(StudyRecord(name="s", title="", command=["python"], cwd="/"), tmp_path / "config.yaml")
 
 
-def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
+def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
     _, after = kept(change=["study.budget.minutes=16.5", "study.budget.trials=40"])
     assert (after.config.study.budget.minutes, after.config.study.budget.trials) == (16.5, 40)
     assert "minutes: 16.5" in after.yaml
@@ -78,7 +78,7 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_named(kept):
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00", LAUGHS])
-def test_a_configuration_that_is_none_is_refused(tmp_path, text):
+def test_invalid_configuration_file_is_refused(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     study = StudyRecord(name="s", title="", command=["python"], cwd="/")
     with pytest.raises(BadInput, match=r"config\.yaml: not a configuration"):
@@ -95,11 +95,11 @@ def test_nothing_is_executed_from_a_recorded_configuration(tmp_path):
 @pytest.mark.parametrize(
     "domain", [Choice((1, 2)), Choice(("off", "bf16")), Choice((True, False)), IntInterval(2, 9, log=True)]
 )
-def test_a_domain_comes_back_from_its_document(domain):
+def test_domain_is_restored_from_its_document(domain):
     assert domain_from_json(domain.as_json()) == domain
 
 
 @pytest.mark.parametrize("raw", [None, 3, {}, {"choice": []}, {"choice": [[1]]}, {"interval": [1]}, {"interval": [1, 2]}])
-def test_what_is_no_domain_is_refused(raw):
+def test_invalid_domain_is_refused(raw):
     with pytest.raises(ValueError, match="not a domain"):
         domain_from_json(raw)

@@ -30,7 +30,7 @@ def test_every_field_is_documented(found: type) -> None:
         assert f"\n    {field.name}: " in str(inspect.getdoc(found))
 
 
-def test_omegaconf_takes_the_schema_and_gives_it_back() -> None:
+def test_schema_survives_a_round_trip_through_omegaconf() -> None:
     assert OmegaConf.to_object(OmegaConf.structured(StudyConfig)) == StudyConfig()
 
 

@@ -33,7 +33,7 @@ def slots(config=None, command=COMMAND, gpus=(), num_cores=8):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "''", "2.5", "[1,2]", "null"])
-def test_what_is_no_number_of_slots_is_refused(value):
+def test_invalid_number_of_slots_is_refused(value):
     assert refusal(f"launch.slots={value}").startswith("launch.slots: ")
 
 
@@ -55,7 +55,7 @@ def test_gpus_that_are_hidden_do_not_count(monkeypatch):
     assert [gpu["uuid"] for gpu in gpus_of(StudyConfig(), facts)] == ["GPU-3", "GPU-1"]
 
 
-def test_pinned_and_unlike_gpus_are_refused():
+def test_slots_on_pinned_or_different_gpus_are_refused():
     said = refusal("launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'", gpus=GPUS)
     assert "launch.slots: got 2, but env.CUDA_VISIBLE_DEVICES pins all trials to the same GPUs" in said
     on_slurm = refusal("launcher=slurm", "launch.slots=2", "+env.CUDA_VISIBLE_DEVICES='0'")
@@ -63,7 +63,7 @@ def test_pinned_and_unlike_gpus_are_refused():
     assert "got 3 on A100 and T4, but rates of unlike GPUs cannot be compared" in refusal("launch.slots=3", gpus=UNLIKE)
 
 
-def test_gpus_that_cannot_be_told_apart_are_refused(monkeypatch):
+def test_slots_on_indistinguishable_gpus_are_refused(monkeypatch):
     assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=[{**A100, "uuid": None}] * 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     assert "got 2, but NVML does not tell apart the GPUs" in refusal("launch.slots=2", gpus=GPUS)
@@ -85,7 +85,7 @@ def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_them(monkeypa
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     slurm = ["launch.slots=2", "launcher=slurm", "launch.slurm.cpus=4"]
-    said = refusal(*slurm, "launch.slurm.mem=' '")  # another problem, so that there is one in any case
+    said = refusal(*slurm, "launch.slurm.mem=' '")  # a second problem, so that compose refuses in every case
     assert "launch.slots: got 2, but the first slot would take all GPUs of job 12. Give each slot its share: " in said
     for share in ("launch.slurm.gres=gpu:1", "launch.slurm.gres=none", "launch.slurm.args='--gpus=1'"):
         assert "would take all GPUs" not in refusal(*slurm, share, "launch.slurm.mem=' '")
@@ -99,7 +99,7 @@ def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_them(monkeypa
     assert "would take all GPUs" not in refusal(*slurm, "launch.slurm.mem=' '")
 
 
-def test_auto_is_one_slot_a_gpu_for_a_program_with_one_gpu():
+def test_auto_gives_one_slot_per_gpu_to_a_program_that_uses_one_gpu():
     assert slots(gpus=GPUS) == 4
     assert slots(gpus=GPUS, num_cores=3) == 3
     assert slots(gpus=GPUS[:1]) == 1
@@ -118,11 +118,11 @@ def test_auto_is_one_slot_a_gpu_for_a_program_with_one_gpu():
         {"gpus": [{**A100, "uuid": None}, {**A100, "uuid": None}]},
     ],
 )
-def test_everything_else_is_one_slot(how):
+def test_all_other_cases_have_one_slot(how):
     assert slots(**how) == 1
 
 
-def test_the_launcher_of_a_machine_with_one_slot_is_the_plain_one():
+def test_machine_with_one_slot_gets_a_launcher_without_slots():
     made = make_launcher(StudyConfig(), COMMAND, MACHINE)
     try:
         assert made.beside() == []
@@ -130,7 +130,7 @@ def test_the_launcher_of_a_machine_with_one_slot_is_the_plain_one():
         made.close()
 
 
-def test_the_launcher_of_a_machine_with_gpus_has_a_slot_for_each():
+def test_launcher_of_a_machine_with_gpus_has_one_slot_per_gpu():
     made = make_launcher(StudyConfig(), COMMAND, {**MACHINE, "gpus": GPUS[:2], "num_cores": 2})
     try:
         assert [part.slot.gpus for part in made.beside()] == [("GPU-0",), ("GPU-1",)]

@@ -23,11 +23,11 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory) -> Path:
-    """An interpreter that has this one's torch, but not autotune."""
+    """An interpreter with the torch of the running environment, but without autotune."""
     place = tmp_path_factory.mktemp("bare")
     venv.create(place, symlinks=True, with_pip=False)
     own = next(place.glob("lib/python*/site-packages"))
-    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Python does not read .pth files there
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Python reads no .pth files in that folder
     return place / "bin" / "python"
 
 
@@ -64,7 +64,7 @@ def summary(study) -> dict:
     return json.loads(shown.stdout)
 
 
-def test_the_program_s_interpreter_has_no_autotune(bare_python):
+def test_interpreter_of_the_program_has_no_autotune(bare_python):
     found = subprocess.run(
         [bare_python, "-c", "import torch, autotune.cli"], cwd="/", capture_output=True, text=True, check=False
     )
@@ -72,7 +72,7 @@ def test_the_program_s_interpreter_has_no_autotune(bare_python):
     assert "No module named 'autotune" in found.stderr
 
 
-def test_workers_are_found_and_proved_for_a_program_that_waits_for_input(summary):
+def test_workers_are_found_for_a_program_that_waits_for_input(summary):
     assert summary["status"] == "complete"
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["ci"][0] > 1.3
@@ -81,14 +81,14 @@ def test_workers_are_found_and_proved_for_a_program_that_waits_for_input(summary
     assert summary["best_by_tier"]["exact"]["trial"] == summary["best"]["trial"]
 
 
-def test_the_reported_numbers_are_those_of_later_rounds(summary):
+def test_reported_numbers_come_from_the_finals(summary):
     finals = [trial for trial in summary["trials"] if trial["kind"] == "final"]
     assert len(finals) >= 4
     assert summary["best"]["measured_in"] == "finals"
     assert {trial["repeats"] for trial in finals} == {0, summary["best"]["trial"]}
 
 
-def test_the_document_is_as_documented(summary):
+def test_summary_has_the_documented_keys(summary):
     keys = "study status objective unit machine baseline best best_by_tier speedup attribution diagnosis counts seconds trials"
     assert set(keys.split()) <= set(summary)
     of_a_trial = "number outcome reason knobs value ci seconds peak_memory_bytes device_rate loader_rate"
@@ -127,14 +127,14 @@ def verified(study: Path, python: Path, program: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.thorough
-def test_the_winner_s_claim_holds_when_it_is_measured_again(study, bare_python):
+def test_claim_of_the_winner_holds_when_it_is_measured_again(study, bare_python):
     ended = verified(study, bare_python, "train.py")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "verdict  holds" in ended.stdout
 
 
 @pytest.mark.thorough
-def test_a_claim_that_the_program_has_outgrown_is_refused(study, bare_python):
+def test_claim_is_refused_after_the_program_has_changed(study, bare_python):
     quick = (study / "train.py").read_text().replace("time.sleep(0.002)", "pass")  # workers gain nothing now
     (study / "outgrown.py").write_text(quick.replace("optimizer.step()", "optimizer.step(); time.sleep(0.005)"))
     ended = verified(study, bare_python, "outgrown.py")
@@ -142,7 +142,7 @@ def test_a_claim_that_the_program_has_outgrown_is_refused(study, bare_python):
     assert "the claim does not hold" in ended.stderr
 
 
-def test_nothing_of_the_trials_is_left_running(study):
+def test_no_process_of_a_trial_is_left_running(study):
     marks = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         try:

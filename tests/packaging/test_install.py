@@ -43,7 +43,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     venv.create(place, symlinks=True)
     python = place / "bin" / "python"
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
-    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after `own` on the path, so ours is found first
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # later on the path than `own`
     options = ("--no-deps", "--no-index", "--ignore-installed", "--quiet", "--disable-pip-version-check")
     run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
     return python
@@ -55,7 +55,7 @@ def test_the_installed_copy_composes_a_recipe_from_its_own_conf(installed: Path,
     assert "resnet50" in run(installed, "-c", source, cwd=tmp_path)
 
 
-def test_configuration_is_read_from_where_it_would_be_edited(installed: Path, tmp_path: Path) -> None:
+def test_editable_install_reads_its_configuration_from_the_checkout(installed: Path, tmp_path: Path) -> None:
     source = "from autotune.config.locate import folder; print(folder('conf'), folder('search_spaces'))"
     is_editable = "build_editable" in str(installed)
     for place in run(installed, "-c", source, cwd=tmp_path).split():
@@ -83,7 +83,7 @@ def test_a_wheel_holds_every_configuration_file_and_no_tests(tmp_path: Path) -> 
     assert {"autotune/report/templates/page.html", "autotune/report/templates/style.css"} <= set(names)
 
 
-def test_constraints_pin_every_direct_dependency_by_version_alone() -> None:
+def test_constraints_pin_every_direct_dependency_only_by_version() -> None:
     import re
     import tomllib
 

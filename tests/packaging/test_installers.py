@@ -48,7 +48,7 @@ class Place:
         _stand_ins(self.stand_ins)
 
     def run(self, *command: str | Path, cwd: Path | None = None) -> str:
-        """Runs a command, whose environment refers to nothing of the running one; returns its output."""
+        """Runs a command in an environment that does not refer to the running one; returns its output."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
         own = {
             "HOME": self.path, "PIPX_HOME": self.path / "pipx", "PIPX_BIN_DIR": self.commands,
@@ -110,7 +110,7 @@ def _borrow(command: Path) -> Path:
 
 
 @pytest.mark.parametrize("install", [_pipx, _uv_tool, _uv_pip])
-def test_the_installed_command_looks_at_a_training_outside_the_checkout(
+def test_installed_command_inspects_a_training_outside_the_checkout(
     install: Callable[[Place], Path], place: Place, tmp_path: Path
 ) -> None:
     shutil.rmtree(place.commands, ignore_errors=True)

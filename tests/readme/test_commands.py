@@ -18,21 +18,21 @@ from tests.readme.commands import KINDS, PAGES, README, ROOT, Command, command_f
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 COMMANDS = list(commands(TEXT))
 CHEAP = ("knobs", "list", "doctor")
-FOLDERS = ("", "tests/faults", "autotune/search/rates")  # where a file may be that a page names without its folder
+FOLDERS = ("", "tests/faults", "autotune/search/rates")  # folders of files that a page names without a folder
 
 
-def test_every_fence_of_commands_says_how_it_is_run() -> None:
+def test_every_fence_of_commands_has_a_known_kind() -> None:
     assert COMMANDS
     assert {command.kind for command in COMMANDS} <= set(KINDS)
 
 
-def test_no_command_hides_in_an_unmarked_fence() -> None:
+def test_unmarked_fences_contain_no_commands() -> None:
     bodies = [body for page in PAGES for body in page.read_text(encoding="utf-8").split("```")[1::2]]
     prompts = [body for body in bodies if not body.startswith("sh") and re.search(r"^(\$|autotune) ", body, re.MULTILINE)]
     assert prompts == []
 
 
-def test_two_commands_take_a_newcomer_from_a_clone_to_a_verdict_and_through_the_tests() -> None:
+def test_newcomer_needs_one_command_for_a_verdict_and_one_for_the_tests() -> None:
     tests = command_for_tests(TEXT)
     first, *_ = other_commands(TEXT, None)
     assert first.endswith("autotune run model=resnet18")
@@ -69,7 +69,7 @@ def test_cheap_commands_run(line: str, tmp_path: Path) -> None:
 RECIPES = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
 
 
-def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_recipe_in_the_docs_can_be_composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only composes the configurations. tests/programs runs the recipes' programs."""
     (tmp_path / "images" / "cats").mkdir(parents=True)
     (tmp_path / "images" / "cats" / "1.png").touch()
@@ -85,7 +85,7 @@ def test_the_recipes_named_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert compose(words, command=None, facts={"num_cores": 2, "gpus": []}).command.is_recipe
 
 
-def test_commands_for_the_readers_own_files_name_subcommands_that_exist() -> None:
+def test_all_documented_subcommands_exist() -> None:
     done = subprocess.run([sys.executable, "-m", "autotune", "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
@@ -123,12 +123,12 @@ def test_every_path_that_is_named_exists(path: Path) -> None:
     assert missing == []
 
 
-def test_the_page_of_knobs_is_what_the_catalogue_says() -> None:
+def test_page_of_knobs_matches_the_catalogue() -> None:
     assert (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8") == page(keys_of_spaces()), (
         "autotune knobs --page > docs/knobs.md"
     )
 
 
 @pytest.mark.parametrize(("name", "most"), [("README.md", 150), ("CONTRIBUTING.md", 150)])
-def test_the_first_pages_stay_short(name: str, most: int) -> None:
+def test_readme_and_contributing_stay_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= most

@@ -20,7 +20,7 @@ SPACE = "loader.batch_size: [16, 32, 64, 128]\nloader.num_workers: [0, 2]\npreci
 WASTE = documents.line("total += sum(i * i for i in range(20000))", 0.02, function="train", line=12)
 MINUTES = 20
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror=alert(2)>'`{{7*7}}{% raw %}&lt;&#x202e;</style></svg>"""
-HOSTILE += "\u202e\x1b[31m\x9b2J"  # characters that turn a text around, colour a terminal or clear it
+HOSTILE += "\u202e\x1b[31m\x9b2J"  # characters that reverse a text, colour a terminal or clear it
 
 
 def surface(**changes: Any) -> Surface:

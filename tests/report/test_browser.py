@@ -35,7 +35,7 @@ def browser():
         started.close()
 
 
-class Looked:
+class OpenPage:
     """An open page, its requests, and its messages."""
 
     def __init__(self, browser, file: Path, **context) -> None:
@@ -69,20 +69,20 @@ def reports(tmp_path_factory, complete):
     }
     assert tuple(folders) == KINDS
     files = {}
-    for name, them in folders.items():
+    for name, shown in folders.items():
         files[name] = place / f"{name}.html"
-        files[name].write_text(page_of([read(one, one.read_summary()) for one in them]), encoding="utf-8")
+        files[name].write_text(page_of([read(one, one.read_summary()) for one in shown]), encoding="utf-8")
     return files
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_request_leaves_and_nothing_is_said(browser, reports, kind):
-    looked = Looked(browser, reports[kind])
-    assert looked.said == []
-    assert [url for url in looked.requests if not url.startswith("data:")] == [reports[kind].as_uri()]
+def test_report_makes_no_request_and_logs_nothing(browser, reports, kind):
+    opened = OpenPage(browser, reports[kind])
+    assert opened.said == []
+    assert [url for url in opened.requests if not url.startswith("data:")] == [reports[kind].as_uri()]
 
 
-BOTH = (("complete", "dark"), ("large", "light"))  # a page and a scheme that are always looked at
+BOTH = (("complete", "dark"), ("large", "light"))  # these pages and colour schemes are always tested
 
 
 @pytest.mark.parametrize(
@@ -92,26 +92,26 @@ BOTH = (("complete", "dark"), ("large", "light"))  # a page and a scheme that ar
         *more(*((kind, scheme) for kind in KINDS for scheme in ("light", "dark") if (kind, scheme) not in BOTH)),
     ],
 )
-def test_it_is_accessible(browser, reports, kind, scheme):
+def test_report_is_accessible(browser, reports, kind, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
-    looked = Looked(browser, reports[kind], color_scheme=scheme)
-    found = Axe().run(looked.page).response
+    opened = OpenPage(browser, reports[kind], color_scheme=scheme)
+    found = Axe().run(opened.page).response
     assert len(found["passes"]) > 15
     assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_overflows_on_a_phone(browser, reports, kind):
-    looked = Looked(browser, reports[kind], viewport=PHONE)
-    assert looked.overflow_px() == 0
-    looked.page.evaluate("document.querySelectorAll('details').forEach(each => each.setAttribute('open', ''))")
-    assert looked.overflow_px() == 0
+    opened = OpenPage(browser, reports[kind], viewport=PHONE)
+    assert opened.overflow_px() == 0
+    opened.page.evaluate("document.querySelectorAll('details').forEach(each => each.setAttribute('open', ''))")
+    assert opened.overflow_px() == 0
 
 
-def test_light_and_dark_differ(browser, reports):
+def test_light_and_dark_schemes_differ(browser, reports):
     backs = {
-        Looked(browser, reports["complete"], color_scheme=scheme).page.evaluate(
+        OpenPage(browser, reports["complete"], color_scheme=scheme).page.evaluate(
             "getComputedStyle(document.body).backgroundColor"
         )
         for scheme in ("light", "dark")
@@ -119,55 +119,55 @@ def test_light_and_dark_differ(browser, reports):
     assert len(backs) == 2
 
 
-def test_it_prints_with_every_table_open(browser, reports, tmp_path):
-    looked = Looked(browser, reports["complete"])
-    hidden = looked.page.locator("details:not([open]) td").first
+def test_report_prints_with_every_table_open(browser, reports, tmp_path):
+    opened = OpenPage(browser, reports["complete"])
+    hidden = opened.page.locator("details:not([open]) td").first
     assert not hidden.is_visible()
-    pdf = looked.page.pdf(path=str(tmp_path / "report.pdf"), format="A4", print_background=True)
+    pdf = opened.page.pdf(path=str(tmp_path / "report.pdf"), format="A4", print_background=True)
     assert pdf.startswith(b"%PDF-")
     assert 3 <= pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") + pdf.count(b"/Type/Page") <= 40
-    looked.page.emulate_media(media="print")
-    looked.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet of paper
+    opened.page.emulate_media(media="print")
+    opened.page.set_viewport_size({"width": 700, "height": 1000})  # about the width of a sheet of paper
     assert hidden.bounding_box()["height"] > 0
-    assert looked.overflow_px() == 0
-    rights = looked.page.evaluate("[...document.querySelectorAll('table')].map(each => each.getBoundingClientRect().right)")
+    assert opened.overflow_px() == 0
+    rights = opened.page.evaluate("[...document.querySelectorAll('table')].map(each => each.getBoundingClientRect().right)")
     assert max(rights) <= 700
 
 
-def test_texts_of_a_program_stay_texts(browser, reports):
-    looked = Looked(browser, reports["hostile"])
-    assert looked.page.locator("script, img, iframe, b[onclick], [onerror]").count() == 0
-    assert looked.page.locator("style").count() == 1
-    assert made.HOSTILE.split("<style>")[0][:25] in looked.page.inner_text("h1")
-    assert looked.said == []
+def test_texts_of_a_program_are_escaped(browser, reports):
+    opened = OpenPage(browser, reports["hostile"])
+    assert opened.page.locator("script, img, iframe, b[onclick], [onerror]").count() == 0
+    assert opened.page.locator("style").count() == 1
+    assert made.HOSTILE.split("<style>")[0][:25] in opened.page.inner_text("h1")
+    assert opened.said == []
 
 
-def test_the_policy_would_stop_a_script(browser, reports, tmp_path):
+def test_content_security_policy_blocks_a_script(browser, reports, tmp_path):
     planted = tmp_path / "planted.html"
     planted.write_text(reports["complete"].read_text().replace("<main>", "<main><script>document.title = 'ran'</script>"))
-    looked = Looked(browser, planted)
-    assert looked.page.title() != "ran"
-    assert any("Content Security Policy" in said for said in looked.said)
+    opened = OpenPage(browser, planted)
+    assert opened.page.title() != "ran"
+    assert any("Content Security Policy" in said for said in opened.said)
 
 
-def test_it_is_whole_inside_mlflow_s_frame_of_an_artifact(browser, reports, tmp_path):
+def test_report_works_inside_the_artifact_frame_of_mlflow(browser, reports, tmp_path):
     import json
 
     outer = tmp_path / "mlflow.html"
     outer.write_text(FRAMED % json.dumps(reports["complete"].read_text()).replace("</", "<\\/"))
-    looked = Looked(browser, outer)
-    frame = looked.page.frame_locator("#html")
+    opened = OpenPage(browser, outer)
+    frame = opened.page.frame_locator("#html")
     frame.get_by_text("faster:").first.wait_for()
     first = frame.locator("details:not([open]) summary").first
     first.click()
     assert frame.locator("details[open] td").first.is_visible()
     assert frame.locator(".first").evaluate("each => getComputedStyle(each).borderRadius") != "0px"  # its style applies
-    assert looked.said == []
+    assert opened.said == []
 
 
-def test_marks_of_charts_stand_inside_their_drawings(browser, reports):
-    looked = Looked(browser, reports["complete"])
-    outside = looked.page.evaluate(
+def test_chart_marks_are_inside_their_drawings(browser, reports):
+    opened = OpenPage(browser, reports["complete"])
+    outside = opened.page.evaluate(
         """() => [...document.querySelectorAll('svg.plot, .bars svg')].flatMap(svg => {
             const outer = svg.getBoundingClientRect();
             return [...svg.querySelectorAll('rect, circle, line')].filter(mark => {
@@ -180,20 +180,20 @@ def test_marks_of_charts_stand_inside_their_drawings(browser, reports):
     assert outside == []
 
 
-def test_bars_take_the_width_that_they_have(browser, reports):
+def test_bars_use_the_available_width(browser, reports):
     for viewport, least_px in ((DESK, 400), (PHONE, 300)):
-        looked = Looked(browser, reports["complete"], viewport=viewport)
-        tracks = looked.page.evaluate(
+        opened = OpenPage(browser, reports["complete"], viewport=viewport)
+        tracks = opened.page.evaluate(
             "[...document.querySelectorAll('#changes .bars li > svg')].map(each => each.getBoundingClientRect().width)"
         )
         assert len(tracks) > 2
         assert min(tracks) >= least_px
 
 
-def test_parts_of_studies_beside_each_other_stand_apart(browser, reports):
+def test_sections_of_compared_studies_have_a_gap_between_them(browser, reports):
     for viewport in (DESK, PHONE):
-        looked = Looked(browser, reports["beside"], viewport=viewport)
-        gaps = looked.page.evaluate(
+        opened = OpenPage(browser, reports["beside"], viewport=viewport)
+        gaps = opened.page.evaluate(
             """() => [...document.querySelectorAll('section section')].map(each =>
                 each.getBoundingClientRect().top - each.previousElementSibling.getBoundingClientRect().bottom)"""
         )

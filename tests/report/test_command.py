@@ -33,13 +33,13 @@ def refused(capsys, *words):
     return ended.err
 
 
-def test_the_latest_study_is_reported_into_its_folder(here, capsys):
+def test_report_of_the_latest_study_is_written_to_its_folder(here, capsys):
     assert main(["report"]) == 0
     assert capsys.readouterr().out == "wrote runs/resnet18/report.html\n"
     assert "2.41x" in (here / "runs" / "resnet18" / "report.html").read_text()
 
 
-def test_several_studies_are_reported_beside_each_other(here, capsys):
+def test_several_studies_are_compared_in_one_report(here, capsys):
     make_study(here / "runs", "other")
     assert main(["report", "resnet18", "other"]) == 0
     assert capsys.readouterr().out == "wrote runs/report.html\n"
@@ -54,26 +54,26 @@ def test_a_copied_folder_from_another_machine_can_be_named_by_its_path(here, cap
     assert "runs/resnet18" in text
 
 
-def test_a_folder_takes_the_report(here, capsys):
+def test_report_is_written_into_a_given_folder(here, capsys):
     (here / "out").mkdir()
     assert main(["report", "resnet18", "-o", "out/"]) == 0
     assert capsys.readouterr().out == "wrote out/report.html\n"
     assert "2.41x" in (here / "out" / "report.html").read_text()
 
 
-def test_a_dash_is_standard_output(here, capsys):
+def test_output_dash_writes_the_report_to_standard_output(here, capsys):
     assert main(["report", "resnet18", "-o", "-"]) == 0
     assert capsys.readouterr().out.startswith("<!doctype html>")
 
 
-def test_as_json_it_says_where_the_file_is(here, capsys):
+def test_json_states_path_and_size_of_the_report(here, capsys):
     assert main(["report", "resnet18", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["studies"] == ["resnet18"]
     assert os.path.getsize(said["file"]) == said["bytes"]
 
 
-def test_what_cannot_be_reported_is_refused(here, capsys):
+def test_invalid_report_requests_are_refused(here, capsys):
     assert "STUDY: no such study" in refused(capsys, "nothing")
     assert "STUDY: given twice, got 'resnet18'" in refused(capsys, "resnet18", "runs/resnet18")
     assert "--output: a record of the study 'resnet18'" in refused(capsys, "resnet18", "-o", "runs/resnet18/study.json/x.html")
@@ -88,7 +88,7 @@ def test_what_cannot_be_reported_is_refused(here, capsys):
     assert "summary.json: missing. The trials are in" in refused(capsys, "resnet18")
 
 
-def test_standard_output_takes_the_report_alone_or_nothing(here, capsys):
+def test_report_to_standard_output_refuses_json_and_a_closed_stream(here, capsys):
     assert "--json: with -o - the report itself goes to standard output, got both" in refused(
         capsys, "resnet18", "-o", "-", "--json"
     )
@@ -100,7 +100,7 @@ def test_standard_output_takes_the_report_alone_or_nothing(here, capsys):
     assert (shown.returncode, shown.stderr) == (0, "")
 
 
-def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_terminal(here, capsys):
+def test_missing_or_damaged_files_are_named_on_the_page_and_on_the_terminal(here, capsys):
     folder = here / "runs" / "resnet18"
     for number in range(1, 6):
         (folder / "trials" / f"{number:04d}" / "trial.json").unlink()
@@ -116,10 +116,10 @@ def test_files_that_are_missing_or_damaged_are_named_on_the_page_and_in_the_term
     assert "and 3 more. It is not known when these trials ran, how long their steps took and what disturbed them." in trials
     assert "runs/resnet18/study.json: cannot be read (study record expected, got [])" in study
     assert "2.41x" in page
-    assert "batch 128" in page.split('id="settings"')[1].split("</figure>")[0]  # told by the trials
+    assert "batch 128" in page.split('id="settings"')[1].split("</figure>")[0]  # known from the trials
 
 
-def test_control_characters_of_a_study_s_texts_and_names_reach_no_terminal_and_no_page(here, capsys):
+def test_control_characters_in_texts_of_a_study_reach_no_terminal_and_no_page(here, capsys):
     evil = "a\u202eb\x1b[31mc\x9b2Jd"
     folder = here / "runs" / "resnet18"
     for name in ("summary.json", "study.json"):
@@ -142,8 +142,8 @@ def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypat
 
 
 @pytest.mark.parametrize("num_bytes", [0, 60])
-def test_half_a_picture_is_refused(here, capsys, monkeypatch, num_bytes):
-    """As a browser leaves it on a full disk."""
+def test_incomplete_picture_is_refused(here, capsys, monkeypatch, num_bytes):
+    """A browser leaves such a picture on a full disk."""
     whole, browser = here / "whole.png", here / "browser"
     Image.new("RGB", (1440, 1100)).save(whole)
     browser.write_text(
@@ -155,7 +155,7 @@ def test_half_a_picture_is_refused(here, capsys, monkeypatch, num_bytes):
     assert not (here / "x.png").exists()
 
 
-def test_opened_in_a_browser_or_told_where_it_is(here, capsys, monkeypatch):
+def test_report_is_opened_in_a_browser(here, capsys, monkeypatch):
     opened = here / "opened"
     browser = here / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
@@ -168,7 +168,7 @@ def test_opened_in_a_browser_or_told_where_it_is(here, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_a_report_replaces_no_record_of_a_study_not_even_through_a_link(tmp_path, capsys, monkeypatch):
+def test_report_replaces_no_record_of_a_study_even_through_a_link(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = make_study(tmp_path / "runs")
     before = made.summary_file.read_bytes()
@@ -179,7 +179,7 @@ def test_a_report_replaces_no_record_of_a_study_not_even_through_a_link(tmp_path
     assert made.summary_file.read_bytes() == before
 
 
-def test_bytes_that_are_no_text_are_written_in_an_escaped_form(tmp_path, monkeypatch):
+def test_undecodable_bytes_are_written_in_an_escaped_form(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = make_study(tmp_path / "runs")
     summary = json.loads(made.summary_file.read_text())
@@ -189,7 +189,7 @@ def test_bytes_that_are_no_text_are_written_in_an_escaped_form(tmp_path, monkeyp
     assert "caf\\udcff" in (tmp_path / "out.html").read_text()
 
 
-def test_a_command_after_two_dashes_is_refused_where_none_is_taken(tmp_path, capsys, monkeypatch):
+def test_report_refuses_a_command_after_two_dashes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_study(tmp_path / "runs")
     assert main(["report", "--", "nosuch"]) == 2

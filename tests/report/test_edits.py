@@ -19,7 +19,7 @@ from autotune.run_dir import StudyFolder
 
 VALUES = (7, -1, 10**400, math.nan, "x", None, [], [1], {}, {"a": 1}, True, 0.5)
 NUM_EDITS = 25
-ROOT = 25  # of the random choice of edits
+ROOT = 25  # seed of the random choice of edits
 
 
 def places(document, at=()):
@@ -41,7 +41,7 @@ def edited(document, place, value):
 
 @pytest.fixture
 def study(complete, tmp_path, monkeypatch):
-    """A study of which little but its summary is there, so that its report is made in a moment."""
+    """A study with little more than its summary, so that its report is made quickly."""
     monkeypatch.chdir(tmp_path)
     made = tmp_path / "runs" / "s"
     shutil.copytree(complete.path, made, ignore=shutil.ignore_patterns("explain", "*.log", "*.html", "compile_cache"))
@@ -49,7 +49,7 @@ def study(complete, tmp_path, monkeypatch):
 
 
 def commands(folder, number):
-    """Yields what the commands that read a summary do; the formats and the ways to show a study take turns."""
+    """Yields the actions of the commands that read a summary. `number` chooses the format and the way to show a study."""
     yield lambda: show.print_study(folder, as_json=number % 4 == 0)
     yield lambda: print_why(folder, None, as_json=False)
     yield lambda: export(folder, format_=FORMATS[number % len(FORMATS)], tier=None, output=None, as_json=False)
@@ -79,7 +79,7 @@ def test_no_single_edit_of_a_summary_ends_in_an_internal_error(study, capsys):
 
 @pytest.mark.parametrize("key", ["precision.amp", "loader.num_workers", "loader.batch_size"])
 @pytest.mark.parametrize("value", [3, "x", True, -1.5])
-def test_a_best_with_a_value_that_its_knob_cannot_have_is_not_exported(study, capsys, key, value):
+def test_best_configuration_with_an_invalid_knob_value_is_not_exported(study, capsys, key, value):
     file = study / "summary.json"
     whole = json.loads(file.read_text())
     whole["best"]["overrides"][key] = value

@@ -1,4 +1,4 @@
-"""What a report says of a study on a GPU, from a made-up trace as a GPU gives it."""
+"""What a report says about a study on a GPU, whose trace is made up in the form that a GPU gives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def facts(study: Study) -> dict[str, str]:
     return {row[0]: row[-1] for row in grid.rows}
 
 
-def test_the_use_of_a_gpu_has_its_busy_time_its_tensor_cores_and_the_peak_that_counts(study: Study) -> None:
+def test_use_of_a_gpu_lists_busy_time_tensor_cores_and_share_of_the_peak(study: Study) -> None:
     said = facts(study)
     assert said["GPU busy, share of a step"] == "24.0 %"
     assert said["Tensor Cores, share of the kernels' time"] == "75.0 %"
@@ -53,7 +53,7 @@ def test_the_use_of_a_gpu_has_its_busy_time_its_tensor_cores_and_the_peak_that_c
     assert said["arithmetic, share of the device's peak (MFU)"] == "under 0.1 % of 495 TFLOP/s, tf32"
 
 
-def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain_step(study: Study) -> None:
+def test_kernels_have_short_names_their_operator_and_a_share_of_a_plain_step(study: Study) -> None:
     figure = kernels(study)
     assert "which takes 50.0 ms without the profiler" in figure.says
     assert "9.00 ms, 18.0" in str(figure.drawing)
@@ -65,7 +65,7 @@ def test_kernels_are_named_shortly_with_their_operator_and_compared_with_a_plain
     assert "seconds are longer than without it, but not the GPU's" in operators(study).notes[0]
 
 
-def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_its_idle_time(study: Study) -> None:
+def test_step_slowed_by_the_profiler_is_split_into_gpu_work_and_idle_time(study: Study) -> None:
     figure = categories(study)
     assert figure.grid is not None
     assert [row[:2] for row in figure.grid.rows] == [["GPU idle", "0.038000"], ["32-bit arithmetic", "0.012000"]]
@@ -73,13 +73,13 @@ def test_a_step_that_the_profiler_slows_down_is_split_into_the_gpu_s_work_and_it
     assert "Idle time is the duration of a step without the profiler" in figure.says
 
 
-def test_what_else_holds_memory_on_a_gpu_is_named(study: Study) -> None:
+def test_other_users_of_gpu_memory_are_named(study: Study) -> None:
     figure = what_holds(study)
     assert "other, such as workspaces of cuBLAS" in str(figure.drawing)
     assert "rank 0" not in " ".join(figure.notes)
 
 
-def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study: Study) -> None:
+def test_missing_gpu_figure_names_the_command_that_makes_it(study: Study) -> None:
     study.tables.clear()
     assert memory_timeline(study).absent.startswith("Not known yet. `autotune explain")
 
@@ -99,18 +99,18 @@ def test_a_figure_of_the_gpu_that_no_pass_made_says_which_command_makes_it(study
         ("", ""),
     ],
 )
-def test_a_kernel_s_label_is_what_tells_it_from_others(name: str, label: str) -> None:
+def test_kernel_label_keeps_only_the_distinguishing_part(name: str, label: str) -> None:
     assert kernel_label(name) == label
 
 
 @pytest.mark.parametrize(
     ("share", "text"), [(0.0, "0.0 %"), (0.0001, "under 0.1 %"), (0.0005, "0.1 %"), (1.0, "100.0 %"), (None, "-")]
 )
-def test_a_tiny_share_is_not_called_none(share: float | None, text: str) -> None:
+def test_tiny_share_is_not_shown_as_zero(share: float | None, text: str) -> None:
     assert share_text(share) == text
 
 
-def test_rates_and_durations_have_the_unit_that_fits() -> None:
+def test_rates_and_durations_have_a_suitable_unit() -> None:
     assert [flops_text(rate) for rate in (4.879e13, 3.9e9, 4.2e6)] == ["48.8 TFLOP/s", "3.90 GFLOP/s", "4.20 MFLOP/s"]
     assert [step_time_text(seconds) for seconds in (0.0, 2.69e-6, 1e-4, 0.0123, 1.2)] == [
         "0 ms", "2.69 us", "0.100 ms", "12.3 ms", "1.20 s",

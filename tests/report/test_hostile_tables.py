@@ -1,4 +1,4 @@
-"""Tables of an explained trial that a stranger wrote: a report and `show --why` leave out what cannot be right."""
+"""A report and `show --why` leave out the invalid parts of tables that a stranger wrote for an explained trial."""
 
 import json
 import shutil
@@ -26,14 +26,14 @@ def change(folders, name, changed):
 
 
 def used(capsys):
-    """Returns the report of the study, after checking that the commands that read its tables work."""
+    """Checks that the commands that read the tables work, and returns what they print."""
     for words in (["report", "s", "-o", "-"], ["show", "s", "--why"]):
         assert main(words) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("value", [None, 0, [None], [{}], [[1]], 1e300], ids=repr)
-def test_an_index_without_a_list_of_tables_is_none(explained, capsys, value):
+def test_index_without_a_list_of_tables_is_ignored_by_the_commands(explained, capsys, value):
     change(explained, "tables", lambda index: {**index, "tables": value})
     used(capsys)
     with pytest.raises(ValueError, match=r"tables\.json: tables"):
@@ -56,14 +56,14 @@ def test_an_index_without_a_list_of_tables_is_none(explained, capsys, value):
         ("operators", {"rank": "0"}),
     ],
 )
-def test_a_table_with_a_cell_of_the_wrong_kind_is_absent(explained, capsys, name, row):
+def test_table_with_a_cell_of_the_wrong_type_counts_as_absent(explained, capsys, name, row):
     change(explained, name, lambda table: {**table, "rows": [row and {**one, **row} for one in table["rows"]]})
     assert f"{name}.json cannot be read: rows.0" in read_tables(explained[0]).absent[name]
     used(capsys)
 
 
 @pytest.mark.parametrize("name", ["stages", "roofline", "breakdown", "memory", "memory_timeline", "operators"])
-def test_a_table_without_one_of_its_columns_is_absent(explained, capsys, name):
+def test_table_without_one_of_its_columns_counts_as_absent(explained, capsys, name):
     for column in COLUMNS[name]:
         change(explained, name, lambda table, column=column: _without(table, column))
     assert f"{name}.json cannot be read: rows.0" in read_tables(explained[0]).absent[name]
@@ -75,7 +75,7 @@ def _without(table, column):
     return {**table, "columns": columns, "rows": [{name: row[name] for name in columns} for row in table["rows"]]}
 
 
-def test_tables_with_more_keys_than_are_known_are_read(explained, capsys):
+def test_tables_with_unknown_keys_are_read(explained, capsys):
     change(explained, "stages", lambda table: {**table, "new": 1, "rows": [{**row, "new": [1]} for row in table["rows"]]})
     assert read_tables(explained[0]).rows("stages")
     used(capsys)

@@ -43,7 +43,7 @@ def part(page_html: str, key: str) -> str:
     return text_of(found[0])
 
 
-def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete, whole):
+def test_report_begins_with_gain_cost_and_next_step(complete, whole):
     summary = complete.read_summary()
     first = text_of(re.search(r'<dl class="first">.*?</dl>', whole, flags=re.DOTALL)[0])
     gained, cost, then = (first.index(word) for word in ("Gained", "Cost", "Next"))
@@ -56,7 +56,7 @@ def test_it_begins_with_what_was_gained_what_it_costs_and_what_is_next(complete,
     assert "autotune export s" in first[then:]
 
 
-def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
+def test_every_figure_is_present_or_its_absence_is_explained(whole):
     keys = re.findall(r'<figure id="([\w-]+)"', whole)
     assert keys == [
         "rates", "changes", "findings", "baseline-findings", "use", "breakdown", "categories", "stages", "operators",
@@ -69,12 +69,12 @@ def test_every_figure_is_there_or_says_in_a_sentence_why_not(whole):
     assert "One process trains" in part(whole, "ranks")
 
 
-def test_no_figure_failed_to_be_drawn(whole):
+def test_no_figure_fails_to_be_drawn(whole):
     assert "cannot be drawn" not in whole
     assert not re.search(r'="(nan|inf|-inf)', whole)
 
 
-def test_findings_say_where_what_to_do_and_how_much(whole):
+def test_findings_state_place_remedy_and_gain(whole):
     said = part(whole, "findings")
     assert "Python in the step" in said
     assert "train.py:12" in said
@@ -82,7 +82,7 @@ def test_findings_say_where_what_to_do_and_how_much(whole):
     assert "replace the loop with tensor operations" in said
 
 
-def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
+def test_checked_finding_shows_predicted_and_measured_gain(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     gains = [
@@ -110,18 +110,18 @@ def test_a_checked_finding_has_its_prediction_beside_its_measurement(tmp_path):
     assert "waiting for input" in part(said, "breakdown")
 
 
-def test_the_share_of_an_operator_is_of_the_whole_step_as_in_the_other_figures(whole):
+def test_operator_shares_refer_to_the_whole_step(whole):
     said = part(whole, "operators")
     assert "Shares are of a whole step, which takes 100 ms under the profiler." in said
-    assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms; it is all the time in operators"
+    assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms, though no other operator takes time"
 
 
-def test_what_was_tried_and_not_kept_is_named_below_the_effects(tmp_path):
+def test_values_that_were_tried_and_not_kept_are_named_below_the_effects(tmp_path):
     said = part(page_of(make_study(tmp_path / "runs")), "changes")
     assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (each the fastest trial with" in said
 
 
-def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(tmp_path):
+def test_rates_of_step_and_loader_come_from_the_finals_and_name_their_source(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     trials = [*summary["trials"], {**summary["trials"][6], "number": 8}, {**summary["trials"][6], "number": 9}]
@@ -143,7 +143,7 @@ def test_rates_of_step_and_loader_are_those_of_the_finals_and_the_page_says_so(t
         ("timeout", "Not known, because no pass succeeded."),
     ],
 )
-def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, words):
+def test_absence_of_findings_is_good_news_only_if_a_pass_succeeded(tmp_path, outcome, words):
     passes = {"lines": {"trial": 6, "outcome": outcome, "reason": "it took too long"}}
     entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": {}, "findings": [], "notes": ["lines: see above"]}
     explanation = {"explained": [entry], "checks": [], "accuracy": {"checked": 0, "held": 0}, "skipped": ""}
@@ -152,14 +152,14 @@ def test_no_finding_is_good_news_only_if_a_pass_ended_well(tmp_path, outcome, wo
     assert "Lines: see above" in said
 
 
-def test_the_code_to_paste_is_there_in_every_format_and_says_what_a_format_lacks(whole):
+def test_code_to_paste_is_given_in_every_format(whole):
     for name in ("python", "yaml", "env", "hf", "lightning", "accelerate", "deepspeed"):
         assert f"<b>{name}</b>" in whole
     assert "precision:" in whole
     assert "torch.autocast" in whole or "autocast" in whole
 
 
-def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
+def test_trials_that_ran_out_of_memory_are_named_with_their_batch_size(complete, whole):
     said = part(whole, "memory-by-batch")
     out = [trial for trial in complete.read_trials() if trial.outcome.is_memory]
     assert out
@@ -172,12 +172,12 @@ def test_what_ran_out_of_memory_is_named_with_its_batch(complete, whole):
 @pytest.mark.parametrize(
     ("limit", "share"), [("8GiB", 1 / 3), (0.5, 1 / 2), (2**30, 1 / 24), (None, 1), ("no limit", 1), ("32GiB", 1)]
 )
-def test_the_capacity_is_the_limit_that_was_configured(limit, share):
+def test_memory_capacity_is_the_configured_limit_within_the_machine_memory(limit, share):
     summary = {"machine": {"memory_bytes": 24 * 2**30}, "identity": {"device.memory_limit": limit}}
     assert _capacity_bytes(Study(folder=StudyFolder(Path("s")), summary=summary)) == share * 24 * 2**30
 
 
-def test_the_fastest_configurations_stand_beside_each_other_with_what_each_takes(complete, whole):
+def test_fastest_configurations_are_listed_with_rates_and_step_times(complete, whole):
     summary, said = complete.read_summary(), part(whole, "fastest")
     low, high = summary["speedup"]["ci"]
     best = f"{summary['best']['trial']:04d} bf16 · batch 64 · workers 2"
@@ -194,7 +194,7 @@ def again(trials, number, of, **changes):
     return {**trials[of], "number": number, "kind": "final", "repeats": of, "why": REPORTED, **changes}
 
 
-def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_and_why(tmp_path):
+def test_fastest_list_says_what_each_process_of_the_finals_counts_for(tmp_path):
     folder = make_study(tmp_path / "runs")
     first = folder.read_summary()["trials"][:6]
     lost = {"value": None, "ci": None, "outcome": "disturbed", "reason": "other programs used 0.65 of 2 cores"}
@@ -215,7 +215,7 @@ def test_processes_of_the_finals_say_what_they_count_for_and_what_was_left_out_a
     assert "0012, which measured 0005 again in the finals, does not count, because the other trial of its round" in said
 
 
-def test_a_best_that_was_first_measured_for_the_effects_of_changes_is_shown_like_any_other(tmp_path):
+def test_best_trial_from_the_attribution_is_shown_like_any_other(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
     winner = {**summary["trials"][1], "number": 8, "kind": "attribution", "knobs": summary["trials"][1]["knobs"]}
@@ -228,7 +228,7 @@ def test_a_best_that_was_first_measured_for_the_effects_of_changes_is_shown_like
         assert len(re.findall(r'class="best"', figure)) >= 2, key  # a mark besides the one in the legend
 
 
-def test_every_process_that_the_counts_count_has_a_mark(tmp_path):
+def test_every_counted_process_has_a_mark(tmp_path):
     folder = make_study(tmp_path / "runs")
     trials = folder.read_summary()["trials"]
     parity = [{**trials[0], "number": n, "kind": "parity", "value": None, "ci": None, "reason": "within 0.1 %"} for n in (8, 9)]
@@ -243,7 +243,7 @@ def test_every_process_that_the_counts_count_has_a_mark(tmp_path):
     assert "no result" in text_of(figure)
 
 
-def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
+def test_report_says_that_each_memory_peak_comes_from_one_process(whole):
     assert "at the peak, from one process each" in text_of(whole.split("</dl>")[0])
     assert "Each mark is the peak of one process." in part(whole, "memory-by-batch")
     assert "Memory and step times come from one process each." in part(whole, "fastest")
@@ -260,7 +260,7 @@ def test_a_peak_of_memory_is_said_to_be_of_one_process(whole):
         (("estimated", "measured"), ["side by side: channels_last.", "Effects estimated from all trials of the study: bf16."]),
     ],
 )
-def test_how_the_effects_of_this_study_were_found_out_is_said(tmp_path, bases, words):
+def test_method_section_says_how_the_effects_were_determined(tmp_path, bases, words):
     folder = make_study(tmp_path / "runs")
     entries = [{**one, "basis": basis} for one, basis in zip(folder.read_summary()["attribution"], bases, strict=False)]
     said = part(page_of(folder, attribution=entries, minimality=None), "method")
@@ -269,7 +269,7 @@ def test_how_the_effects_of_this_study_were_found_out_is_said(tmp_path, bases, w
     assert ("measured by trials with" in said, "estimated from all" in said) == ("measured" in bases, "estimated" in bases)
 
 
-def test_numbers_of_a_record_that_are_not_finite_are_not_known(tmp_path):
+def test_numbers_in_a_record_that_are_not_finite_are_left_out(tmp_path):
     folder = make_study(tmp_path / "runs")
     for record in folder.read_trials():
         folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, "step_p50_s": float("nan")}))
@@ -278,7 +278,7 @@ def test_numbers_of_a_record_that_are_not_finite_are_not_known(tmp_path):
     assert "a step, median" not in said
 
 
-def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_named(tmp_path, whole):
+def test_settings_list_tried_values_with_their_fastest_trial_and_untried_values(tmp_path, whole):
     assert "workers 0 loader.num_workers" in part(whole, "settings")
     assert "batch 128 no result in 4" in part(whole, "settings")
     assert "loader.batch_size 128 4 4 - -" in part(whole, "settings")
@@ -294,14 +294,14 @@ def test_every_value_that_was_tried_has_its_fastest_trial_and_the_others_are_nam
     assert "tried with one value only: loader.prefetch_factor (has no effect in these trials), threads.intra (2)." in said
 
 
-def test_the_machine_s_use_has_steps_cores_and_arithmetic(whole):
+def test_machine_use_lists_step_time_cores_and_arithmetic(whole):
     said = part(whole, "use")
     assert "a step, median 100 ms 100 ms" in said
     assert "CPU cores in use 2.00 of 4 2.00 of 4" in said
     assert re.search(r"arithmetic [\d.]+ [MGT]FLOP/s", said)
 
 
-def test_what_a_gpu_was_measured_to_do_is_shown_for_the_sides_and_the_fastest(tmp_path):
+def test_gpu_measurements_are_shown_for_baseline_best_and_fastest_trials(tmp_path):
     folder = make_study(tmp_path / "runs")
     for record in folder.read_trials():
         if record.number in (0, 5):
@@ -315,7 +315,7 @@ def test_what_a_gpu_was_measured_to_do_is_shown_for_the_sides_and_the_fastest(tm
     assert listed.replace("\xa0", " ").endswith("25.0 %")
 
 
-def test_figures_that_are_absent_for_one_reason_share_one_line(tmp_path):
+def test_figures_that_are_absent_for_the_same_reason_share_one_line(tmp_path):
     said = page_of(make_study(tmp_path / "runs"))
     line = part(said, "breakdown")
     assert line == part(said, "operators") == part(said, "timeline")
@@ -338,13 +338,13 @@ def test_the_time_of_a_study_adds_up(complete, whole):
     assert f"the rest {seconds_text(rest)} (warm-up, " in part(whole, "study-timeline")
 
 
-def test_baseline_and_best_stand_above_each_other(whole):
+def test_breakdown_shows_baseline_and_best(whole):
     said = part(whole, "breakdown")
     assert "unchanged: 100 ms, best: 100 ms" in said
     assert "→" in said
 
 
-def test_numbers_that_are_not_finite_draw_nothing(tmp_path):
+def test_numbers_that_are_not_finite_are_not_drawn(tmp_path):
     folder = make_study(tmp_path / "runs")
     trials = [
         {**trial, "value": float("nan"), "ci": [float("-inf"), float("inf")]} for trial in folder.read_summary()["trials"]
@@ -354,7 +354,7 @@ def test_numbers_that_are_not_finite_draw_nothing(tmp_path):
     assert "No trial has a rate" in said
 
 
-def test_a_damaged_part_costs_only_its_own_figure(tmp_path):
+def test_damaged_part_of_a_summary_affects_only_its_own_figure(tmp_path):
     folder = make_study(tmp_path / "runs")
     said = page_of(folder, attribution=[{"knob": "precision.amp"}, 3], machine={"gpus": 7})
     assert "cannot be drawn from the files of this study" in part(said, "changes")
@@ -369,14 +369,14 @@ def test_a_study_without_a_verdict_has_a_report(tmp_path, status):
     assert "Nothing: there is no faster configuration to hand over." in said
 
 
-def test_an_interrupted_study_says_how_to_go_on(tmp_path):
+def test_report_of_an_interrupted_study_says_how_to_continue(tmp_path):
     folder = make_study(tmp_path / "runs", status="interrupted", num_trials=3)
     first = text_of(page_of(folder).split("</dl>")[0])
     assert "continue the study, which ended early" in first
     assert "autotune resume resnet18" in first
 
 
-def test_a_study_that_compared_nothing_asks_for_more_time(tmp_path):
+def test_report_of_a_study_without_a_comparison_asks_for_more_time(tmp_path):
     folder = make_study(tmp_path / "runs", num_trials=1)
     changes = {"best": None, "speedup": None, "attribution": [], "minimality": None}
     first = text_of(page_of(folder, **changes).split("</dl>")[0])
@@ -385,7 +385,7 @@ def test_a_study_that_compared_nothing_asks_for_more_time(tmp_path):
     assert "study.budget.minutes=16" in first
 
 
-def test_a_study_of_a_thousand_trials_stays_below_a_megabyte(tmp_path):
+def test_report_of_a_thousand_trials_is_smaller_than_a_megabyte(tmp_path):
     folder = made.large(tmp_path / "runs", 1000)
     size = len(page_of(folder).encode())
     assert 200_000 < size < 1_000_000
@@ -398,7 +398,7 @@ def test_rows_that_are_left_out_are_counted(tmp_path):
     assert len(said.encode()) < 1_300_000
 
 
-def test_two_studies_beside_each_other_say_what_differs(tmp_path):
+def test_comparison_of_two_studies_says_what_differs(tmp_path):
     one, two = make_study(tmp_path / "runs"), make_study(tmp_path / "runs", "other")
     first, second = (
         {**folder.read_summary(), "identity": {"machine.cpu_model": model}} for folder, model in ((one, "A"), (two, "B"))
@@ -412,7 +412,7 @@ def test_two_studies_beside_each_other_say_what_differs(tmp_path):
     assert len(ids) == len(set(ids))
 
 
-def test_studies_of_the_same_name_are_called_by_their_folders(tmp_path):
+def test_studies_of_the_same_name_are_named_by_their_folders(tmp_path):
     folders = [make_study(tmp_path / place / "runs") for place in ("here", "there")]
     said = page([read(folder, folder.read_summary()) for folder in folders])
     for folder in folders:
@@ -441,7 +441,7 @@ def test_secrets_of_the_environment_are_masked(tmp_path):
     assert "train.py ***" in said
 
 
-def test_the_policy_allows_nothing_but_the_page_s_own_style(whole):
+def test_content_security_policy_allows_only_the_style_of_the_page(whole):
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', whole)[1])
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
@@ -466,7 +466,7 @@ def test_a_scale_stays_within_its_ends():
     assert Scale(-0.1, 0.3).ticks() == pytest.approx([-0.1, 0.0, 0.1, 0.2, 0.3])
 
 
-def test_a_bar_of_nothing_can_still_be_seen():
+def test_bar_of_length_zero_is_still_visible():
     assert 'width="0.2%"' in bar(0.0, 0.0, "best")
 
 
@@ -479,7 +479,7 @@ def test_no_line_breaks_inside_an_interval_or_before_a_percent_sign():
     assert tied("+25 % [18, 80] or more") == "+25\u00a0% [18,\u00a080] or more"
 
 
-def test_a_path_breaks_after_a_slash():
+def test_path_may_break_after_a_slash():
     assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
 
 
@@ -498,7 +498,7 @@ def test_a_trace_that_slowed_the_step_too_much_is_not_drawn(tmp_path):
     assert "matrix products" not in part(said, "categories")
 
 
-def test_the_step_s_parts_are_the_same_figures_in_the_report_and_in_the_terminal(complete, whole, capsys):
+def test_step_shares_are_the_same_in_the_report_and_on_the_terminal(complete, whole, capsys):
     assert main(["show", complete.name, "--why", "--runs-dir", str(complete.path.parent)]) == 0
     terminal = capsys.readouterr().out
     listed = re.search(r"a step takes 100 ms: ([^\n]*)", terminal)
@@ -511,7 +511,7 @@ def test_the_step_s_parts_are_the_same_figures_in_the_report_and_in_the_terminal
     assert sum(map(int, shares.values())) == pytest.approx(100, abs=2)
 
 
-def test_json_that_another_program_wrote_is_read_as_far_as_it_goes(tmp_path):
+def test_damaged_trial_record_does_not_hide_the_other_trials(tmp_path):
     folder = make_study(tmp_path / "runs")
     (folder.trial_path(0) / "trial.json").write_text("{")
     said = page_of(folder)

@@ -16,14 +16,14 @@ def report_of(bench) -> str:
     return bench.folder.report_file.read_text(encoding="utf-8")
 
 
-def test_a_complete_study_leaves_its_report(tmp_path):
+def test_complete_study_leaves_a_private_report(tmp_path):
     bench = made.bench(tmp_path, minutes=4)
     summary = bench.run()
     assert f"faster: {summary['speedup']['ratio']:.2f}x" in report_of(bench)
     assert bench.folder.report_file.stat().st_mode & 0o077 == 0
 
 
-def test_an_interrupted_study_leaves_one_and_resuming_writes_it_again(tmp_path):
+def test_interrupted_study_leaves_a_report_and_resuming_replaces_it(tmp_path):
     def interrupted(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if trial == 3 else None
 
@@ -35,7 +35,7 @@ def test_an_interrupted_study_leaves_one_and_resuming_writes_it_again(tmp_path):
     assert "autotune resume" not in report_of(bench)
 
 
-def test_a_failed_study_leaves_one_with_the_end_of_the_log(tmp_path):
+def test_failed_study_leaves_a_report_with_the_end_of_the_log(tmp_path):
     bench = made.bench(tmp_path, of=made.surface(failures=lambda trial, knobs: CRASH))
     with pytest.raises(NothingWorked):
         bench.run()
@@ -43,7 +43,7 @@ def test_a_failed_study_leaves_one_with_the_end_of_the_log(tmp_path):
     assert "no such file" in report_of(bench)
 
 
-def test_explaining_later_writes_it_again(tmp_path):
+def test_explaining_a_study_writes_its_report_again(tmp_path):
     bench = made.bench(tmp_path)
     bench.run()
     assert "Python in the step" not in report_of(bench)
@@ -52,7 +52,7 @@ def test_explaining_later_writes_it_again(tmp_path):
     assert "Python in the step" in report_of(bench)
 
 
-def test_a_report_that_cannot_be_written_is_one_note(tmp_path):
+def test_unwritable_report_gives_one_note(tmp_path):
     bench = made.bench(tmp_path, minutes=4)
     bench.folder.report_file.mkdir()
     assert bench.run()["status"] == "complete"
@@ -61,7 +61,7 @@ def test_a_report_that_cannot_be_written_is_one_note(tmp_path):
     assert re.search(r"`autotune report s( --runs-dir \S+)?` makes it", str(notes[0]))
 
 
-def test_a_report_that_cannot_be_made_is_one_note(tmp_path, monkeypatch):
+def test_error_while_the_report_is_made_gives_a_note(tmp_path, monkeypatch):
     def broken(_):
         raise RuntimeError("the moon is full")
 

@@ -16,7 +16,7 @@ from autotune.monitors.nvml import NoDevice
 from autotune.records import Knobs
 
 PASS_S = 5.0  # length of a pass of `autotune explain`
-NUM_BLOCKS = 40  # blocks in a window, as many as two seconds hold
+NUM_BLOCKS = 40  # blocks in a window, as many as fit into two seconds
 
 DEFAULTS: Knobs = {
     "loader.batch_size": 32,

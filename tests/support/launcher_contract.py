@@ -51,7 +51,7 @@ def wait_for(file: Path) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not count."""
+    """Returns whether a process runs; a zombie does not count."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def marked_processes(study: Path) -> list[psutil.Process]:
-    """Returns the processes of a study that still run, of its trials as well as its helpers."""
+    """Returns the processes of a study that still run, including those of its trials and its helpers."""
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
@@ -108,7 +108,7 @@ class LauncherContract:
         assert first.endswith(os.path.join("harness", "inject"))
         assert second == "/somewhere"
 
-    def test_program_cannot_reach_the_users_records(self, launcher: Launcher, folder: Path) -> None:
+    def test_program_writes_no_records_of_the_user(self, launcher: Launcher, folder: Path) -> None:
         """W&B and MLflow write to the trial's own records."""
         seen = self.run(launcher, a_launch(folder, program("result(detected=dict(os.environ))"))).results[0].detected
         assert seen["WANDB_MODE"] == "offline"
@@ -131,14 +131,14 @@ class LauncherContract:
             launcher.start(launch)
 
     @pytest.mark.parametrize(("argument", "env"), [("a\0b", {}), ("a", {"A=B": "c"}), ("a", {"A": "b\0"})])
-    def test_what_no_process_can_be_given_is_bad_input(
+    def test_arguments_and_variables_that_no_process_accepts_are_bad_input(
         self, launcher: Launcher, folder: Path, argument: str, env: dict[str, str]
     ) -> None:
         """A NUL, for example, cannot be passed to a process."""
         with pytest.raises(BadInput, match="COMMAND"):
             launcher.start(a_launch(folder, ["true", argument], env=env))
 
-    def test_command_that_cannot_be_started_is_a_trial_that_says_so(self, launcher: Launcher, folder: Path) -> None:
+    def test_command_that_cannot_be_started_gives_a_failed_trial(self, launcher: Launcher, folder: Path) -> None:
         """The start returns a trial instead of raising."""
         launch = a_launch(folder, ["no-such-program-anywhere"])
         ended = self.run(launcher, launch)
@@ -149,7 +149,7 @@ class LauncherContract:
 
     # Results
 
-    def test_result_ends_the_whole_tree(self, launcher: Launcher, folder: Path) -> None:
+    def test_result_ends_the_whole_process_tree(self, launcher: Launcher, folder: Path) -> None:
         """The launcher ends the program, even if it would continue."""
         body = "child = spawn('import time; time.sleep(600)'); result(detected={'child': child.pid}); time.sleep(600)"
         launch = a_launch(folder, program(body))
@@ -158,7 +158,7 @@ class LauncherContract:
         assert classify(ended.facts(launch.spec)) == (Outcome.ok, "")
         assert not is_alive(ended.results[0].detected["child"])
 
-    def test_program_that_leaves_after_its_result_keeps_its_exit_status(self, launcher: Launcher, folder: Path) -> None:
+    def test_program_that_exits_after_its_result_keeps_its_exit_status(self, launcher: Launcher, folder: Path) -> None:
         """The launcher sends signals only to a program that does not exit on its own."""
         ended = self.run(launcher, a_launch(folder, program("result(); sys.exit(5)")))
         assert (ended.cause, ended.exit_code) == ("result", 5)
@@ -214,14 +214,14 @@ class LauncherContract:
 
     # Ends without a result
 
-    def test_exit_without_harness_says_so(self, launcher: Launcher, folder: Path) -> None:
+    def test_exit_without_the_harness_is_reported(self, launcher: Launcher, folder: Path) -> None:
         """Such a trial must not be taken for a baseline."""
         launch = a_launch(folder, [sys.executable, "-I", "-S", "-c", "pass"])
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
         assert outcome is Outcome.error
         assert reason.startswith("harness not loaded")
 
-    def test_exit_after_steps_says_how_many(self, launcher: Launcher, folder: Path) -> None:
+    def test_exit_after_steps_reports_the_number_of_steps(self, launcher: Launcher, folder: Path) -> None:
         """The reason also says what to do about it."""
         launch = a_launch(folder, program("progress('warmup', 3)"))
         outcome, reason = classify(self.run(launcher, launch).facts(launch.spec))
@@ -271,7 +271,7 @@ class LauncherContract:
         assert reason.startswith(f"{limit}:")
         assert phase in reason, reason
 
-    def test_trial_that_moves_for_ever_ends_at_the_total_limit(self, launcher: Launcher, folder: Path) -> None:
+    def test_trial_with_endless_progress_ends_at_the_total_limit(self, launcher: Launcher, folder: Path) -> None:
         """Steady progress does not extend the total limit."""
         body = "for step in range(10_000): progress('steady', step); time.sleep(0.05)"
         ended = self.run(launcher, a_launch(folder, program(body), deadlines=Deadlines(total_s=1.0)))
@@ -280,7 +280,7 @@ class LauncherContract:
 
     # Ending
 
-    def test_children_in_sessions_of_their_own_that_ignore_sigterm_are_ended(self, launcher: Launcher, folder: Path) -> None:
+    def test_children_in_separate_sessions_that_ignore_sigterm_are_ended(self, launcher: Launcher, folder: Path) -> None:
         """Orphans, whose parent has already exited, are ended as well."""
         body = f"""
 child = spawn({IGNORES_SIGTERM!r}, stdout=subprocess.PIPE, start_new_session=True)
@@ -298,7 +298,7 @@ time.sleep(600)
         running.stop("interrupted by the user")
         assert not any(is_alive(pid) for pid in pids)
 
-    def test_stop_ends_and_keeps_the_reason(self, launcher: Launcher, folder: Path) -> None:
+    def test_stop_ends_the_trial_and_keeps_the_reason(self, launcher: Launcher, folder: Path) -> None:
         """A second call of `stop` changes nothing."""
         launch = a_launch(folder, program("progress('warmup', 1); time.sleep(600)"))
         running = launcher.start(launch)
@@ -311,7 +311,7 @@ time.sleep(600)
         assert (ended.cause, ended.exit_code, ended.signal) == ("stopped", None, None)
         assert classify(ended.facts(launch.spec)) == (Outcome.interrupted, "budget over")
 
-    def test_stop_after_the_results_keeps_them(self, launcher: Launcher, folder: Path) -> None:
+    def test_stop_after_the_results_keeps_the_results(self, launcher: Launcher, folder: Path) -> None:
         """A finished measurement is not thrown away."""
         running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
         wait_for(folder / protocol.result_file(0))
@@ -320,7 +320,7 @@ time.sleep(600)
         assert ended is not None
         assert ended.cause == "result"
 
-    def test_result_written_because_of_our_signal_is_not_believed(self, launcher: Launcher, folder: Path) -> None:
+    def test_result_written_because_of_a_signal_of_the_launcher_is_not_used(self, launcher: Launcher, folder: Path) -> None:
         """An agent may answer SIGTERM with an exception, but the trial was stuck nevertheless."""
         body = """
 def leave(*_): result(status='failed', error={'type': 'SignalException', 'message': 'got 15'}); os._exit(1)
@@ -331,7 +331,7 @@ signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)
         assert (ended.cause, ended.results) == ("deadline", [])
         assert classify(ended.facts(launch.spec))[0] is Outcome.timeout
 
-    def test_progress_is_the_newest_whole_line(self, launcher: Launcher, folder: Path) -> None:
+    def test_progress_is_the_newest_complete_line(self, launcher: Launcher, folder: Path) -> None:
         """Other lines in the file are ignored."""
         body = """
 progress('init'); progress('warmup', 4)
@@ -366,9 +366,7 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         body = "with open('left.pt', 'w') as file: file.write('xyz'); time.sleep(0.5)\nresult()"
         assert self.run(launcher, a_launch(folder, program(body))).evidence["files_left"] == {"left.pt": 3}
 
-    def test_a_new_file_that_no_process_of_the_trial_was_seen_to_write_is_told_apart(
-        self, launcher: Launcher, folder: Path
-    ) -> None:
+    def test_new_file_of_another_program_is_listed_separately(self, launcher: Launcher, folder: Path) -> None:
         """Other programs may write there as well."""
         running = launcher.start(a_launch(folder, program("time.sleep(0.5); result()")))
         (folder.parent / "theirs.pt").write_text("xyz")

@@ -123,7 +123,7 @@ class Proxy(Listener):
         port: port of the real server.
         late_s: delay of each answer in seconds.
         lose_creations: drops each n-th answer to the creation of a run, so that the run exists but the client does not know
-            it. 0 drops none.
+            of it. 0 drops none.
     """
 
     def __init__(self, port: int, *, late_s: float = 0.0, lose_creations: int = 0) -> None:
@@ -184,7 +184,7 @@ def _is_whole(head: bytes, body: bytes) -> bool:
 
 
 class Mirror:
-    """A study's runs in MLflow, read with MLflow's own client."""
+    """The runs of a study in MLflow, read with the client of MLflow."""
 
     def __init__(self, uri: str, study: str) -> None:
         from mlflow import MlflowClient

@@ -17,41 +17,41 @@ def trial(**changes) -> TrialRecord:
     return TrialRecord(**{"number": 7, "kind": Kind.search, "knobs": {}, "changed": {}, "outcome": Outcome.ok} | changes)
 
 
-def test_run_names_say_what_changed():
+def test_run_names_list_the_changed_knobs():
     changed = {"loader.batch_size": 64, "precision.amp": "bf16"}
     assert entries.trial_name(trial(changed=changed)) == "0007 bf16 batch 64"
 
 
-def test_finals_are_named_after_what_they_repeat():
+def test_finals_are_named_after_the_trial_they_repeat():
     assert entries.trial_name(trial(kind=Kind.final, repeats=3, round=2)) == "0007 final 2 of 0003"
 
 
-def test_trials_of_the_attribution_say_what_is_missing():
+def test_names_of_attribution_trials_say_what_is_left_out():
     found = trial(kind=Kind.attribution, round=2, why="trial 5 without precision.amp")
     assert entries.trial_name(found) == "0007 attribution 2: trial 5 without precision.amp"
 
 
-def test_study_s_note_says_what_each_change_is_worth(folder):
+def test_study_note_states_the_effect_of_each_change(folder):
     note = entries.study_note(folder.read_study(), folder.read_summary())
     assert "- `precision.amp`: off → **bf16**, 1.62x [1.58, 1.66]\n" in note
     assert "- `loader.num_workers`: 0 → **2**, 1.03x [0.99, 1.07] ambiguous, estimated\n" in note
     assert "No effect, so left as it was: `loader.pin_memory` = true." in note
 
 
-def test_runs_that_compare_losses_are_named_after_what_they_compare():
+def test_parity_runs_are_named_after_the_configuration_they_compare():
     several = {"precision.amp": "bf16", "optimizer.implementation": "fused"}
     assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed=several)) == "0007 losses of bf16 fused optimizer"
     assert entries.trial_name(trial(kind=Kind.parity, repeats=0)) == "0007 losses of the baseline"
     assert entries.trial_name(trial(kind=Kind.parity, repeats=3, changed={"precision.amp": "bf16"})) == "0007 losses of bf16"
 
 
-def test_long_values_are_cut_to_what_mlflow_takes():
+def test_long_values_are_cut_to_the_limits_of_mlflow():
     assert len(entries.params({"env.LONG": "x" * 10_000})["env.LONG"]) == entries.MAX_PARAM_CHARACTERS
     tags = entries.trial_tags(trial(reason="x" * 10_000), StudyRecord(name="s", title="t", command=[], cwd="/"), "n")
     assert max(map(len, tags.values())) <= entries.MAX_TAG_CHARACTERS
 
 
-def test_a_run_says_where_it_ran():
+def test_tags_of_a_run_say_where_it_ran():
     study = StudyRecord(name="s", title="t", command=[], cwd="/")
     tags = entries.trial_tags(trial(slot="2: n1, job 12", host="n1", neighbours=3), study, "n")
     assert (tags["slot"], tags["host"], tags["neighbours"]) == ("2: n1, job 12", "n1", "3")
@@ -113,7 +113,7 @@ def test_note_of_a_running_study_has_no_verdict(tmp_path):
     assert entries.study_note(folder.read_study(), folder.read_summary()).startswith("### running")
 
 
-def test_the_pareto_front_is_in_the_study_s_unit(folder):
+def test_pareto_front_uses_the_unit_of_the_study(folder):
     point = {"trial": 5, "objectives": {"throughput": 1234.0, "energy_per_sample": 0.25}, "measured_in": "finals"}
     about = {"objective": ["throughput", "energy_per_sample"], "unit": "tokens", "front": [point]}
     note = entries.study_note(folder.read_study(), {**folder.read_summary(), **about})
@@ -124,24 +124,24 @@ def test_the_pareto_front_is_in_the_study_s_unit(folder):
     ("outcome", "status"),
     [("ok", "FINISHED"), ("raced", "KILLED"), ("interrupted", "KILLED"), ("unsteady", "FAILED"), ("infeasible", "FAILED")],
 )
-def test_only_a_rate_that_counts_has_a_green_tick(outcome, status):
+def test_only_a_trial_whose_rate_counts_has_status_finished(outcome, status):
     assert entries.trial_status(trial(outcome=Outcome(outcome), value=9.0)) == status
 
 
-def test_outcomes_have_colors_of_their_own():
+def test_every_outcome_has_a_different_color():
     study = StudyRecord(name="s", title="t", command=[], cwd="/")
     kinds = ("ok", "raced", "unsteady", "infeasible", "device_oom")
     colors = {entries.trial_tags(trial(outcome=Outcome(kind)), study, "n")["mlflow.runColor"] for kind in kinds}
     assert len(colors) == len(kinds)
 
 
-def test_knobs_of_several_processes_are_params_only_where_there_are_several():
+def test_multi_process_knobs_are_params_only_with_several_processes():
     knobs = {"loader.batch_size": 32, "parallel.strategy": "ddp", "nccl.algo": "auto"}
     assert set(entries.params(knobs, is_distributed=False)) == {"loader.batch_size"}
     assert set(entries.params(knobs)) == set(knobs)
 
 
-def test_tables_show_what_counts_by_ratio_then_failures_then_what_was_stopped():
+def test_tables_order_valid_trials_by_ratio_then_failed_then_stopped_ones():
     study = StudyRecord(name="s", title="t", command=[], cwd="/")
     rows = [("raced", 1.5), ("device_oom", None), ("ok", 0.9), ("infeasible", 12.0), ("ok", 11.5), ("ok", 2.0)]
     tags = [

@@ -30,7 +30,7 @@ def folder(tmp_path):
     return make_study(tmp_path)
 
 
-def test_numbers_have_three_digits_and_the_units_of_people():
+def test_numbers_have_three_digits_and_readable_units():
     shown = metrics.trial_metrics(
         trial(value=51.2345, peak_memory_bytes=1_502_068_700, data_wait_frac=0.03456, device_rate=57.8123)
     )
@@ -40,7 +40,7 @@ def test_numbers_have_three_digits_and_the_units_of_people():
     assert shown["step alone per second"] == 57.8
 
 
-def test_the_rate_names_what_it_counts():
+def test_rate_metric_names_the_unit_that_it_counts():
     assert metrics.trial_metrics(trial(value=12345.6, unit="tokens"))["Tokens per second"] == 12346
 
 
@@ -61,7 +61,7 @@ def test_a_trial_without_a_rate_has_no_metrics():
     assert metrics.trial_metrics(failed) == {}
 
 
-def test_the_compare_page_opens_on_the_rate(folder):
+def test_rate_is_the_first_metric_that_the_compare_page_shows(folder):
     """With SQLite, MLflow shows the first name in alphabetical order, capitals first; with PostgreSQL, the first written."""
     for record in folder.read_trials():
         names = list(metrics.trial_metrics(record, folder.read_trials()[0]))
@@ -88,7 +88,7 @@ def test_every_name_ends_with_its_unit(folder):
         ("compiled_graphs", "time/compiled graphs", 2.0),
     ],
 )
-def test_stored_names_become_words_in_a_group(stored, name, value):
+def test_stored_names_become_readable_names_in_a_group(stored, name, value):
     assert metrics.readable(stored, 2.0) == (name, value)
 
 
@@ -141,7 +141,7 @@ def test_curve_follows_the_score():
     assert metrics.curves(records) == {"progress/best score": [(0, 2.0), (1, 3.0), (2, 3.0)]}
 
 
-def test_a_study_has_no_ratio_before_the_finals_which_the_search_overstates(folder):
+def test_study_has_no_ratio_before_the_finals(folder):
     summary = folder.read_summary()
     summary["speedup"] = {"ratio": 4.56, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run"}
     assert metrics.RATIO not in metrics.study_metrics(summary)
@@ -149,7 +149,7 @@ def test_a_study_has_no_ratio_before_the_finals_which_the_search_overstates(fold
     assert metrics.study_metrics(summary)[metrics.RATIO] == 2.92
 
 
-def test_study_has_its_ratio_and_its_minutes(folder):
+def test_study_metrics_contain_rates_ratio_and_minutes(folder):
     found = metrics.study_metrics(folder.read_summary())
     assert (found["Best samples per second"], found["baseline samples per second"]) == (40.6, 16.8)
     assert (found[metrics.RATIO], found["minutes"], found["trials"]) == (2.41, 7.85, 8)

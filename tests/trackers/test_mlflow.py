@@ -48,7 +48,7 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     assert best.data.params["threads.intra"] == "2"  # the whole configuration, not only the changes
     assert best.data.metrics["Samples per second"] == 40.7
     assert best.data.metrics["ratio measured once"] == 2.42
-    assert "ratio to baseline" not in best.data.metrics  # that is the verdict's, which the finals measured: the study has it
+    assert "ratio to baseline" not in best.data.metrics  # the finals measure this ratio, so only the study has it
     assert best.data.metrics["interval/low per second"] < 40.7 < best.data.metrics["interval/high per second"]
     assert "power W" not in best.data.metrics  # it was not a number
     assert best.data.tags["outcome"] == "ok"
@@ -56,7 +56,7 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
 
 
 @pytest.mark.parametrize("name", ["it's", 'a "b"', """it's "b\"""", "a b`c"])
-def test_a_study_s_runs_are_found_whatever_its_folder_is_called(name):
+def test_runs_of_a_study_are_found_under_any_folder_name(name):
     from mlflow.utils.search_utils import SearchUtils
 
     study = StudyRecord(name=name, title="t", command=[], cwd="/", started_at=1.5)
@@ -74,7 +74,7 @@ def test_run_status_says_whether_the_rate_counts(runs, name, status):
     assert read_back(runs)[name].info.status == status
 
 
-def test_interrupted_trials_are_killed_runs(runs):
+def test_interrupted_trials_have_the_run_status_killed(runs):
     folder = make_study(runs, num_trials=2)
     file = folder.trial_path(1) / "trial.json"
     file.write_text(file.read_text().replace('"outcome": "ok"', '"outcome": "interrupted"'), encoding="utf-8")
@@ -82,7 +82,7 @@ def test_interrupted_trials_are_killed_runs(runs):
     assert read_back(runs)["0001 bf16 channels_last"].info.status == "KILLED"
 
 
-def test_parent_holds_verdict_numbers_and_files(runs):
+def test_parent_run_contains_verdict_metrics_and_files(runs):
     folder = make_study(runs)
     write_report(folder, folder.read_summary())
     sync(folder)
@@ -93,7 +93,7 @@ def test_parent_holds_verdict_numbers_and_files(runs):
     assert {"best.yaml", "summary.json", "study.json", "report.html"} <= set(artifacts(runs, parent))
 
 
-def test_parent_holds_the_report_and_the_tables_of_the_passes(runs):
+def test_parent_run_contains_the_report_and_the_tables_of_the_passes(runs):
     folder = make_study(runs)
     (folder.path / "report.html").write_text("<p>faster</p>")
     (folder.trial_path(1) / "explain").mkdir()
@@ -104,7 +104,7 @@ def test_parent_holds_the_report_and_the_tables_of_the_passes(runs):
     assert [file.path for file in client.list_artifacts(parent.info.run_id, "explain/0001")] == ["explain/0001/operators.csv"]
 
 
-def test_a_report_that_comes_later_is_added(runs):
+def test_report_written_after_a_sync_is_added_by_the_next_sync(runs):
     folder = make_study(runs)
     sync(folder)
     (folder.path / "report.html").write_text("<p>faster</p>")
@@ -149,7 +149,7 @@ def test_second_sync_writes_nothing(runs):
     assert {name: run.info.run_id for name, run in read_back(runs).items()} == before
 
 
-def test_a_param_that_changed_makes_a_new_run_since_mlflow_changes_none(runs):
+def test_changed_param_creates_a_new_run_because_mlflow_params_are_fixed(runs):
     folder = make_study(runs, num_trials=2)
     sync(folder)
     before = {name: run.info.run_id for name, run in read_back(runs).items()}
@@ -164,7 +164,7 @@ def test_a_param_that_changed_makes_a_new_run_since_mlflow_changes_none(runs):
     assert read_back(runs)["0001 bf16 channels_last"].data.params["loader.batch_size"] == "33"
 
 
-def test_an_attempt_that_was_made_again_replaces_the_first(runs):
+def test_repeated_attempt_of_a_trial_replaces_the_first(runs):
     folder = make_study(runs, num_trials=2)
     sync(folder)
     spec = folder.trial_path(1) / "spec.json"
@@ -193,7 +193,7 @@ def test_two_parents_become_one_with_every_trial_below_it(runs):
     assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
 
 
-def test_a_deleted_experiment_is_said_with_the_way_to_bring_it_back(runs):
+def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     folder = make_study(runs, num_trials=1)
     sync(folder)
     client = mlflow.MlflowClient(store.embedded_uri(runs))
@@ -204,7 +204,7 @@ def test_a_deleted_experiment_is_said_with_the_way_to_bring_it_back(runs):
     assert sync(folder).is_complete
 
 
-def test_a_study_that_grows_gets_its_new_trials_only(runs):
+def test_sync_of_a_growing_study_writes_only_new_trials(runs):
     folder = make_study(runs, status="running", num_trials=3)
     assert sync(folder).written == 3
     assert read_back(runs)["resnet18"].info.status == "RUNNING"
@@ -214,7 +214,7 @@ def test_a_study_that_grows_gets_its_new_trials_only(runs):
     assert read_back(runs)["resnet18"].info.status == "FINISHED"
 
 
-def test_studies_of_the_same_name_in_turn_are_two_parents(runs):
+def test_successive_studies_of_the_same_name_have_separate_runs(runs):
     folder = make_study(runs)
     sync(folder)
     shutil.rmtree(folder.path)
@@ -224,24 +224,24 @@ def test_studies_of_the_same_name_in_turn_are_two_parents(runs):
     assert sync(again).written == 8
 
 
-def test_an_address_that_is_none_is_bad_input(runs):
+def test_invalid_tracking_address_is_refused(runs):
     with pytest.raises(BadInput, match=r"tracker\.uri: not a tracking address"):
         sync(make_study(runs), "carrier-pigeon://home")
 
 
-def test_none_tracks_nothing(runs):
+def test_tracker_uri_none_tracks_nothing(runs):
     folder = make_study(runs)
     folder.config_file.write_text("tracker:\n  uri: none\n", encoding="utf-8")
     assert sync(folder).is_complete
     assert not (runs / "mlartifacts").exists()
 
 
-def test_a_folder_that_is_no_study_is_bad_input(tmp_path):
+def test_folder_without_a_study_is_refused(tmp_path):
     with pytest.raises(BadInput, match="not a study"):
         sync(StudyFolder(tmp_path), store.embedded_uri(tmp_path))
 
 
-def test_more_params_than_a_batch_takes_are_all_written(runs):
+def test_more_params_than_fit_into_a_batch_are_all_written(runs):
     folder = make_study(runs, num_trials=1)
     trial = folder.read_trials()[0]
     trial.knobs |= {f"env.NAME_{n}": n for n in range(150)}
@@ -251,7 +251,7 @@ def test_more_params_than_a_batch_takes_are_all_written(runs):
 
 
 @pytest.mark.thorough
-def test_follow_ends_when_the_study_does(runs):
+def test_sync_with_follow_ends_when_the_study_ends(runs):
     folder = make_study(runs, status="running", num_trials=2)
     argv = [sys.executable, "-m", "autotune", "sync", "resnet18", "--follow", "--runs-dir", str(runs)]
     environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}
@@ -263,7 +263,7 @@ def test_follow_ends_when_the_study_does(runs):
     assert {"resnet18", "0002 batch 128 workers 2"} <= set(read_back(runs))
 
 
-def test_a_second_push_reads_and_asks_only_for_what_has_changed(runs, monkeypatch):
+def test_second_push_reads_only_changed_trials_and_asks_only_for_recent_runs(runs, monkeypatch):
     folder = make_study(runs, num_trials=4, status="running")
     tracker = MlflowTracker(store.embedded_uri(runs), runs)
     assert tracker.push(folder).written == 4
@@ -278,7 +278,7 @@ def test_a_second_push_reads_and_asks_only_for_what_has_changed(runs, monkeypatc
     state = tracker.push(folder)
     assert (state.written, state.present, state.pending, state.problem) == (2, 3, [], "")
     assert read == ["0002", "0004"]
-    assert sorted(run.data.tags["trial"] for page in asked for run in page) == ["2", "3", "4"]  # those that began no earlier
+    assert sorted(run.data.tags["trial"] for page in asked for run in page) == ["2", "3", "4"]  # began no earlier than trial 2
     assert read_back(runs)["0002 batch 128 workers 2"].data.tags["reason"] == "ruled out later"
     assert len(read_back(runs)) == 6
     assert sync(folder).written == 0
@@ -301,7 +301,7 @@ def test_a_run_that_was_deleted_while_a_trial_was_written_counts_as_missing(runs
     assert "0002 batch 128 workers 2" in read_back(runs)
 
 
-def test_two_at_once_do_not_write_everything_twice(runs):
+def test_sync_writes_nothing_while_another_process_writes(runs):
     folder = make_study(runs)
     with store.only_writer(folder):
         state = sync(folder, wait_s=0.0)
@@ -310,7 +310,7 @@ def test_two_at_once_do_not_write_everything_twice(runs):
 
 
 @pytest.mark.thorough
-def test_first_use_by_many_at_once_makes_one_whole_store(tmp_path):
+def test_simultaneous_first_syncs_make_one_complete_store(tmp_path):
     for name in ("one", "two"):
         make_study(tmp_path, name, num_trials=1)
     environment = {k: v for k, v in own_environment().items() if k != "MLFLOW_TRACKING_URI"}

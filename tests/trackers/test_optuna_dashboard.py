@@ -82,7 +82,7 @@ def _searched(study: Any) -> dict[int, Any]:
     return {trial.number: trial for trial in study.trials if trial.kind in (Kind.baseline, Kind.search)}
 
 
-def test_its_server_has_the_study_with_its_name_axis_and_every_trial_of_the_search(study, address):
+def test_dashboard_server_returns_name_axis_and_every_trial_of_the_search(study, address):
     (summary,) = _answer(address, "studies")["study_summaries"]
     assert summary["study_name"] == study.folder.name
     assert summary["directions"] == ["maximize"]
@@ -96,7 +96,7 @@ def test_its_server_has_the_study_with_its_name_axis_and_every_trial_of_the_sear
     assert set(map(_number, ran)) == set(_searched(study))
 
 
-def test_its_best_trial_is_the_fastest_steady_one(study, address):
+def test_best_trial_of_the_dashboard_is_the_fastest_steady_one(study, address):
     searched = _searched(study)
     steady = max((trial for trial in searched.values() if trial.outcome is Outcome.ok), key=lambda trial: trial.value)
     assert max(searched.values(), key=lambda trial: trial.value or 0.0).outcome is Outcome.unsteady
@@ -104,7 +104,7 @@ def test_its_best_trial_is_the_fastest_steady_one(study, address):
     assert (_number(best), best["values"]) == (steady.number, [steady.value])
 
 
-def test_trials_last_as_long_as_they_took(study, address):
+def test_first_trial_of_the_dashboard_is_the_baseline_with_a_duration(study, address):
     first = _answer(address, "studies/0")["trials"][0]
     began, ended = (first[f"datetime_{name}"] for name in ("start", "complete"))
     assert began < ended
@@ -117,7 +117,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.thorough
-def test_its_page_names_the_axis_the_best_trial_and_the_knobs(study, address, page):
+def test_dashboard_page_names_the_axis_the_best_trial_and_the_knobs(study, address, page):
     (best,) = _answer(address, "studies/0")["best_trials"]
     page.goto(f"{address}/dashboard/studies/0")
     page.get_by_text(f"Best Trial (number={best['number']})").wait_for()

@@ -58,7 +58,7 @@ class Pages:
         return self.page.locator("body").inner_text()
 
     def is_in_sight(self, text: str) -> bool:
-        """Whether a cell of the table shows the text without scrolling."""
+        """Returns whether a cell of the table shows the text without scrolling."""
         cell = self.page.get_by_role("gridcell", name=text, exact=True).first
         cell.wait_for()
         return cell.bounding_box()["y"] < self.page.viewport_size["height"]
@@ -125,7 +125,7 @@ def picture(pages: Pages, request: pytest.FixtureRequest, tmp_path_factory: pyte
     pages.page.screenshot(path=str(tmp_path_factory.getbasetemp() / f"{request.node.name}.png"))
 
 
-def test_everything_is_in_the_store(pages, studies):
+def test_store_contains_every_trial_of_both_studies(pages, studies):
     assert Mirror(pages.url, "resnet18").problems(studies[1]) == []
     assert pages.study.numbers == [trial.number for trial in studies[0].read_trials()]
 
@@ -177,7 +177,7 @@ def test_compare_page_opens_on_the_rate(pages):
     assert "NaN" not in " ".join(page.locator("svg text").all_text_contents())
 
 
-def test_page_of_a_failed_trial_says_why(pages):
+def test_page_of_a_failed_trial_shows_the_reason(pages):
     page = pages.open(f"#/experiments/{pages.experiment}/runs/{pages.trial('device_oom').info.run_id}")
     page.get_by_text("CUDA out of memory").first.wait_for()
 

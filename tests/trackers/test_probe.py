@@ -1,4 +1,4 @@
-"""Checks without MLflow whether a store answers."""
+"""The check that a store answers, made without MLflow."""
 
 import sqlite3
 
@@ -8,11 +8,11 @@ from autotune.trackers import probe
 from tests.trackers.servers import Listener, free_port
 
 
-def test_a_refused_server_is_told_at_once():
+def test_refused_connection_is_reported_at_once():
     assert probe.problem_of(f"http://127.0.0.1:{free_port()}", 5.0) == "no answer (connection refused)"
 
 
-def test_a_hanging_server_is_told_in_time_and_never_sees_credentials():
+def test_hanging_server_is_reported_in_time_and_never_sees_credentials():
     heard = []
 
     class Server(Listener):
@@ -30,7 +30,7 @@ def test_a_hanging_server_is_told_in_time_and_never_sees_credentials():
 
 
 @pytest.mark.parametrize("status", ["200 OK", "401 Unauthorized", "404 Not Found", "500 Internal Server Error"])
-def test_any_answer_is_one(status):
+def test_every_http_status_counts_as_an_answer(status):
     class Server(Listener):
         def serve(self, connection):
             connection.recv(1000)
@@ -44,7 +44,7 @@ def test_any_answer_is_one(status):
         server.close()
 
 
-def test_who_does_not_speak_http_is_no_tracking_server():
+def test_server_that_does_not_speak_http_is_reported():
     class Server(Listener):
         def serve(self, connection):
             connection.recv(1000)
@@ -58,13 +58,13 @@ def test_who_does_not_speak_http_is_no_tracking_server():
         server.close()
 
 
-def test_a_name_that_cannot_be_resolved_is_told():
+def test_unresolvable_host_name_is_reported():
     assert probe.problem_of("http://no-such-host.invalid:5000", 5.0).startswith("no answer (")
 
 
-def test_a_file_is_asked_whether_it_can_be_written(tmp_path):
+def test_database_file_is_checked_for_writability(tmp_path):
     file = tmp_path / "m.db"
-    assert probe.problem_of(f"sqlite:///{file}", 0.1) == "", "made by whoever writes to it first"
+    assert probe.problem_of(f"sqlite:///{file}", 0.1) == "", "the first writer makes the file"
     database = sqlite3.connect(file, isolation_level=None)
     database.execute("CREATE TABLE x (y)")
     before = file.read_bytes()
@@ -77,5 +77,5 @@ def test_a_file_is_asked_whether_it_can_be_written(tmp_path):
     assert "cannot be written (file is not a database)" in probe.problem_of(f"sqlite:///{file}", 0.1)
 
 
-def test_other_kinds_of_stores_are_not_judged():
+def test_other_kinds_of_stores_are_not_checked():
     assert probe.problem_of("databricks", 0.1) == ""

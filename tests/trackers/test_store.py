@@ -23,7 +23,7 @@ def test_environment_replaces_the_embedded_store(tmp_path, folder, monkeypatch):
     assert store.chosen_uri(tmp_path, folder=folder) == "http://server:5000"
 
 
-def test_the_studys_own_address_comes_before_the_environment(tmp_path, folder, monkeypatch):
+def test_address_of_the_study_takes_precedence_over_the_environment(tmp_path, folder, monkeypatch):
     monkeypatch.setenv(store.URI_VARIABLE, "http://server:5000")
     folder.config_file.write_text("tracker:\n  uri: http://own:1\n", encoding="utf-8")
     assert store.chosen_uri(tmp_path, folder=folder) == "http://own:1"
@@ -34,13 +34,13 @@ def test_the_studys_own_address_comes_before_the_environment(tmp_path, folder, m
     [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 5000, b"tracker: {uri: [1]}"],
     ids=["bytes", "cut off", "a list", "deep", "no text"],
 )
-def test_a_damaged_configuration_names_no_address(tmp_path, folder, damage):
+def test_damaged_configuration_falls_back_to_the_embedded_store(tmp_path, folder, damage):
     folder.config_file.write_bytes(damage)
     assert store.study_uri(folder) is None
     assert store.chosen_uri(tmp_path, folder=folder) == store.embedded_uri(tmp_path)
 
 
-def test_what_is_asked_for_comes_first(tmp_path, folder):
+def test_requested_address_takes_precedence_over_the_study(tmp_path, folder):
     folder.config_file.write_text("tracker:\n  uri: http://own:1\n", encoding="utf-8")
     assert store.chosen_uri(tmp_path, asked="http://asked:2", folder=folder) == "http://asked:2"
 
@@ -51,7 +51,7 @@ def test_environment_references_are_resolved(tmp_path, folder, monkeypatch):
     assert store.chosen_uri(tmp_path, folder=folder) == "http://secret:3"
 
 
-def test_store_is_made_under_another_name_and_once(tmp_path):
+def test_store_is_made_once_under_a_temporary_name(tmp_path):
     made = []
 
     def make(uri):
@@ -67,7 +67,7 @@ def test_store_is_made_under_another_name_and_once(tmp_path):
     assert store.store_file(tmp_path).read_text() == "whole"
 
 
-def test_a_store_whose_making_failed_is_not_there(tmp_path):
+def test_failed_creation_leaves_no_store(tmp_path):
     def make(_):
         raise OSError("disk full")
 
@@ -83,7 +83,7 @@ def test_only_one_writer_at_a_time(folder):
         assert third
 
 
-def test_a_file_system_without_locks_does_not_keep_a_study_from_being_mirrored(folder, monkeypatch):
+def test_study_is_mirrored_on_a_file_system_without_locks(folder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -96,25 +96,23 @@ def test_a_file_system_without_locks_does_not_keep_a_study_from_being_mirrored(f
     ("variable", "value", "chosen"),
     [
         (store.URI_VARIABLE, "https://me:pw@host/x", "https://me:pw@host/x"),
-        (store.USER_VARIABLE, "me", "https://host/x"),  # MLflow's client adds the credentials itself
+        (store.USER_VARIABLE, "me", "https://host/x"),  # the client of MLflow adds the credentials
     ],
 )
-def test_credentials_that_were_not_written_down_come_from_the_environment(
-    tmp_path, folder, monkeypatch, variable, value, chosen
-):
+def test_credentials_that_are_not_stored_come_from_the_environment(tmp_path, folder, monkeypatch, variable, value, chosen):
     folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
     monkeypatch.setenv(variable, value)
     assert store.chosen_uri(tmp_path, folder=folder) == chosen
 
 
-def test_credentials_that_nobody_gives_are_asked_for(tmp_path, folder, monkeypatch):
+def test_missing_credentials_are_asked_for(tmp_path, folder, monkeypatch):
     folder.config_file.write_text("tracker:\n  uri: https://***@host/x\n", encoding="utf-8")
     monkeypatch.setenv(store.URI_VARIABLE, "https://me:pw@another-host")
     with pytest.raises(BadInput, match=r"tracker\.uri: needs credentials, which are not stored"):
         store.chosen_uri(tmp_path, folder=folder)
 
 
-def test_a_reference_to_a_variable_that_is_not_set_is_named(tmp_path, folder, monkeypatch):
+def test_message_names_a_reference_to_an_unset_variable(tmp_path, folder, monkeypatch):
     monkeypatch.delenv("SERVER", raising=False)
     folder.config_file.write_text("tracker:\n  uri: ${oc.env:SERVER}\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"got '\$\{oc\.env:SERVER\}'"):
@@ -123,7 +121,7 @@ def test_a_reference_to_a_variable_that_is_not_set_is_named(tmp_path, folder, mo
     assert store.chosen_uri(tmp_path, folder=folder) == "http://default:1"
 
 
-def test_what_a_killed_maker_of_the_store_left_is_removed(tmp_path):
+def test_leftovers_of_a_killed_store_creation_are_removed(tmp_path):
     (tmp_path / ".mlflow.db.99").write_text("half")
     store.ensure_store(tmp_path, lambda uri: Path(uri.removeprefix("sqlite:///")).touch())
     assert not list(tmp_path.glob(".mlflow.db.*"))

@@ -66,11 +66,11 @@ class Terminal:
             return False
 
 
-def test_nothing_is_left_however_it_ends(runs):
+def test_ui_leaves_no_process_however_it_ends(runs):
     uri = f"{store.embedded_uri(runs)}?password=hunter2"
     terminals = {how: Terminal(runs, "--uri", uri) for how in KINDS}  # in parallel, because each takes seconds to start
     ports = {how: terminal.wait_for_address() for how, terminal in terminals.items()}
-    assert len(set(ports.values())) == len(KINDS), "each on a port of its own"
+    assert len(set(ports.values())) == len(KINDS), "each on a separate port"
     assert all(len(terminal.known) >= 3 for terminal in terminals.values())
     below = [process for terminal in terminals.values() for process in terminal.known.values() if process.pid != terminal.pid]
     assert not [process for process in below if "hunter2" in " ".join(process.cmdline())], "all users can see arguments"
@@ -81,7 +81,7 @@ def test_nothing_is_left_however_it_ends(runs):
     assert not listening & {int(port) for port in ports.values()}
 
 
-def test_a_port_that_is_taken_is_said(runs):
+def test_port_in_use_is_refused(runs):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         ended = subprocess.run(

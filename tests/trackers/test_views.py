@@ -30,7 +30,7 @@ def view(tags: dict[str, str], key: str) -> dict:
     return state(tags[views.TAG + key])
 
 
-def test_a_program_has_a_table_and_its_failures():
+def test_program_has_a_table_view_and_a_failures_view():
     tags = views.tags(study(), FIRST, "7", {})
     table, failures = (view(tags, views.key(study()) + ending) for ending in ("", views.FAILURES))
     assert table["searchFilter"] == "tags.program = 'gpt2' AND tags.repeat = 'no'"
@@ -45,7 +45,7 @@ def test_only_knobs_that_are_searched_are_columns():
 
 
 @pytest.mark.parametrize("title", ["python train.py --name 'it''s'", 'echo "`x`"', "x" * 500])
-def test_a_title_cannot_end_the_filter(title):
+def test_quotes_in_a_title_cannot_end_the_filter(title):
     made = views.program(study(title=title))
     assert not set("'\"`") & set(made)
     assert 0 < len(made) <= views.MAX_PROGRAM_CHARACTERS
@@ -70,12 +70,12 @@ def test_views_fit_into_a_tag_of_old_mlflow():
     assert 4 <= sum(name.startswith("params") for name in columns) <= 8
 
 
-def test_what_is_there_already_is_not_written_again():
+def test_existing_views_are_not_written_again():
     tags = views.tags(study(), FIRST, "7", {})
     assert views.tags(study(started_at=99.0), FIRST, "7", tags) == {}
 
 
-def test_a_second_program_joins_the_list_of_pages():
+def test_second_program_is_added_to_the_list_of_pages():
     tags = views.tags(study(), FIRST, "7", {})
     more = views.tags(study(title="resnet18"), FIRST, "7", tags)
     assert set(more) == {views.NOTE, *(views.TAG + views.key(study(title="resnet18")) + end for end in ("", views.FAILURES))}
@@ -83,5 +83,5 @@ def test_a_second_program_joins_the_list_of_pages():
         assert f"(#/experiments/7/runs?viewStateShareKey={views.key(named)}&workflowType=machine_learning)" in more[views.NOTE]
 
 
-def test_a_description_by_the_user_stays():
+def test_description_by_the_user_is_kept():
     assert views.NOTE not in views.tags(study(), FIRST, "7", {views.NOTE: "ours, do not touch"})
