@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.allocator [--rounds 4] [--seconds 6] [--only NAME ...]
 
-Trains each network in fresh processes, with glibc as it is and with glibc keeping freed memory in alternation. Prints the
-ratio of the steps' medians with its 95 % interval, page faults of a step, and the largest resident memory.
+Trains each network in fresh processes, which alternate between glibc's default and glibc keeping freed memory. Prints the
+ratio of the median step times with its 95 % interval, the page faults per step, and the largest resident memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def row(name: str, rounds: int, seconds: float) -> list[str]:
-    """Returns the table's row of a network: both values, and glibc's median over glibc_keep's."""
+    """Returns a network's row of the table; the ratio is glibc's median step time divided by glibc_keep's."""
     pairs = [tuple(measured(name, seconds, variables) for variables in ({}, KEEPING)) for _ in range(rounds)]
     usual, kept = zip(*pairs, strict=True)
     ratio = paired_ratio([1 / one[0] for one in kept], [1 / one[0] for one in usual])
@@ -83,7 +83,7 @@ def row(name: str, rounds: int, seconds: float) -> list[str]:
 
 
 def measured(name: str, seconds: float, variables: dict[str, str]) -> list[float]:
-    """Returns seconds and page faults of a step, and the largest resident memory in MiB, of one process."""
+    """Runs one process; returns its median seconds and mean page faults per step, and its largest resident memory in MiB."""
     command = [sys.executable, "-c", PROGRAM, name, str(seconds)]
     return [float(word) for word in subprocess.check_output(command, env={**os.environ, **variables}, text=True).split()]
 

@@ -58,10 +58,10 @@ def mistakes(summary: dict[str, Any]) -> list[str]:
     """Returns the mistakes of the attribution: large effects that it did not name, and exported knobs without an effect."""
     found = {entry["knob"].removeprefix("env.PLANT_"): entry for entry in summary["attribution"]}
     kept = {key.removeprefix("env.PLANT_") for key in (summary["best"] or {}).get("overrides") or {}}
-    wrong = [f"{name} does nothing and is handed over" for name in sorted(kept) if GAINS[name] == 1.0]
+    wrong = [f"{name} has no effect but is exported" for name in sorted(kept) if GAINS[name] == 1.0]
     for name, gain in GAINS.items():
         if gain >= LARGE and (found.get(name) or {}).get("verdict") != "faster":
-            wrong.append(f"{name} is worth {gain} and was not named, got {(found.get(name) or {}).get('verdict')}")
+            wrong.append(f"{name} has effect {gain} but was not named, got {(found.get(name) or {}).get('verdict')}")
     return wrong
 
 
@@ -123,7 +123,7 @@ def real(num: int, *, minutes: float, num_trials: int | None, sampler: str, seed
                 inside += low - PLANTED_TO <= GAINS[entry["knob"].removeprefix("env.PLANT_")] <= high + PLANTED_TO
         told = mistakes(summary)
         wrong += bool(told)
-        print("\n".join(told) or "large effects named, nothing idle handed over", flush=True)
+        print("\n".join(told) or "all large effects named, no knob without an effect exported", flush=True)
     print(f"{num - wrong} of {num} studies without a mistake; intervals that hold the truth: {inside} of {given}")
     return 1 if wrong or inside < 0.9 * given else 0
 

@@ -9,20 +9,20 @@ Victims, blows and moments are random. A victim is a trial's first process, one 
 server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
 "everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. On a
 cluster, a victim may also be the agent on the node; with --slurm, `srun`, the node's slurmstepd or slurmd, or slurmctld; with
---ray the broker, the actor (Ray's worker), the node's raylet, or rarely the head. Daemons are started again after a while, and
-after the head's death the whole cluster. Most blows are SIGKILL; the others stop a process for up to some seconds (SIGSTOP,
-SIGCONT), or send it five SIGTERMs at once.
+--ray the broker, the actor (Ray's worker), the node's raylet, or rarely the head. A killed daemon is started again after a
+while; after the death of Ray's head, the whole cluster is. Most blows are SIGKILL. The others stop a process for up to five
+seconds (SIGSTOP, SIGCONT), or send it five SIGTERMs at once.
 
 With --stub, trials take less than a second and hardly any CPU. So there is no warm server, but everything else is the same.
-The stub's speed is known, so a verdict other than that bf16 is 1.5 times as fast is wrong, too.
+The stub's speed is known: bf16 makes it 1.5 times as fast. A verdict that contradicts this is wrong, too.
 
 The trials overwrite the user's checkpoints, also when they receive SIGTERM. Meanwhile another program saves checkpoints in the
 same folder. Before each save, it checks that its last checkpoint is unchanged.
 
-When a study reaches its verdict before all kills are done, `autotune verify` measures its claim again, undisturbed, and a new
-study starts, with the next number of ranks. The last study runs on to its verdict. The exit status is 1 if anything is lost,
+If a study reaches its verdict before all kills are done, a new study starts with the next number of ranks. `autotune verify`
+measures a study's claim again, undisturbed. The last study continues to its verdict. The exit status is 1 if anything is lost,
 repeated, left behind or spoiled, or if a claim does not hold. With --file, each study's result is kept there; a later call does
-the kills that are left, and prints the sum. The folder of a study in which something went wrong is kept next to that file.
+the remaining kills and prints the sum. The folder of a study in which something went wrong is kept next to that file.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Toll:
         untracked: why studies could not be copied to MLflow after their end.
         spoiled: checkpoints of the user or of the other program that were changed.
         verdicts: verdicts of the completed studies.
-        wrong: verdicts that contradict what is known of the program, and claims that `autotune verify` did not find again or
+        wrong: verdicts that contradict what is known of the program, and claims that `autotune verify` did not confirm or
             failed to check.
-        num_verified: number of claims that it checked. It may also lack the time to measure one.
+        num_verified: number of claims that `autotune verify` checked; it skips a claim if there is no time for a round.
         num_trials: number of finished trials.
     """
 
@@ -306,7 +306,7 @@ class Victimized:
         return True
 
     def _kill_everything(self, tuner: subprocess.Popen[bytes]) -> None:
-        """Kills the tuner and all processes below it and the agents, as good as at once: they are stopped before."""
+        """Kills the tuner, the agents and all processes below them, almost at once, because they are stopped first."""
         roots = [psutil.Process(tuner.pid), *self._agents()]
         for send in (psutil.Process.suspend, psutil.Process.suspend, psutil.Process.kill):  # twice: children may be new
             for root in roots:
@@ -390,7 +390,7 @@ class Victimized:
         toll.files += [f"{self._cwd.name}: {path.relative_to(self._cwd)}" for path in self._temporary()]
 
     def _temporary(self) -> list[Path]:
-        """Returns the temporary files that autotune has left, without the note of a job that was lost at the study's end."""
+        """Returns the temporary files that autotune left, except the note of a job that was lost at the end of the study."""
         left, runs = (
             [path for path in (self._cwd / "tmp").iterdir() if not (path.name.startswith(OF_LIBRARIES) or _is_pythons(path))],
             self.folder.path.parent,
@@ -410,7 +410,7 @@ class Victimized:
             self._toll.wrong.append(f"{self._cwd.name}: verify, exit status {ended.returncode}: {said}")
 
     def _processes(self) -> list[psutil.Process]:
-        """Returns the study's living processes, found by the mark of its trials, its folder or their working directory."""
+        """Returns the agents and the processes alive whose mark, command line or working directory names the study's folder."""
         found = self._agents()
         for process in psutil.process_iter():
             try:
@@ -446,7 +446,7 @@ def kind_of(process: psutil.Process) -> str | None:
         return "supervisor"
     if " sync " in words:
         return "tracker"
-    if "warm_server.py" in words:  # the trials that it forks look alike and become the supervisor's children, as it is
+    if "warm_server.py" in words:  # a trial that it forks has the same command line and the same parent, the supervisor
         servers = [each for each in (parent.children() if parent else []) if "warm_server.py" in " ".join(each.cmdline())]
         if "warm_server.py" in above:
             return "worker"
@@ -521,7 +521,7 @@ def run(
 
 
 def _is_pythons(file: Path) -> bool:
-    """Whether Python left a file with which `tempfile` tests the folder: a process was killed before it removed the file."""
+    """Whether a file is the one with which `tempfile` tests a folder, left by a process that was killed before removing it."""
     return file.is_file() and re.fullmatch(r"[a-z0-9_]{8}", file.name) is not None and file.stat().st_size <= len(b"blat")
 
 
@@ -556,13 +556,15 @@ def _words(name: str) -> list[str]:
 
 def main() -> int:
     """Runs the benchmark and returns its exit status."""
-    parser = argparse.ArgumentParser(description="Kills parts of a study at random and goes on with it.")
+    parser = argparse.ArgumentParser(description="Kills parts of a study at random and resumes the study.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--study-minutes", type=float, default=2.0, help="budget of each study")
     parser.add_argument("--each", type=int, help="kills of a study, which then runs on to its verdict; default: no limit")
-    parser.add_argument("--pause", type=float, help="longest pause between two kills, seconds; longer if trials are to finish")
+    parser.add_argument(
+        "--pause", type=float, help="longest pause between two kills, in seconds; raise it to let trials finish"
+    )
     parser.add_argument("--ranks", default="1,2,4", help="processes of a trial; the studies take turns")
     add_options(parser, ", and kill its parts as well")
     parser.add_argument("--stub", action="store_true", help="trials run a program without torch, in a fraction of the time")

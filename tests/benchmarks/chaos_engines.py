@@ -18,7 +18,7 @@ from tests.ray import private as private_ray
 from tests.slurm import private as private_slurm
 
 DOWN_S = (0.2, 5.0)  # shortest and longest time until a killed daemon is started again
-HEAD_DOWN_S = (0.2, 90.0)  # of Ray's head; Ray gives up after 60 s
+HEAD_DOWN_S = (0.2, 90.0)  # the same for Ray's head; Ray gives up after 60 s
 
 
 class Engine(ABC):
@@ -29,8 +29,8 @@ class Engine(ABC):
         options: the configuration with which a study runs its trials there.
         environment: variables that autotune needs for it.
         victims: kinds of processes that are killed, besides those of every study.
-        daemons: those of them that are killed by `kill`, which also starts them again.
-        weights: {kind: how often it is drawn, where others are drawn once}.
+        daemons: the victims that `kill` kills and starts again.
+        weights: {kind: how often it is drawn, relative to a kind that is not listed}.
     """
 
     why_not: ClassVar[Callable[[], str]]

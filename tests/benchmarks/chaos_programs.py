@@ -1,10 +1,10 @@
-"""The programs that run while the parts of a study are killed: what the trials run, and what another user runs beside them."""
+"""The programs that run while parts of a study are killed: those of the trials, and one of another user in the same folder."""
 
 from __future__ import annotations
 
 from tests.support.stub_programs import PRELUDE
 
-RATIO = 1.5  # of the stub's speed with bf16 to that without
+RATIO = 1.5  # speed of the stub with bf16, divided by its speed without
 # Trains with torch.
 TORCH = """
 import os, signal, sys, time
@@ -40,7 +40,7 @@ if __name__ == "__main__":
                 save()
                 saved_s = time.monotonic()
 """
-# Saves a number, in turn in place and under another name that is then renamed. Prints each number that has been overwritten.
+# Saves a number, alternately in place and by renaming a new file. Prints each number that another program has overwritten.
 OTHER = """
 import os, pathlib, time
 path, number = pathlib.Path("audio_best.pt"), 0

@@ -60,7 +60,7 @@ def trials_of(runs: Path, name: str) -> list[TrialRecord]:
 
 
 def essence(summary: Summary) -> dict[str, Any]:
-    """Returns what the results keep of a study: its verdict, and the settings and outcome of every trial."""
+    """Returns the parts of a summary that the results keep: the verdict, and the settings and outcome of every trial."""
     trial_keys = ("number", "kind", "outcome", "reason", "changed", "value", "ci", "seconds", "start", "peak_memory_bytes")
     kept = ("unit", "baseline", "best", "speedup", "attribution", "minimality", "parity", "counts", "seconds", "diagnosis")
     trials = [{key: trial.get(key) for key in trial_keys} for trial in summary["trials"]]

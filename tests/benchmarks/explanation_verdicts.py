@@ -18,7 +18,7 @@ NUM_FIRST = 3  # if two causes are planted, both must be among this many first f
 WITHIN_FRAC = 0.25  # a predicted gain is near the measured gain if it differs by at most this share of it
 HEALTHY_GAIN = 0.10  # in a program without a planted cause, a finding of at least this gain is false
 FLOOR_SLACK = 0.03  # how far a gain stated as "at least" may exceed the measured gain
-GOAL_FIRST, GOAL_INSIDE, GOAL_WITHIN, GOAL_PAIRS_FRAC = 13, 12, 10, 0.9  # of the fourteen single causes; of the pairs of causes
+GOAL_FIRST, GOAL_INSIDE, GOAL_WITHIN, GOAL_PAIRS_FRAC = 13, 12, 10, 0.9  # three of the 14 single causes, the last of the pairs
 
 
 class Gains(Protocol):

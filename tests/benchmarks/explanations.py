@@ -38,7 +38,7 @@ RUN = (  # the shortest possible study: the baseline, and little else
     "measure.quiet=false",
     "device.kind=cpu",
 )
-# Options besides the study's name: a trial faster than the baseline may lack the cause; the minutes allow trying every setting.
+# Trial 0 is the baseline, because a faster trial may lack the cause. The minutes are enough to try every setting.
 EXPLAIN = ("--trial", "0", "--minutes", "3", "--json")
 RUN_LIMIT_S, EXPLAIN_LIMIT_S = 240.0, 300.0
 TAIL_CHARS = 1_000

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.listing --studies 1000
 
-Each study has a compile cache of 200 files, which `prune` may remove. It lists them first and removes them at the end; the
-command checks that all studies are still there.
+Each study has a compile cache of 200 files, which `prune` may remove. `prune` is timed first without --yes, when it only lists
+the files, and at the end with --yes. The benchmark checks that all studies are still there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CACHED_FILES, CACHED_BYTES = 200, 100
 
 
 def timed(runs: Path, *words: str) -> tuple[float, float, str]:
-    """Returns the seconds and the processor's seconds that a command of autotune takes in a runs folder, and what it prints."""
+    """Runs a command of autotune in a runs folder; returns its wall seconds, its processor seconds and its output."""
     before, began = os.times(), time.monotonic()
     command = [sys.executable, "-P", "-m", "autotune", *words, "--runs-dir", str(runs)]
     done = subprocess.run(command, env=own_environment(), capture_output=True, text=True, check=True)

@@ -3,10 +3,10 @@
     python -m tests.benchmarks.outage [--trials 8] [--pairs 4]
 
 A pair is one study with the embedded store and one study whose server refuses connections, or accepts them but never answers.
-The order within the pairs is ABBA. Every study measures the same configurations of a program whose speed is known. None of them
-is good enough for the finals, so that all studies have the same trials. The time is that of the whole `autotune run`, including
-the wait for the tracker at its end. Afterwards, `autotune sync` writes each study to a working store, and MLflow must have one
-run for each trial record.
+The order within the pairs is ABBA. Every study measures the same configurations of a program whose speed is known. No
+configuration is good enough for the finals, so all studies have the same trials. The time is that of the whole `autotune run`,
+including the wait for the tracker at its end. Afterwards, `autotune sync` writes each study of a server that was down to a
+working store, and MLflow must have one run for each trial record.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _row(place: Path, kind: str, pairs: list[tuple[Ran, Ran]], num_trials: int) 
 
 def main() -> int:
     """Runs the pairs and prints what an outage costs; returns 1 if a goal is missed."""
-    parser = argparse.ArgumentParser(description="a study with the tracking server down against one with a store that works")
+    parser = argparse.ArgumentParser(description="compares studies whose tracking server is down with a working store")
     parser.add_argument("--trials", type=int, default=8, help="search trials of each study")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of studies, for each kind of outage")
     parser.add_argument("--only", choices=KINDS, nargs="+", default=KINDS, help="kinds of outage")

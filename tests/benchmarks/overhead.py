@@ -3,9 +3,9 @@
     python -m tests.benchmarks.overhead [--processes 3] [--pairs 6] [--trials 6]
 
 1. A program with steps of about one millisecond times itself, with the harness (no knobs, measuring all the time, heartbeats
-   included) and without it. The harness's cost is measured in three ways: the time spent in its own code, as a share of the
-   step, which is precise; steps with the harness minus steps without it, block by block in one process, which covers the whole
-   step but is noisier; and the same difference between fresh processes, which covers everything but is the noisiest.
+   included) and without it. The harness's cost is measured in three ways. The time spent in its own code, as a share of the
+   step, is precise. The difference between steps with and without the harness, block by block in one process, covers the whole
+   step but is noisier. The same difference between fresh processes covers everything but is the noisiest.
 2. A small study shows the seconds of each trial outside warm-up and window, by phase, and the tuner's time between trials.
 3. `autotune sync` mirrors that study once with new trials and once without. The difference is what one trial costs the
    tracker. It runs in parallel with the study at the lowest priority and is not part of a trial's time.
@@ -63,7 +63,7 @@ class StepCost:
 
     @property
     def median_us(self) -> float:
-        """The median difference, since other programs make some blocks much slower, with the harness or without it."""
+        """The median difference; not the mean, because other programs make some blocks much slower."""
         return statistics.median(self.differences_us)
 
     def words(self) -> str:
@@ -196,7 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="what autotune itself costs")
     parser.add_argument("--processes", type=int, default=3, help="processes that remove the harness and install it again")
     parser.add_argument(
-        "--blocks", type=int, default=60, help=f"blocks of {BLOCK_STEPS} steps with the harness, without it, and timed"
+        "--blocks", type=int, default=60, help=f"number of blocks of {BLOCK_STEPS} steps, for each kind of measurement"
     )
     parser.add_argument(
         "--pairs", type=int, default=6, help="pairs of fresh processes with the harness and without; 0 for none"
@@ -208,7 +208,7 @@ def main() -> int:
         ("step without the harness", f"{statistics.median(cost.without_us):.0f} us"),
         ("harness, its own time", f"{cost.own_words()}, {num_calls} calls of its functions in a plain step"),
         ("harness, with minus without", f"{cost.words()} of processor time"),
-        ("  the same of no difference", control.words()),
+        ("  control, without minus without", control.words()),
     ]
     if options.pairs:
         rows.append(("harness, fresh processes", cost_between_processes(options.pairs, options.blocks // 2).words()))
@@ -219,7 +219,7 @@ def main() -> int:
             per_trial_s, first_s = tracker_cost(Path(place) / "runs", len(trials))
         rows += [
             ("tracker, each trial", f"{per_trial_s:.3f} s"),
-            ("tracker, once a study", f"{first_s:.1f} s, beside the first trial"),
+            ("tracker, once a study", f"{first_s:.1f} s, in addition to the first trial"),
         ]
     print("\n" + table(("what", "cost"), rows))
     print("\n".join(machine_lines()))

@@ -31,7 +31,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("tables", nargs="+", type=Path, help="files that `autotune record` wrote")
     parser.add_argument("--seeds", type=int, default=20, help="studies of each kind on each table")
     parser.add_argument("--trials", type=int, default=25, help="search trials of a study")
-    parser.add_argument("--slots", default="1,4,16", help="numbers of trials in parallel, the first to compare with")
+    parser.add_argument("--slots", default="1,4,16", help="numbers of trials in parallel, compared with the first")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args(words)
     nums = [int(word) for word in options.slots.split(",")]

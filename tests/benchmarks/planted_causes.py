@@ -1,7 +1,8 @@
-"""Lists the causes that `autotune explain` must find in the programs of `planted/`, and their places. The programs lack them.
+"""Lists the causes that `autotune explain` must find in the programs of `planted/`, and their places.
 
-A place is given by lines of the program, from one piece of source to another. What has no line (a stage, a knob, a rank, an
-operator) is given by words. A finding's place is right if it names such a line or such a word.
+The programs themselves do not name the causes. A place is given by lines of the program, from one piece of source to another. A
+place without a line (a stage, a knob, a rank, an operator) is given by words. A finding's place is right if it names such a
+line or such a word.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ NUM_RECORDS, RECORD_SHAPE = 400, (8, 513)
 
 
 def prepare(folder: Path) -> None:
-    """Makes the data unless they exist."""
+    """Makes the data, unless an earlier call has finished them."""
     if (folder / DONE_FILE).exists():
         return
     photos(folder / "photos")

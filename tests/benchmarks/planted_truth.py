@@ -131,7 +131,7 @@ def digest(program: Program) -> str:
 
 
 def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: int) -> tuple[float, float]:
-    """Returns the rate, and how many cores other programs used; if every attempt is disturbed, those of the calmest one."""
+    """Returns the rate, and how many cores other programs used, of the first undisturbed attempt or else of the calmest one."""
     found: list[tuple[float, float]] = []
     for _ in range(attempts):
         monitor = CpuMonitor()

@@ -1,4 +1,4 @@
-"""Compares autotune with other searches: the same machine, program and budget, in alternation.
+"""Compares autotune with other searches on the same machine, program and budget. The searches take turns.
 
     python -m tests.benchmarks.rivals [--minutes 4] [--repeats 3] [--only NAME ...] [--workers N] [--quick] [--json FILE]
 
@@ -14,7 +14,8 @@ In each repeat, every search runs for `--minutes`, in rotating order. Then all w
 processes, in turn and in reverse (ABCCBA), and the script measures their rates. Only these rates are compared. For the seconds
 to 95 % of the best rate, a search's own rates are scaled so that its winner's rate equals the verified one.
 
-Nothing else may run on the machine: autotune would wait for a quiet machine within its budget, and the others would not.
+Nothing else may run on the machine. Otherwise, autotune would spend its budget on waiting for a quiet machine; the others
+would not wait.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Prints the tuner's own time per trial and how busy it keeps its slots: many trials on a fake launcher, in simulated time.
+"""Prints the tuner's own time per trial, and how busy it keeps its slots, for many trials on a fake launcher in simulated time.
 
     python -m tests.benchmarks.scale                                          # 100 and 1,000 trials on 1 to 512 slots
     python -m tests.benchmarks.scale --trials 10000 --slots 512 --sampler random
     python -m tests.benchmarks.scale --trials 1000 --slots 16 --sampler rates --profile    # and where the time goes
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
-slots leaves them idle. "busy" is the share of all slots that is busy. At the end, fewer trials are left than there are slots:
+slots leaves them idle. "busy" is the share of all slots that is busy. At the end, fewer trials are left than there are slots.
 "used" leaves out the slots for which no trial is left. Own time includes the calibration of the slots, all files, and the fake
-launcher itself, but not the baseline, nor report and MLflow, whose processor time is printed in seconds: another process
-tracks, and the report is written at the end. Slots are on machines of eight.
+launcher itself. It does not include the baseline, the report (written at the end) and MLflow (another process tracks). The
+processor times of report and MLflow are printed separately, in seconds. Each machine has eight slots.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MACHINE = {
 }  # fmt: skip
 
 
-# What the program reports of its device, by the kind of machine. On a CPU, cores are shared and three forecasts are averaged.
+# What the program reports about its device, by kind of machine. On a CPU, cores are shared, and three forecasts are averaged.
 FACTS = {
     "gpu": {"device": "cuda", "device_name": "Fake GPU", "compute_capability": [9, 0]},
     "cpu": {"device": "cpu", "isa": MACHINE["isa"]},
@@ -101,7 +101,7 @@ class SearchOnly(Listener):
         own_s: the tuner's processor time after each trial of the search.
         memory_mib: resident memory after each trial of the search.
         busy_s: seconds of all trials of the search.
-        wanted_s: seconds of all slots for which a trial was left: one that ran or had yet to begin.
+        wanted_s: seconds of all slots for which there was a trial, one that ran or had yet to begin.
         begun_s, ended_s: start of the first search trial and end of the last one.
     """
 
@@ -138,7 +138,7 @@ class SearchOnly(Listener):
 
 
 def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profiled: bool, is_tracked: bool) -> str:
-    """Runs a study and returns its row of the table, and below it the functions that took the most time if that is wanted."""
+    """Runs a study; returns its row of the table. If `is_profiled`, lists below it the functions that took the most time."""
     profile = cProfile.Profile()
     given = [
         f"search.sampler={sampler}", "search.warm_start=off", "search.stop=false", "explain.auto=false",

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.search                                    # machines for developing the search
     python -m tests.benchmarks.search --held-out --seeds 20              # machines for judging the search
-    python -m tests.benchmarks.search --calibration                      # are forecasts of memory, rates and regret right, too?
+    python -m tests.benchmarks.search --calibration                      # also compares forecasts with the truth
     python -m tests.benchmarks.search --own-time                         # CPU seconds of one proposal after 100 to 3,000 trials
     python -m tests.benchmarks.search --strategies default --pending 1,4,16   # with 1, 4 and 16 trials in parallel
-    python -m tests.benchmarks.search --held-out --seeds 20 --file FILE  # may be interrupted and called again, to go on
+    python -m tests.benchmarks.search --held-out --seeds 20 --file FILE  # after an interruption, the same command continues
 
 The machines are in `tests/search/machines.py`. The fraction of the optimum's true rate is given after a number of trials, and
 after the seconds that this number of average trials takes. Machines on which the unchanged program does not fit are left out.
@@ -57,10 +57,10 @@ class Forecasts:
         chances: (forecast chance to fit, whether it fits) for configurations that were not tried.
         proposed: error of the forecast rate of each proposal, in standard deviations of the forecast.
         rates: the same for configurations that were not tried.
-        peaks: the same for the memory of those of them that are not sure to fit or to run out of memory.
+        peaks: the same for the memory of untried configurations whose chance to fit is uncertain (within UNSURE).
         regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
-        tried_regret: the same if the best of the tried configurations were known. The rest of the regret is due to noise.
-        chosen_regret: the same after the choosing rounds of the finals, which prefer the fewest changes of about equal ones.
+        tried_regret: the regret if the search had chosen the truly best configuration it tried; the rest is due to noise.
+        chosen_regret: the regret after the finals' choosing rounds, which prefer the fewest changes among about equal ones.
         chance_of_right: the sampler's last forecast of the chance that `tried_regret` is at most 1 %.
     """
 
@@ -151,7 +151,7 @@ def _asking(run: Callable[[], Replayed], world: SimulatedWorld, found: Forecasts
 def _forecasts(
     sampler: RatesSampler, study: Any, configurations: Sequence[Any]
 ) -> list[tuple[float, float, float, tuple[float, float]]]:
-    """Returns forecasts: the log of the rate, its standard deviation, the chance to fit, and the memory with its own.
+    """Returns forecasts: log of the rate and its standard deviation, chance to fit, (memory, its standard deviation).
 
     The memory is NaN unless the chance to fit is within UNSURE.
     """
@@ -181,7 +181,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
     parser.add_argument("--pending", default="1", help="numbers of trials in parallel, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--file", type=Path, help="keeps finished studies of one version, which are not simulated again")
+    parser.add_argument("--file", type=Path, help="stores studies, which are not simulated again; a new file for each version")
     options = parser.parse_args(words)
     if options.own_time:
         return _print_own_time()
@@ -285,13 +285,13 @@ def _line(name: str, group: Sequence[Replayed]) -> str:
 
 
 def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
-    """Prints how often forecasts hold, with standard errors over the machines: errors on one machine have a common cause."""
-    print("chance to fit, as forecast for configurations that were not tried: share that fits, standard error over machines")
+    """Prints how often forecasts hold. Standard errors are over machines, as the errors on one machine have a common cause."""
+    print("forecast chance to fit of untried configurations: share that fits, standard error over machines")
     for low, high in ((0.0, 0.05), (0.05, 0.25), (0.25, 0.75), (0.75, 0.85), (0.85, 0.95), (0.95, 1.01)):
         inside = [[fits for one in group for chance, fits in one.chances if low <= chance < high] for group in found.values()]
         print(f"  {low:4.2f} to {min(high, 1.0):4.2f}  {_share(inside)}")
     for what, name in (
-        ("rate of proposals", "proposed"), ("rate of others", "rates"), ("memory of others, where it decides", "peaks"),
+        ("rate of proposals", "proposed"), ("rate of others", "rates"), ("memory of others that may or may not fit", "peaks"),
     ):  # fmt: skip
         errors = [[z for one in group for z in getattr(one, name)] for group in found.values()]
         share = _share([[abs(z) <= INTERVAL_Z for z in group] for group in errors])
@@ -303,8 +303,8 @@ def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
         (" if the best of the tried were known", "tried_regret"),
     ):  # fmt: skip
         share = _share([[getattr(one, name) <= 1 - NEAR for one in group] for group in stopped])
-        print(f"studies that stopped for want of improvement: regret at most 1 %{what}: {share}")
-    print("chance, as forecast at the stop, that no other configuration is over 1 % faster than the best of the tried: truth")
+        print(f"studies that stopped because no improvement was expected: regret at most 1 %{what}: {share}")
+    print("forecast chance at the stop that no untried configuration is over 1 % faster than the best tried one: true share")
     for low, high in ((0.0, 0.8), (0.8, 0.9), (0.9, 0.95), (0.95, 1.01)):
         inside = [
             [(one.tried_regret or 0.0) <= 1 - NEAR for one in group if low <= (one.chance_of_right or 0.0) < high]
@@ -314,7 +314,7 @@ def _print_calibration(found: Mapping[int, Sequence[Forecasts]]) -> None:
 
 
 def _share(groups: Iterable[Sequence[bool]]) -> str:
-    """Returns the share of what is true over all groups, and its standard error if each group varies as a whole."""
+    """Returns the share of true values over all groups, with a standard error that treats each group as one unit."""
     filled = [group for group in groups if group]
     num = sum(map(len, filled))
     if not num:

@@ -3,14 +3,15 @@
     python -m tests.benchmarks.soak --trials 500 [--file soak.jsonl] [--minutes 30] [--stub [--trial-s 15]] [--slurm]
 
 A part is one process that runs --studies studies of --each trials with `autotune.run`, so it is the tuner of all of them. Each
-study has a supervisor and a warm server of its own. With --slurm or --ray, the trials run on a private cluster, and each study
-also has an agent on a node. After every trial, these processes are looked at. With --file, what was measured is kept there, and
-a later call goes on from it. --stub runs a program without torch, and so without a warm server; its trials sleep for --trial-s
-seconds. Many hours of such studies fit on one machine if several calls run at once, each with a --file of its own. Append these
-files to one, and `--trials 0 --file` that one prints the sum.
+study has its own supervisor and warm server. With --slurm or --ray, the trials run on a private cluster, and each study also
+has an agent on a node. These processes are measured after every trial. With --file, the measurements are kept there, and a
+later call continues from them. --stub runs a program without torch, and so without a warm server; its trials sleep for
+--trial-s seconds. To fit many hours of such studies on one machine, run several calls at once, each with its own --file. Then
+append these files to one; `--trials 0 --file` with that file prints the sum.
 
-A slope is fitted for each process; the interval is that of the mean over processes (Student's t, 95 %), because the values of
-one process are not independent. The exit status is 1 if descriptors or threads certainly grow, or if a process is left behind.
+A slope is fitted for each process. The interval is that of the mean slope over processes (Student's t, 95 %), because the
+values of one process are not independent. The exit status is 1 if the interval shows that descriptors or threads grow, or if a
+process is left behind.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def slopes(lines: list[dict[str, Any]], process: str, what: str) -> list[float]:
 
 
 def report(lines: list[dict[str, Any]]) -> tuple[list[str], bool]:
-    """Returns the lines to print, and whether nothing grows that must not and no process is left."""
+    """Returns the lines to print, and whether descriptors and threads do not grow and no process is left."""
     rows, is_clean = [], True
     for process in PROCESSES:
         for what in MEASURED:
@@ -176,7 +177,7 @@ def read(file: Path) -> list[dict[str, Any]]:
 def main() -> int:
     """Runs parts until there are enough trials; returns the exit status."""
     parser = argparse.ArgumentParser(description="Runs studies in a row and measures what grows.")
-    parser.add_argument("--trials", type=int, default=200, help="trials, those of earlier calls with this file included")
+    parser.add_argument("--trials", type=int, default=200, help="trials, including those of earlier calls with this file")
     parser.add_argument("--each", type=int, default=20, help="search trials of a study")
     parser.add_argument("--studies", type=int, default=4, help="studies in one process")
     parser.add_argument("--minutes", type=float, default=60.0, help="time after which no part is started")

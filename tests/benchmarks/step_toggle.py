@@ -8,9 +8,9 @@ about a per cent, so many blocks are needed. The time spent in the harness's own
 precisely. The program ends with an error if any function of the harness still runs after the harness was removed, if the time
 lacks a function of the harness that a plain step calls, or if it contains a function of torch that the harness wraps.
 
-It prints one JSON line. It contains the mean processor time of a step in blocks with the harness, without it, and without it
-again, measured right after each other; the harness's own share of further blocks, heartbeats included; and how many functions
-of the harness a plain step calls.
+It prints one JSON line: the mean processor time of a step in blocks with the harness, without it, and without it again, which
+follow each other directly; the harness's own share of further blocks, heartbeats included; and how many functions of the
+harness a plain step calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Toggle:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._patches: list[Any] = []
-        self._class: type | None = None  # the one that the harness gave the model, while that is taken away
+        self._class: type | None = None  # the model's class under the harness; None while the harness is installed
         self._hooks: list[dict[int, Any]] = []
 
     def out(self) -> None:
@@ -71,7 +71,7 @@ class Toggle:
         for patch in reversed(self._patches):
             patch.uninstall()
         self._class = type(self.loop.model)
-        object.__setattr__(self.loop.model, "__class__", self.loop.model.__class__)  # which shows the program's own
+        object.__setattr__(self.loop.model, "__class__", self.loop.model.__class__)  # __class__: the program's own class
         self._hooks = [dict(hooks) for hooks in hooks_of(self.loop)]
         for hooks in hooks_of(self.loop):
             hooks.clear()
@@ -89,12 +89,12 @@ class Toggle:
 
 
 def hooks_of(loop: Loop) -> list[dict[int, Any]]:
-    """Returns the optimizer's hooks before and after a step, of which all are the harness's."""
+    """Returns the optimizer's hooks before and after a step; all of them are the harness's."""
     return [loop.optimizer._optimizer_step_pre_hooks, loop.optimizer._optimizer_step_post_hooks]
 
 
 def calls_in(run: Callable[[], Any], is_asked: Callable[[FrameType], bool]) -> list[str]:
-    """Returns the names of the functions that `run` calls, in order, of those that `is_asked` is true of."""
+    """Returns the names of the functions for which `is_asked` is true, in the order in which `run` calls them."""
     names: list[str] = []
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -110,7 +110,7 @@ def calls_in(run: Callable[[], Any], is_asked: Callable[[FrameType], bool]) -> l
 
 
 def calls_in_a_plain_step(loop: Loop, is_asked: Callable[[FrameType], bool]) -> list[str]:
-    """Returns what `calls_in` does, for the step of several that has the fewest of these calls: most take the short path."""
+    """Returns `calls_in` for the step, of several, with the fewest of these calls: most steps take the short path."""
     return min((calls_in(lambda: loop.run(1), is_asked) for _ in range(LEAST_OF)), key=len)
 
 
@@ -132,7 +132,7 @@ class OwnTime:
                 hooks[number] = self._timed(hook, 1.0)
 
     def _time_patches(self) -> None:
-        # Some patches, such as that of `backward`, are installed only at times, so all later ones are timed as well.
+        # Some patches, such as that of `backward`, are installed only at times, so patches installed later are timed as well.
         kind = harness_module("patches").Patch
         install, timed = kind.install, []
 
@@ -199,8 +199,8 @@ def main() -> None:
     left = calls_in(lambda: loop.run(1), lambda frame: frame.f_code.co_filename.startswith(folder))
     toggle.back()
     if left or not called:
-        raise SystemExit(f"the harness could not be taken out whole, still called: {left or 'never seen'}")
-    # Two of three blocks are without the harness: their difference shows how small an effect the comparison can detect.
+        raise SystemExit(f"the harness could not be removed completely, still called: {left or 'never seen'}")
+    # Two of three blocks run without the harness. Their difference shows how small an effect the comparison can detect.
     switches = {"with_s": toggle.back, "without_s": toggle.out, "control_s": toggle.out}
     seconds: dict[str, list[float]] = {name: [] for name in switches}
     order = list(switches)

@@ -1,4 +1,4 @@
-"""The benchmark of attribution reads from a study what it found of the planted effects."""
+"""The attribution benchmark judges which planted effects a study found."""
 
 from tests.benchmarks import attribution
 
@@ -12,7 +12,7 @@ def test_a_simulated_study_finds_the_large_effects(capsys):
     assert status == 0, printed
 
 
-def test_mistakes_are_large_effects_without_a_name_and_exported_knobs_without_an_effect():
+def test_mistakes_lists_unnamed_large_effects_and_exported_knobs_without_effect():
     entries = [{"knob": f"env.PLANT_{name}", "verdict": "faster", "ratio": 1.3, "ci": (1.2, 1.4)} for name in "AD"]
     summary = {"attribution": entries[:1], "minimality": {"dropped": entries[1:]}, "best": {"overrides": {"env.PLANT_D": "1"}}}
     assert [line.split()[0] for line in attribution.mistakes(summary)] == ["D", "B"]

@@ -72,7 +72,7 @@ def goal(value: float) -> Goal:
     return Goal(what="ratio", value=value, bound=1.05)
 
 
-def test_a_stage_goes_on_after_a_broken_check_and_names_what_was_not_run(run: Run, tmp_path: Path) -> None:
+def test_stage_continues_after_a_failed_check_and_names_checks_that_did_not_run(run: Run, tmp_path: Path) -> None:
     findings = run(
         Check(name="breaks", run=broken),
         Check(name="needs a GPU", run=broken, needs_cuda="CUDA graphs"),
@@ -89,7 +89,7 @@ def test_a_stage_goes_on_after_a_broken_check_and_names_what_was_not_run(run: Ru
     assert "boom" in (tmp_path / "work" / "breaks.txt").read_text()
 
 
-def test_what_is_done_is_not_run_again_and_what_failed_is(run: Run) -> None:
+def test_second_run_repeats_only_failed_checks(run: Run) -> None:
     runs = []
 
     def fails_once(place: Place) -> Found:
@@ -108,7 +108,7 @@ def test_what_is_done_is_not_run_again_and_what_failed_is(run: Run) -> None:
     assert runs == ["fails once", "missed", "fails once"]
 
 
-def test_what_a_check_had_measured_when_it_was_cut_off_is_kept(run: Run) -> None:
+def test_interrupted_check_keeps_its_measurements(run: Run) -> None:
     measured = []
 
     def measure(name: str) -> str:
@@ -126,7 +126,7 @@ def test_what_a_check_had_measured_when_it_was_cut_off_is_kept(run: Run) -> None
     assert measured == ["a", "b", "b", "c"]
 
 
-def test_a_check_is_not_begun_without_time_for_it_and_one_that_is_not_whole_goes_on(run: Run) -> None:
+def test_check_without_enough_time_or_with_a_partial_result_is_left_for_later(run: Run) -> None:
     checks = [
         Check(name="long, but the first", run=lambda _: Found(evidence="half", is_whole=False), seconds=900.0),
         Check(name="long", run=lambda _: Found(evidence="done"), seconds=900.0),
@@ -147,7 +147,7 @@ def test_goals_are_judged_unless_the_run_is_dry(
     assert f"- ratio: 1, goal at least 1.05: {words}" in (tmp_path / page.FILE).read_text()
 
 
-def test_results_of_another_machine_and_of_a_dry_run_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_campaign_refuses_to_mix_machines_or_dry_and_real_runs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run()
     with pytest.raises(SystemExit, match=r"has is_dry False, here it is True\. Give another folder"):
         run(is_dry=True)
@@ -156,7 +156,7 @@ def test_results_of_another_machine_and_of_a_dry_run_are_refused(run: Run, monke
         run()
 
 
-def test_the_document_tells_machine_versions_and_when(run: Run, tmp_path: Path) -> None:
+def test_document_records_the_machine_versions_and_each_run(run: Run, tmp_path: Path) -> None:
     run()
     run()
     told = json.loads((tmp_path / document.FILE).read_text())
@@ -165,7 +165,7 @@ def test_the_document_tells_machine_versions_and_when(run: Run, tmp_path: Path) 
     assert [go["stages"] for go in told["goes"]] == [["smoke"], ["smoke"]]
 
 
-def test_an_unknown_stage_is_named_with_those_there_are(
+def test_unknown_stage_is_refused_with_a_list_of_the_stages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu_campaign", "smoke", "speed"])
@@ -176,13 +176,13 @@ def test_an_unknown_stage_is_named_with_those_there_are(
 
 
 @pytest.mark.parametrize("name", campaign.STAGES)
-def test_every_check_of_a_stage_has_a_name_of_its_own_in_both_sizes(name: str) -> None:
+def test_check_names_in_a_stage_are_unique_in_dry_and_real_runs(name: str) -> None:
     for is_dry in (False, True):
         names = [check.name for check in campaign.STAGES[name].checks(is_dry)]
         assert len(set(names)) == len(names) > 0
 
 
-def test_every_file_of_tests_for_a_gpu_is_a_check_that_needs_one() -> None:
+def test_smoke_stage_covers_every_gpu_test_file_with_a_check_that_needs_cuda() -> None:
     checks = {name for check in campaign.STAGES["smoke"].checks(False) for name in check.needs_cuda.split(", ")}
     files = sorted((document.ROOT / "tests" / "gpu").glob("test_*.py"))
     assert files

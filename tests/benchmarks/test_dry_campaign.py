@@ -23,7 +23,7 @@ def dry(out: Path, *stages: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("stages", [("smoke", "record"), tuple(STAGES)])
-def test_stages_run_name_what_they_miss_and_go_on_without_measuring_again(stages: tuple[str, ...], tmp_path: Path) -> None:
+def test_dry_run_completes_names_skipped_gpu_checks_and_repeats_no_measurement(stages: tuple[str, ...], tmp_path: Path) -> None:
     found = dry(tmp_path, *stages)
     assert set(found) == set(stages)
     assert {status for stage in found.values() for status in stage.values()} == {DONE, NOT_RUN}

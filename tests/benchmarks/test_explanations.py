@@ -48,7 +48,7 @@ def test_there_are_fourteen_single_causes_six_pairs_and_six_healthy_programs() -
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_every_place_is_in_the_program_and_every_cause_is_switched_there(program: Program) -> None:
+def test_every_planted_cause_has_its_place_and_its_switch_in_the_program(program: Program) -> None:
     source = program.path.read_text(encoding="utf-8")
     compile(source, str(program.path), "exec")
     assert set(re.findall(r'revision\("(\w)"\)', source)) == {cause.switch for cause in program.causes}
@@ -58,7 +58,7 @@ def test_every_place_is_in_the_program_and_every_cause_is_switched_there(program
     assert not re.search(r"slow|wast|plant|bottleneck|expensive|cause|healthy|autotune", source, re.IGNORECASE)
 
 
-def test_a_line_within_the_place_is_right_and_one_beside_it_is_not() -> None:
+def test_line_inside_the_planted_place_is_right_and_other_places_are_wrong() -> None:
     line = PHOTOS.line_ranges(PHOTOS.causes[0])[0].start
     for where in (f"photos.py:{line}", f"/somewhere/photos.py:{line} in open", {"file": "photos.py", "line": line}):
         assert judged(PHOTOS, document("slow decode", where)).is_first_and_right, where
@@ -80,7 +80,7 @@ def test_a_range_of_lines_that_overlaps_the_place_is_right() -> None:
     assert not judged(PHOTOS, document("decode", f"photos.py:{line - 3}-{line - 1}")).is_first_and_right
 
 
-def test_a_stage_a_knob_or_a_rank_is_a_place_too() -> None:
+def test_stage_or_rank_counts_as_a_place() -> None:
     assert judged(PHOTOS, document("slow decode", "stage decode")).is_first_and_right
     assert judged(CLOUDS, document("rank skew", {"rank": 1})).is_first_and_right
     assert judged(CLOUDS, document("rank skew", "rank 1, clouds.py:59")).is_first_and_right
@@ -101,28 +101,28 @@ def test_another_cause_is_not_taken_for_the_planted_one(cause: str) -> None:
         ("spectra", "too few workers"), ("sentences", "slow_collate"), ("textures", "augmentation"),
     ],
 )  # fmt: skip
-def test_causes_as_the_documents_call_them_are_known(name: str, cause: str) -> None:
+def test_each_spelling_of_a_cause_matches_exactly_one_planted_cause(name: str, cause: str) -> None:
     program = PROGRAMS[name]
     assert Finding(cause=cause).is_of(program.causes[0])
     others = [other for other in SINGLE if Finding(cause=cause).is_of(other.causes[0])]
     assert others == [program]
 
 
-def test_a_cause_that_is_found_second_is_found_but_not_first() -> None:
+def test_cause_found_second_counts_as_found_but_not_as_first() -> None:
     verdict = judged(PHOTOS, document("collate", "", mid=0.5), document("decode", "decode", mid=0.4), A=1.4)
     assert verdict.judged[0].place == 2
     assert not verdict.is_first_and_right
     assert verdict.are_all_early
 
 
-def test_a_measured_gain_is_inside_an_interval_with_open_ends_too() -> None:
+def test_interval_holds_gains_up_to_its_upper_end_and_may_lack_a_lower_end() -> None:
     assert Finding(cause="x", low=0.2, mid=0.3, high=0.4, kind="predicted").holds(0.4)
     assert not Finding(cause="x", low=0.2, mid=0.3, high=0.4, kind="predicted").holds(0.41)
     assert Finding(cause="x", high=0.4, kind="bound").holds(0.1)
     assert not Finding(cause="x", high=0.4, kind="bound").holds(0.5)
 
 
-def test_a_floor_holds_for_more_and_is_allowed_three_points() -> None:
+def test_floor_may_exceed_the_measured_gain_by_at_most_three_points() -> None:
     floor = Finding(cause="x", low=0.2, mid=0.2, high=0.25, kind="floor")
     assert floor.holds(2.0)
     assert floor.holds(0.171)
@@ -130,13 +130,13 @@ def test_a_floor_holds_for_more_and_is_allowed_three_points() -> None:
     assert judged(PHOTOS, document("decode", "decode", low=0.5, kind="floor"), A=1.4).judged[0].is_floor_too_high
 
 
-def test_the_middle_is_near_within_a_quarter_of_the_gain() -> None:
+def test_finding_is_near_if_its_middle_is_within_a_quarter_of_the_gain() -> None:
     assert Finding(cause="x", mid=0.5).is_near(0.4)
     assert not Finding(cause="x", mid=0.51).is_near(0.4)
     assert not Finding(cause="x", low=0.3, high=0.5).is_near(0.4)
 
 
-def test_a_pair_needs_both_among_the_first_three() -> None:
+def test_pair_counts_only_if_both_causes_are_among_the_first_three_findings() -> None:
     other, item = document("graph breaks", ""), document("item", place_of(RIDGES))
     optimizer = document("unfused optimizer", place_of(RIDGES, 1))
     assert judged(RIDGES, item, other, optimizer).are_all_early
@@ -144,12 +144,12 @@ def test_a_pair_needs_both_among_the_first_three() -> None:
     assert not judged(RIDGES, item, other).are_all_early
 
 
-def test_only_large_findings_of_a_healthy_program_are_false() -> None:
+def test_only_large_findings_in_a_healthy_program_count_as_false() -> None:
     assert not judged(LEAVES, document("decode", "", low=0.0, mid=0.05, high=0.2)).false_findings
     assert len(judged(LEAVES, document("decode", "", mid=0.1), document("gc", "", low=0.3)).false_findings) == 2
 
 
-def test_goals_are_reached_when_all_is_found_and_sized() -> None:
+def test_goals_are_reached_if_every_cause_is_found_with_the_right_gain() -> None:
     sized = {"low": 0.3, "mid": 0.4, "high": 0.5, "kind": "predicted"}
     verdicts = [judged(each, document(CAUSES[each.causes[0].kind][0], _place(each), **sized), A=1.4) for each in SINGLE]
     verdicts += [judged(each, *(document(CAUSES[cause.kind][0], "") for cause in each.causes)) for each in PAIRS]
@@ -165,19 +165,19 @@ def _place(program: Program) -> str:
     return program.causes[0].words[0] if program.causes[0].words else place_of(program)
 
 
-def test_what_was_not_explained_is_no_success() -> None:
+def test_unexplained_programs_are_named_and_miss_the_goal() -> None:
     text, is_reached = report([Verdict.of(each, Known(A=1.4), None) for each in (PHOTOS, LEAVES)])
     assert not is_reached
     assert "not explained: photos, leaves" in text
 
 
-def test_a_missed_goal_is_said() -> None:
+def test_report_marks_a_missed_goal() -> None:
     text, is_reached = report([judged(LEAVES, document("decode", "", mid=0.4))])
     assert not is_reached
     assert re.search(r"findings of 10 % in healthy +1 +goal none: MISSED", text)
 
 
-def test_causes_of_a_pair_are_switched_one_by_one_and_together() -> None:
+def test_causes_of_a_pair_are_switched_off_one_by_one_and_together() -> None:
     assert switches(PHOTOS) == ["", "A"]
     assert switches(RIDGES) == ["", "A", "B", "AB"]
     assert switches(LEAVES) == [""]
@@ -186,7 +186,7 @@ def test_causes_of_a_pair_are_switched_one_by_one_and_together() -> None:
     assert gain(rounds[:1], "A").ci is None
 
 
-def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_costs_are_stored_and_not_measured_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
     def rate(program: Program, data: Any, switched_off: str, seconds: float = 0.0) -> float:
@@ -204,7 +204,7 @@ def test_truths_are_kept_and_measured_no_second_time(tmp_path: Any, monkeypatch:
     assert len(runs) == 6
 
 
-def test_a_program_that_cannot_run_here_has_no_cost_and_the_others_are_measured(
+def test_program_that_cannot_run_gets_no_cost_and_the_others_are_still_measured(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def own_rate(program: Program, data: Any, switched_off: str) -> float:
@@ -227,7 +227,7 @@ def test_a_program_that_cannot_run_here_has_no_cost_and_the_others_are_measured(
     assert "2.00x" in printed.out
 
 
-def test_truths_of_another_machine_or_of_an_older_program_do_not_count(tmp_path: Any) -> None:
+def test_costs_of_another_machine_or_an_older_program_version_are_ignored(tmp_path: Any) -> None:
     truths = Truths(tmp_path / "truths.json")
     truths.add(PHOTOS, Round(rates={"": 10.0, "A": 14.0}))
     kept = json.loads(truths.path.read_text())

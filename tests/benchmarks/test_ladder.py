@@ -34,7 +34,7 @@ def _two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ladder, "host_facts", lambda: HOST)
 
 
-def test_each_rung_keeps_what_was_faster_before_it() -> None:
+def test_each_rung_builds_on_the_fastest_configuration_so_far() -> None:
     bench = TableBench({("precision.amp", "bf16"): 2.0, ("loader.num_workers", 1): 1.5, ("compile.mode", "default"): 1.1})
     climber = ladder.Ladder(bench)  # type: ignore[arg-type]
     climber.climb()
@@ -42,7 +42,7 @@ def test_each_rung_keeps_what_was_faster_before_it() -> None:
     assert bench.asked[0] == {}
 
 
-def test_batches_are_doubled_and_one_that_cannot_run_is_no_candidate() -> None:
+def test_ladder_doubles_the_batch_and_rejects_one_that_cannot_run() -> None:
     bench = TableBench({("loader.batch_size", 64): 1.2, ("loader.batch_size", 128): None})
     climber = ladder.Ladder(bench)  # type: ignore[arg-type]
     climber.climb()
@@ -71,5 +71,5 @@ def test_a_winner_that_no_longer_trains_ends_the_comparison() -> None:
         ({"verdict": "ambiguous", "ratio": None}, "ambiguous"),
     ],
 )
-def test_the_verdict_is_said_with_a_ratio_or_without_one(speedup: dict[str, object] | None, words: str) -> None:
+def test_verdict_text_includes_the_ratio_if_there_is_one(speedup: dict[str, object] | None, words: str) -> None:
     assert ladder._verdict({"speedup": speedup}) == words  # type: ignore[typeddict-item]

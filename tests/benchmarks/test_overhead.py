@@ -1,4 +1,4 @@
-"""The harness can be taken out of a training loop and timed, as its cost in a step is measured."""
+"""The overhead benchmark removes the harness from a training loop, times it, and states intervals."""
 
 import pytest
 
@@ -6,14 +6,14 @@ from tests.benchmarks import overhead
 
 
 @pytest.mark.thorough
-def test_the_harness_is_taken_out_of_a_loop_whole_and_its_own_time_is_a_part_of_the_step():
+def test_harness_is_removed_completely_and_its_own_time_is_a_share_of_the_step():
     cost, control, num_calls = overhead.cost_in_one_process(1, 2, 25)  # ends by itself if a function of the harness is left
     assert [len(values) for values in (cost.with_us, cost.without_us, control.with_us, cost.own_frac)] == [2, 2, 2, 2]
     assert num_calls > 0
     assert all(0.0 < share < 1.0 for share in cost.own_frac)
 
 
-def test_a_program_without_times_shows_what_it_says_about_it():
+def test_missing_times_are_reported_with_the_output_of_the_program():
     with pytest.raises(SystemExit, match="printed no times:\\nthe harness could not be taken out"):
         overhead._printed("", "the harness could not be taken out")
 

@@ -13,11 +13,11 @@ def found(*timeline: list[float]) -> rivals.Found:
     return {"seconds": 60.0, "timeline": list(timeline), "winner": "bf16", "command": ["true"], "num_trials": len(timeline)}
 
 
-def test_only_rises_are_noted() -> None:
+def test_climb_keeps_only_rises_of_the_best_rate() -> None:
     assert rivals.climb([(1.0, 10.0), (2.0, None), (3.0, 9.0), (4.0, 12.0)]) == [[1.0, 10.0], [4.0, 12.0]]
 
 
-def test_a_search_s_own_figures_count_what_its_winner_was_worth() -> None:
+def test_reported_rates_are_scaled_to_the_verified_rate_of_the_winner() -> None:
     boasting = found([5.0, 100.0], [20.0, 200.0])  # its winner's verified rate is half the rate that it reported
     assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=100.0) == 20.0
     assert rivals.seconds_to_near(boasting, verified_per_s=100.0, best_per_s=50.0) == 5.0
@@ -37,7 +37,7 @@ def test_rows_compare_verified_rates_repeat_by_repeat() -> None:
     assert rows[PLAIN][4:] == ("", "", "", "")
 
 
-def test_what_the_rival_says_of_a_trial_is_read() -> None:
+def test_step_time_is_read_from_the_line_of_a_successful_rival_trial() -> None:
     line = "  [ok          ] amp_bf16 compile=reduce-overhead channels_last fused     2.33 ms\n"
     said = rivals.SAID.search(line)
     assert said
@@ -45,7 +45,7 @@ def test_what_the_rival_says_of_a_trial_is_read() -> None:
     assert not rivals.SAID.search("  [disqualified] amp_fp16 compile=off                              out of memory\n")
 
 
-def test_a_rival_that_is_not_installed_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rival_is_reported_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert rivals.missing(PYTORCH_AUTOTUNE) == f"pytorch-autotune is not installed: {rivals.INSTALL}"
     assert rivals.missing(TPE) == ""
@@ -58,7 +58,7 @@ def test_a_comparison_without_any_search_is_refused(words: list[str], monkeypatc
         rivals.main(words)
 
 
-def test_workers_are_the_program_s_own_and_chosen_from(tmp_path: Path) -> None:
+def test_worker_count_is_passed_and_searched_only_if_it_is_given(tmp_path: Path) -> None:
     work = rivals.Work(folder=tmp_path, budget_s=60.0, workers=0, words=("--size", "32"))
     assert work.program[2:] == ["--size", "32", "--batch", "128", "--workers", "0"]
     assert ["--workers", "1"] in rivals.choices(work)["workers"]

@@ -1,4 +1,4 @@
-"""The benchmark of the search goes on from the studies that its file holds."""
+"""The search benchmark continues from the studies in its file."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_studies_in_the_file_are_not_simulated_again(tmp_path, monkeypatch, caps
     assert printed[1] == printed[2] != printed[0]
 
 
-def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
+def test_calibration_results_are_reused_from_the_file(tmp_path, monkeypatch, capsys):
     words = [*WORDS, "--trials", "12", "--seeds", "1", "--calibration", "--file", str(tmp_path / "studies.jsonl")]
     search.main(words)
     first = capsys.readouterr().out
@@ -30,7 +30,7 @@ def test_a_calibration_is_kept_too(tmp_path, monkeypatch, capsys):
     assert "regret at most 1 % after the choosing rounds" in first
 
 
-def test_machines_on_which_the_program_does_not_fit_are_left_out_and_named(capsys):
+def test_machines_that_cannot_fit_the_program_are_left_out_and_named(capsys):
     no_baseline, nothing_fits = "426", "450"
     search.main([*WORDS, "--machines", f"{no_baseline},3,{nothing_fits}", "--seeds", "1"])
     printed = capsys.readouterr().out

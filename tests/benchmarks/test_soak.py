@@ -1,4 +1,4 @@
-"""The soak finds what grows, and nothing else; a short one runs."""
+"""The soak finds growing resources and takes no noise for a leak. A short soak runs to its end."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def test_a_leak_is_found_with_its_size():
     assert "300 trials in 1 studies (1.5 h), 50 KiB of disk a trial, 0 processes left behind" in said
 
 
-def test_noise_is_no_leak_and_a_process_left_is_one():
+def test_noise_passes_and_a_process_left_behind_fails():
     assert soak.report(lines())[1]
     assert not soak.report(lines(left=1))[1]
 
@@ -46,7 +46,7 @@ def measured(folder, *words):
 
 
 @pytest.mark.thorough
-def test_a_short_soak_leaves_nothing_behind_and_nothing_grows_at_once(tmp_path):
+def test_short_soak_leaves_no_process_behind_and_leaks_no_descriptors(tmp_path):
     found = measured(tmp_path, "--trials", "1")
     assert [line["left"] for line in found if "left" in line] == [0]
     descriptors = [line["descriptors"] for line in found if line.get("process") == "tuner"]
@@ -55,7 +55,7 @@ def test_a_short_soak_leaves_nothing_behind_and_nothing_grows_at_once(tmp_path):
 
 
 @pytest.mark.thorough
-def test_parts_go_on_from_one_another(tmp_path):
+def test_later_call_appends_its_parts_to_the_file(tmp_path):
     first = measured(tmp_path, "--trials", "1")
     found = measured(tmp_path, "--trials", str(sum(line.get("study_trials", 0) for line in first) + 1))
     assert found[: len(first)] == first
@@ -67,7 +67,7 @@ def test_parts_go_on_from_one_another(tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.skipif(bool(OnSlurm.why_not()), reason=OnSlurm.why_not())
-def test_on_slurm_the_agent_and_what_is_below_it_are_measured(tmp_path):
+def test_soak_on_slurm_measures_the_agent_and_its_child_processes(tmp_path):
     found = measured(tmp_path, "--trials", "1", "--slurm")
     ids = {name: {line["id"] for line in found if line.get("process") == name} for name in soak.PROCESSES}
     assert {name: len(there) for name, there in ids.items()} == {"tuner": 1, "agent": 1, "supervisor": 1, "warm server": 0}

@@ -72,7 +72,7 @@ def study(ratio: float, **counts: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_expert_goes_on_without_what_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hand_tuning_continues_without_a_refused_knob(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table({("loader.num_workers", 8): 4.0, ("loader.batch_size", 512): 1.5, ("compile.mode", "default"): 0.5})
     monkeypatch.setattr(tutorial, "recipe", lambda *_: table)
     found = tutorial.by_hand(place)
@@ -85,7 +85,7 @@ def test_the_expert_goes_on_without_what_is_refused(place: Place, monkeypatch: p
 
 
 @pytest.mark.parametrize(("ratio", "num_oom", "expected"), [(9.0, 0, (True, True)), (8.0, 1, (False, False))])
-def test_the_tutorial_s_ratio_and_its_share_out_of_memory_are_goals(
+def test_tutorial_has_goals_for_speedup_and_share_of_out_of_memory_trials(
     place: Place, ratio: float, num_oom: int, expected: tuple[bool, bool]
 ) -> None:
     given(place, study=study(ratio, ok=40, device_oom=num_oom))
@@ -94,7 +94,7 @@ def test_the_tutorial_s_ratio_and_its_share_out_of_memory_are_goals(
     assert "utilisation 31.0% -> unknown" in found.evidence
 
 
-def test_winner_and_hand_chain_take_turns(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winner_and_hand_tuned_configuration_are_measured_in_turn(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table({("precision.amp", "bf16"): 2.2, ("loader.num_workers", 8): 2.0, ("loader.batch_size", 1024): 0.1})
     monkeypatch.setattr(tutorial, "recipe", lambda *_: table)
     given(place, study=study(2.2, ok=40))
@@ -103,7 +103,7 @@ def test_winner_and_hand_chain_take_turns(place: Place, monkeypatch: pytest.Monk
     assert ["precision.amp" in knobs for knobs in table.asked[-6:]] == [True, False, False, True, True, False]
 
 
-def test_the_rival_s_ratio_and_seconds_are_goals(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_with_the_rival_has_goals_for_speedup_and_seconds(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "missing", lambda _: "")
     search = {"seconds": 60.0, "timeline": [[9.0, 300.0]], "winner": "bf16", "command": ["true"], "num_trials": 9}
     place.kept(rivals.PYTORCH_AUTOTUNE, lambda: search)
@@ -117,7 +117,7 @@ def test_the_rival_s_ratio_and_seconds_are_goals(place: Place, monkeypatch: pyte
     assert "autotune 2.80x" in found.evidence
 
 
-def test_a_rival_that_is_not_there_is_missing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rival_checks_name_the_missing_package_or_search(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "missing", lambda _: f"not installed: {rivals.INSTALL}")
     with pytest.raises(Missing, match="pip install --no-deps pytorch-autotune"):
         rival.pytorch_autotune_searches(place)
@@ -127,7 +127,7 @@ def test_a_rival_that_is_not_there_is_missing(place: Place, monkeypatch: pytest.
         rival.winners_meet(place)
 
 
-def test_the_largest_batch_is_foreseen_from_two_small_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_batch_is_predicted_from_two_small_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     memory_bytes = 40 * GIB
     monkeypatch.setattr(transformer, "host_facts", lambda: {"gpus": [{"memory_bytes": memory_bytes}]})
     monkeypatch.setattr(
@@ -137,14 +137,16 @@ def test_the_largest_batch_is_foreseen_from_two_small_ones(place: Place, monkeyp
     assert met(transformer.memory_is_a_line(place)) == {"error of the memory foreseen": True}
 
 
-def test_share_of_the_device_s_arithmetic(place: Place) -> None:
+def test_utilisation_is_the_share_of_the_maximum_flop_rate(place: Place) -> None:
     given(place, arithmetic={"flop_per_token": 1e9, "num_parameters": 124e6, "matmul_flop_per_s": 8e14})
     assert transformer.utilisation(4e5, place) == pytest.approx(0.5)
     assert "800.0 TFLOP/s" in transformer.arithmetic_is_counted(place).evidence
 
 
 @pytest.mark.parametrize(("achieved", "is_met"), [(395.0, True), (380.0, False)])
-def test_truth_allows_two_percent(place: Place, monkeypatch: pytest.MonkeyPatch, achieved: float, is_met: bool) -> None:
+def test_short_trials_may_differ_from_the_long_run_by_two_percent(
+    place: Place, monkeypatch: pytest.MonkeyPatch, achieved: float, is_met: bool
+) -> None:
     program = truth.PROGRAMS[0]
     monkeypatch.setattr(truth, "command", lambda *_: Table({}))
     place.kept(f"{program.title}: long", lambda: {"rate_per_s": achieved})
@@ -160,7 +162,7 @@ def test_warm_starts_and_the_tuner_have_goals(place: Place) -> None:
     assert met(overhead.tuner_is_cheap(place)) == {"tuner, share of wall time": False}
 
 
-def test_a_table_whose_recording_is_gone_is_not_written_over(place: Place) -> None:
+def test_table_without_its_recording_is_not_overwritten(place: Place) -> None:
     workload = record.WORKLOADS[0]
     table = place.results / record.TABLES / f"{workload.name}.jsonl.gz"
     table.parent.mkdir()
@@ -169,7 +171,7 @@ def test_a_table_whose_recording_is_gone_is_not_written_over(place: Place) -> No
         record.record(workload, 1.0, place)
 
 
-def test_what_tests_saw_is_told_and_one_that_fails_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smoke_reports_what_tests_recorded_and_names_failed_tests(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     more = ""
 
     def run(*words: str, **_: object) -> str:
@@ -196,7 +198,7 @@ def test_what_tests_saw_is_told_and_one_that_fails_is_named(place: Place, monkey
         ("nothing", "launch-bound", 0.4, False),
     ],
 )
-def test_what_is_planted_must_be_named_and_nothing_else_promised(
+def test_explaining_requires_the_planted_cause_and_no_large_gain_otherwise(
     place: Place, planted: str, cause: str, gain: float, is_met: bool
 ) -> None:
     finding = {"cause": cause, "where": "program.py:3", "gain": {"low": 0.0, "mid": gain, "high": 0.5}}

@@ -35,44 +35,44 @@ PRINTED = {
 
 
 @pytest.mark.parametrize("name", PRINTED)
-def test_progress_is_read_from_what_a_program_prints(name: str) -> None:
+def test_progress_is_read_from_the_output_of_each_program(name: str) -> None:
     line, samples = PRINTED[name]
     clock = next(program.clock for program in PROGRAMS if program.name == name)
     assert clock is not None
     assert [mark.done for mark in marks(clock, [(0.0, line), (1.0, "Test set: 5/10 accurate")]).values()] == [[samples]]
 
 
-def test_a_bar_that_loads_a_model_is_no_progress() -> None:
+def test_progress_bar_of_loading_a_model_is_ignored() -> None:
     clock = next(program.clock for program in PROGRAMS if program.name == "sentence_transformer")
     assert clock is not None
     assert not marks(clock, [(0.0, "Loading weights: 100%|##########| 37/37 [00:00<00:00, 19754.23it/s]")])
 
 
-def test_progress_goes_on_when_an_epoch_begins_anew() -> None:
+def test_progress_accumulates_over_epochs() -> None:
     lines = [(0.0, "[0/100]"), (1.0, "[60/100]"), (1.1, "[60/100]"), (2.0, "[20/100]")]
     assert marks(Clock(DONE), lines)[""].done == [0, 60, 120]
     assert rate_per_s(Clock(DONE), lines, 0.9, 5.0) == 60
     smaller = [(0.0, "[0/100]"), (1.0, "[90/100]"), (1.1, "[70/100]"), (2.0, "[0/100]"), (3.0, "[30/100]")]
-    assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]  # the last batch is smaller, and multiplied by its number
+    assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]  # count: number times size, and the last batch is smaller
 
 
-def test_a_line_may_say_how_much_was_done_since_the_last() -> None:
+def test_line_may_print_the_progress_since_the_previous_line() -> None:
     lines = [(0.0, "Last reward: 20.00"), (1.0, "Last reward: 12.00"), (2.0, "Last reward: 9.00")]
     assert marks(Clock(r"Last reward: (?P<more>[\d.]+)"), lines)[""].done == [20, 32, 41]
 
 
-def test_processes_that_print_each_for_itself_are_added_up() -> None:
+def test_rates_of_processes_that_print_separately_are_added() -> None:
     lines = [(0.0, "1 of 0"), (0.1, "2 of 0"), (2.0, "1 of 20"), (2.1, "2 of 40")]
     assert rate_per_s(Clock(r"(?P<who>\d) of (?P<done>\d+)"), lines, 0.0, 9.0) == pytest.approx(30)
     assert rate_per_s(Clock(r"(?P<who>\d) of (?P<done>\d+)"), lines[:3], 0.0, 9.0) is None
 
 
-def test_a_clock_that_counts_steps_counts_larger_ones_after_the_batch_was_raised() -> None:
+def test_clock_in_steps_scales_with_a_raised_batch_size() -> None:
     assert with_batch(Clock("", 16, is_steps=True), {"loader.batch_size": 64}, baseline_batch=8).samples == 128
     assert with_batch(Clock("", 16), {"loader.batch_size": 64}, baseline_batch=8).samples == 16
 
 
-def test_lines_are_noted_as_they_come(tmp_path: Any) -> None:
+def test_watch_records_complete_lines_of_new_logs(tmp_path: Any) -> None:
     (tmp_path / "old.log").write_text("before\n")
     with Watch(tmp_path, "**/*.log") as watch:
         (tmp_path / "new.log").write_bytes(b"a\nunfini")
@@ -88,7 +88,7 @@ def write_trial(folder: Any, *results: dict[str, Any], **record: Any) -> None:
         (folder / name).write_text(json.dumps(document))
 
 
-def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_line_and_the_last(tmp_path: Any) -> None:
+def test_counted_and_printed_rates_cover_the_time_from_first_to_last_line(tmp_path: Any) -> None:
     result = {"pid": 7, "steps": {"end_s": [1.0, 2.0, 3.0], "samples": [10, 10, 10], "warmup": 1}}
     write_trial(tmp_path, result)
     watch: Any = SimpleNamespace(lines={tmp_path: [(51.0, "step 2"), (53.0, "step 4")]})
@@ -99,7 +99,7 @@ def test_what_autotune_counted_is_compared_over_the_seconds_between_the_first_li
 
 
 def test_only_whole_steps_are_counted_between_two_lines(tmp_path: Any) -> None:
-    # Two steps an epoch, then an evaluation of which the first lasts longer, then a line.
+    # Each epoch has two steps and an evaluation, and then prints a line. The first evaluation lasts longest.
     steps = {"end_s": [1.0, 4.0, 5.0, 6.0, 7.0, 8.0], "samples": [10] * 6}
     write_trial(tmp_path, {"pid": 7, "steps": steps})
     watch: Any = SimpleNamespace(lines={tmp_path: [(53.9, "epoch 1"), (55.1, "epoch 2"), (57.9, "epoch 3")]})
@@ -123,7 +123,7 @@ def test_each_process_is_compared_over_its_own_steps(tmp_path: Any) -> None:
     assert found.counted_per_s == found.own_per_s == pytest.approx(15)
 
 
-def test_changed_files_and_files_that_nobody_named_are_found(tmp_path: Any) -> None:
+def test_changed_files_and_unlisted_new_files_are_reported(tmp_path: Any) -> None:
     for name in ("kept", "changed"):
         (tmp_path / name).write_text("")
     before = listing(tmp_path)

@@ -1,4 +1,4 @@
-"""The comparison of traces with another program: what it prints with that program, without it and without traces."""
+"""The comparison of traces with HTA: what it prints with HTA, without HTA, and without traces."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tests.benchmarks import trace_oracle
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 
-def test_our_numbers_of_a_real_trace_are_compared_with_the_others(monkeypatch, capsys):
+def test_figures_of_a_real_trace_are_compared_with_those_of_hta(monkeypatch, capsys):
     [path] = map(str, TRACES.iterdir())
     theirs = {**trace_oracle.figures(Path(path)), "idle": None}
     theirs["compute"] *= 1.25

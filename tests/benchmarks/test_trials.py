@@ -16,7 +16,7 @@ SHORT = MeasureRules(warmup_min_device_s=0.1, warmup_max_s=2.0, min_s=0.3, max_s
 
 
 @pytest.mark.thorough
-def test_a_knob_takes_effect_and_the_baseline_says_what_the_program_does_itself(tmp_path: Path) -> None:
+def test_baseline_reports_observed_knobs_and_a_changed_knob_takes_effect(tmp_path: Path) -> None:
     command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu"]
     bench = Bench(compose([], command=command).command, LocalLauncher(), tmp_path)
     baseline = bench.measure({}, SHORT)
@@ -28,7 +28,7 @@ def test_a_knob_takes_effect_and_the_baseline_says_what_the_program_does_itself(
 
 
 @pytest.mark.thorough
-def test_what_one_trial_has_compiled_another_finds_in_the_study_s_cache_however_it_starts(tmp_path: Path) -> None:
+def test_warm_and_fresh_trials_reuse_the_compile_cache_of_the_study(tmp_path: Path) -> None:
     command = [sys.executable, str(STEP_PROGRAM), "--device", "cpu", "--blocks", "1000"]
     launcher = LocalLauncher()
     bench = Bench(compose([], command=command).command, launcher, tmp_path / "study" / "trials")

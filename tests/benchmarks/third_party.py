@@ -3,10 +3,10 @@
     python -m tests.benchmarks.third_party --checkouts DIR [--only NAME ...] [--minutes 3] [--inspect | --rates] [KEY=VALUE ...]
 
 DIR holds the repositories, cloned as docs/benchmarks.md says; nothing is downloaded. A program's data are made next to it
-(tests/benchmarks/third_party_data.py); then `autotune inspect` and `autotune run` are run in its folder, as a user would. The
-rate is also read from its own output (third_party_clock.py): after the study, without autotune and under `autotune apply`, or
-with --rates, in the trials. Without --rates the trials' output is not read, because reading it takes a tenth of a core, which
-disturbs the finals. The repository's files are compared with those before.
+(tests/benchmarks/third_party_data.py). Then `autotune run` (with --inspect, `autotune inspect`) runs in its folder, as a user
+would. The rate is also read from the program's own output (third_party_clock.py): after the study, without autotune and under
+`autotune apply`; with --rates, in the trials instead. Without --rates the trials' output is not read, because reading it takes
+a tenth of a core, which disturbs the finals. The repository's files are compared with those before the study.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
         summary, after = _summary(folder), listing(_repository(folder, arguments.checkouts))
         left = [item["name"] for kind in ("left", "new") for item in summary.get("files", {}).get(kind, [])]
         problems = file_problems(before, after, folder=folder, named=left)
-        print("\n".join(problems or ["files: as before, or listed"]))
+        print("\n".join(problems or ["files: unchanged, and all new files are listed"]))
         print("\n".join(f"explained: {line}" for line in limit_lines(summary)), flush=True)
         real = (None, None) if arguments.rates else _real_runs(program, folder, summary)
         rows.append(_row(program, summary, watch, real))
@@ -118,7 +118,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple[float | None, float | None]:
     """Returns the program's own rate without autotune and under `autotune apply`; None where there is nothing to compare.
 
-    They are medians over fresh processes in turn, because a process may be 10 % faster than the next one.
+    The rates are medians over fresh processes in turn, because a process may be 10 % faster than the next one.
     """
     settings = _finalist(summary)[0]
     if not program.clock or not settings:
@@ -141,7 +141,7 @@ def _real_runs(program: Program, folder: Path, summary: dict[str, Any]) -> tuple
 
 
 def _finalist(summary: dict[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Returns the settings that the finals compared with the baseline, and their rate; also if the baseline was kept."""
+    """Returns the settings that the finals compared with the baseline, and their rate, even if the baseline was kept."""
     best, baseline, found = (summary.get(name) or {} for name in ("best", "baseline", "speedup"))
     if best.get("overrides"):
         return best["overrides"], best["value"]

@@ -15,13 +15,14 @@ from typing import Any
 
 from tests.benchmarks.third_party_clock import Clock, Watch, marks, rate_per_s
 
-SETTLE_S, MEASURE_S, START_S = 3.0, 10.0, 90.0  # after the first line; from then on; until the first line
+# Seconds from the first line of progress to the measurement, of the measurement, and until the first line at the latest.
+SETTLE_S, MEASURE_S, START_S = 3.0, 10.0, 90.0
 LOOK_EVERY_S = 0.2
 Listing = dict[Path, tuple[int, int]]
 
 
 def listing(top: Path) -> Listing:
-    """Returns size and time of change of every file, but compiled Python and what autotune itself keeps."""
+    """Returns size and modification time of every file, except compiled Python and the folders that autotune keeps."""
     found: Listing = {}
     for place, folders, names in os.walk(top):
         here = Path(place)
@@ -56,7 +57,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def own_rate_per_s(clock: Clock, command: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> float | None:
-    """Returns the samples per second that a program's own output shows; None if it shows none in time. The run is ended.
+    """Runs a program for a while; returns the samples per second that its own output shows, None if it shows none in time.
 
     Args:
         clock: what the program prints.
@@ -90,7 +91,7 @@ def _first_s(clock: Clock, watch: Watch, place: Path, process: subprocess.Popen[
 
 
 def with_batch(clock: Clock, settings: Mapping[str, Any], *, baseline_batch: int | None) -> Clock:
-    """Returns the clock of a program that runs with other settings, which may raise the batch size that it counts in."""
+    """Returns the clock for a run with other settings. If it counts in steps, a new batch size changes the samples per step."""
     size = settings.get("loader.batch_size")
     is_larger = clock.is_steps and size and baseline_batch
     return dataclasses.replace(clock, samples=clock.samples * size / baseline_batch) if is_larger else clock

@@ -1,7 +1,7 @@
 """Reads the rate of a training program from what it prints, to compare it with the rate that autotune counts.
 
 Most programs print how far they are ("[640/60000]", a progress bar), not how fast. `Watch` notes when each of these lines is
-written, so the rate comes from the program's own count and the benchmark's clock, and nothing of autotune's measuring.
+written. So the rate comes from the program's own count and the benchmark's clock, independent of autotune's measurement.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LOOK_EVERY_S = 0.02
-LATER_S, LATER_STEPS = 0.05, 0.25  # how long after a line the step may end that the line counts: the shorter of the two
+# A step that a line counts may end this long after the line: seconds, or share of a step, whichever is shorter.
+LATER_S, LATER_STEPS = 0.05, 0.25
 LINE_END = re.compile(rb"[\r\n]")
 
 
 @dataclass(frozen=True)
 class Clock:
-    """What a program prints of its progress.
+    """How a program prints its progress.
 
     Attributes:
         pattern: regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch;
             without `done`, each such line stands for one unit of progress, or for as many as group `more` says. Group `who`
             names one of several processes that print progress of their own, by its process id.
-        samples: autotune's units (samples, tokens or steps) in a unit of progress, in all processes that `who` does not name.
-        is_steps: whether progress is counted in steps, so that a unit of it has more samples if the batch size is raised.
+        samples: autotune's units (samples, tokens or steps) in a unit of progress: of the process that `who` names, or of all.
+        is_steps: whether progress is counted in steps, so that a larger batch size means more samples per unit.
     """
 
     pattern: str
@@ -60,7 +61,7 @@ class Marks:
     done: list[float] = field(default_factory=list)
 
     def span(self, begin_s: float, end_s: float) -> Span | None:
-        """Returns what was done between the marks nearest to two times; None if these are one mark."""
+        """Returns the progress between the marks nearest to two times; None if both are the same mark."""
         if not self.times_s:
             return None
         first, last = (min(range(len(self.times_s)), key=lambda i: abs(self.times_s[i] - at_s)) for at_s in (begin_s, end_s))
@@ -69,10 +70,10 @@ class Marks:
 
 
 def marks(clock: Clock, lines: Iterable[tuple[float, str]]) -> dict[str, Marks]:
-    """Returns the progress of each process. Where the program's count begins again, the epoch's total is added.
+    """Returns the progress of each process. When the program's count starts again, the epoch's total is added.
 
-    It begins again if it falls to less than half. A smaller fall is that of a program that prints the number of batches times
-    the size of the last one, which is smaller.
+    The count has started again if it falls to less than half. It falls by less in a program that prints the number of batches
+    times the size of the last batch, which is smaller.
 
     Args:
         clock: what the program prints.
@@ -107,8 +108,8 @@ class Watch:
     """Notes when lines are added to the logs that a folder gets while the `with` block runs.
 
     Args:
-        folder: where.
-        pattern: glob of the logs; those that are there already are left out.
+        folder: the folder.
+        pattern: glob of the logs; logs that exist already are left out.
     """
 
     def __init__(self, folder: Path, pattern: str) -> None:
@@ -145,7 +146,7 @@ class Watch:
             now_s = time.monotonic()
             self._read[path] = self._read.get(path, 0) + len(added)
             *whole, self._rest[path] = LINE_END.split(self._rest.get(path, b"") + added)
-            if b"\r" in added:  # a progress bar: its last line is whole, and what ends it comes with the next
+            if b"\r" in added:  # a progress bar: its last line is complete, although the next line brings its end
                 whole.append(self._rest[path])
             lines = self.lines.setdefault(path.parent, [])
             lines += [(now_s, line.decode(errors="replace")) for line in whole if line]
@@ -153,14 +154,14 @@ class Watch:
 
 @dataclass(frozen=True)
 class Compared:
-    """What autotune counted in a trial, beside what the program printed in the same seconds.
+    """What autotune counted in a trial, and what the program printed in the same seconds.
 
     Attributes:
         trial: name of the trial's folder.
         counted_per_s: samples that autotune counted.
-        own_per_s: samples that the program's output says.
-        seconds: between the two lines used: the first after a step, and the last.
-        window_per_s: the rate that autotune reports, which is that of its window, without evaluations.
+        own_per_s: samples that the program printed.
+        seconds: time between the two lines used: the first after a step, and the last.
+        window_per_s: the rate that autotune reports: that of its window, which excludes evaluations.
     """
 
     trial: str
@@ -191,8 +192,8 @@ def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:
 def _part(folder: Path, who: str, mark: Marks) -> tuple[float, float, float] | None:
     """Returns the samples per second that autotune counted and that a process printed, and the seconds between the lines.
 
-    Counted are the steps that ended between the first line after a step and the last line. So a step that is only half done
-    at both lines, or an evaluation between a step and a line, makes no difference.
+    The steps that ended between the first line after a step and the last line are counted. So neither a step that is half done
+    at a line nor an evaluation between a step and a line makes a difference.
 
     Args:
         folder: the trial's.
@@ -212,7 +213,7 @@ def _part(folder: Path, who: str, mark: Marks) -> tuple[float, float, float] | N
 
 
 def _ended(folder: Path, result: dict[str, Any], at_s: float) -> float:
-    """Returns the samples of all steps of a process, but the first, that had ended at a time on the monotonic clock.
+    """Returns the samples of all steps of a process, except the first, that had ended at a time on the monotonic clock.
 
     A program may print just before autotune notes the end of the step, so the step may also end a little later.
     """

@@ -23,7 +23,7 @@ class Program:
         command: the command as typed after `--`.
         prepare: makes the data in the folder.
         packages: what it imports besides torch and torchvision, as `pip install` takes it.
-        clock: what it prints of its progress; None if it prints none.
+        clock: how it prints its progress; None if it prints none.
         options: KEY=VALUE for autotune; longer windows for programs that print rarely.
     """
 

@@ -1,15 +1,15 @@
-"""Runs the tests of harness and programs on other versions of torch, each in an environment of its own.
+"""Runs the tests of harness and programs on other versions of torch, each in its own environment.
 
     python -m tests.benchmarks.torch_versions 2.4.1 2.6.0 2.9.1 [--tests tests/programs ...] [--minutes 90] [--logs DIR]
 
-An environment has this interpreter's Python, autotune with its extra `dev`, torch in the requested version, the torchvision
-that belongs to it, and all other packages as in constraints.txt, but transformers 4 before torch 2.6. All come from the package
-index that pip is configured for. On Linux, an environment takes about 7 GB, because torch's wheels bring CUDA. It is removed
-before the next one is made.
+An environment has this interpreter's Python, autotune with its extra `dev`, torch in the requested version with the matching
+torchvision, and all other packages as in constraints.txt. Before torch 2.6, it has transformers 4. All packages come from the
+package index that pip is configured for. On Linux, an environment takes about 7 GB, because torch's wheels include CUDA. It is
+removed before the next one is made.
 
-Failed tests are run once more, alone, because some have limits of time that a busy machine exceeds. What failed in each run is
-printed, and why tests were skipped. The complete output is in DIR. The exit status is 1 if a test failed in both runs, or if an
-environment could not be made.
+Failed tests are run once more, alone, because some have time limits that a busy machine exceeds. The failures of each run and
+the reasons for skipped tests are printed. The complete output is in DIR. The exit status is 1 if a test failed in both runs, or
+if an environment could not be made.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def install(version: str, folder: Path) -> Path:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Returns this process's variables without those of its own environment, and with another's commands first on PATH."""
+    """Returns this process's variables without those of its own environment, with the other environment first on PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return {**kept, "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])}
 

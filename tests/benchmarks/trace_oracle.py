@@ -1,17 +1,17 @@
-"""Compares our breakdown of recorded GPU traces with that of HolisticTraceAnalysis (HTA), and times ours.
+"""Compares our breakdown of recorded GPU traces with that of HolisticTraceAnalysis (HTA), and times our analysis.
 
     python -m venv /tmp/hta && /tmp/hta/bin/pip install HolisticTraceAnalysis
     python -m tests.benchmarks.trace_oracle FOLDER --hta /tmp/hta/bin/python
 
 FOLDER holds Kineto traces (`*.json`, `*.json.gz`), such as those of github.com/facebookresearch/HolisticTraceAnalysis
 (tests/data) and github.com/AMD-AGI/TraceLens (tests/traces); none are part of this project. HTA's window reaches from the
-device's first event to its last, so here we use the same window. In a trace with two steps or more, HTA leaves out kernels that
-were launched outside of the traced calls; so do we here. HTA's rounding of times to microseconds is switched off.
+device's first event to its last, so we use the same window here. In a trace with two steps or more, HTA leaves out kernels that
+were launched outside of the traced calls, so we leave them out here. HTA's rounding of times to microseconds is switched off.
 
-Four numbers are compared: the seconds of idling, the seconds of computing, the seconds of communication and copies that do not
-overlap with computing (each only if it is at least 1 % of the window), and the share of communication that overlaps with
-computing. Traces of which HTA keeps less than a millisecond are not compared, nor are traces with collectives that HTA does not
-know by name and counts as computing.
+Four numbers are compared: the idle seconds, the computing seconds, the seconds of communication and copies that do not overlap
+with computing (each only if it is at least 1 % of the window), and the share of communication that overlaps with computing.
+Traces of which HTA keeps less than a millisecond are not compared. Traces with collectives that HTA does not know by name are
+not compared either, because HTA counts these as computing.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def figures(path: Path) -> dict[str, Any] | None:
 
 
 def _launched(trace: Trace) -> Trace:
-    """Returns a trace without the device's events whose launch HTA does not see, since HTA leaves them out."""
+    """Returns a trace without the device events whose launches HTA does not see, because HTA leaves these events out."""
     steps = trace.steps()
     if len(np.unique(trace.names[trace.is_named(lambda name: name.startswith(STEP))])) < 2:
         return trace

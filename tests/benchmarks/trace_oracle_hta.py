@@ -1,4 +1,4 @@
-"""Prints HolisticTraceAnalysis's numbers for traces as JSON; run by an interpreter that has HTA and need not have autotune.
+"""Prints HolisticTraceAnalysis's (HTA's) numbers for traces as JSON. The interpreter needs HTA but not autotune.
 
 python trace_oracle_hta.py TRACE...
 """

@@ -9,8 +9,9 @@ of twenty steps after three warm-up steps.
 
 If the trial gives a device rate D, D is compared with the rate of the same program on one fixed batch.
 
-Programs that compute drift with the machine (measured: 15 % within a minute on a shared host). They get three rounds, and a run
-during which other programs used the cores is repeated, as in a study. Programs that sleep get one round.
+The rate of a program that computes drifts with the machine (measured: by 15 % within a minute on a shared host). Such programs
+get three rounds, and a run during which other programs used the cores is repeated, as in a study. Programs that sleep get one
+round.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ def report(found: Sequence[Comparison]) -> str:
     """Returns the table, with lines on the machine and on how it was measured."""
     lines = [table(HEADER, [comparison.row() for comparison in found])]
     again = sum(comparison.num_disturbed for comparison in found)
-    lines.append(f"n         short trials, long runs, in turn; mean (least to most); {again} made again, disturbed by others")
+    lines.append(f"n         short trials, long runs, in turn; mean (least to most); {again} repeated, disturbed by others")
     lines.append(f"date      {time.strftime('%Y-%m-%d')}")
     return "\n".join([*lines, *machine_lines()])
 

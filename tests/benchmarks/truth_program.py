@@ -1,4 +1,4 @@
-"""Training loops, of one kind each, whose long-run rate a short trial tends to measure wrongly. They do not use autotune.
+"""Trains a loop of a chosen kind. Short trials tend to measure its long-run rate wrongly. It does not use autotune.
 
     python truth_program.py --kind loader-4                             # trains forever
     python truth_program.py --kind loader-4 --skip-s 5 --seconds 30     # trains, prints the rate that it measured, and ends
@@ -100,7 +100,7 @@ class Data(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """The same as a stream that the workers divide among themselves."""
+    """Yields the same indices as a stream, which the workers divide among themselves."""
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()

@@ -1,4 +1,4 @@
-"""Trains a small network. With --break-at N, step N indexes beyond the end of a tensor, which poisons the CUDA context."""
+"""Trains a small network. In a large batch, step 30 indexes beyond the end of a tensor, which poisons the CUDA context."""
 
 import argparse
 
@@ -7,7 +7,7 @@ from torch import nn
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch", type=int, default=64)
-parser.add_argument("--break-from", type=int, default=128, help="batches as large as this break the device")
+parser.add_argument("--break-from", type=int, default=128, help="batches of at least this size poison the context")
 options = parser.parse_args()
 model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

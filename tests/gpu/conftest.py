@@ -76,7 +76,7 @@ Make = Callable[..., Trials]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Composed, dict[str, Any]], Trials]]:
-    """Returns a function that makes the trials of a program. The tests of a file share the trials of the same program."""
+    """Returns a function that makes the trials of a program. Tests of a file with the same program share its trials."""
     with contextlib.ExitStack() as open_ones:
         there: dict[str, Trials] = {}
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 CAPTURED = Path(__file__).with_name("captured_program.py")
 
 
-def test_replays_are_counted_and_timed(program: Make, record_property: Callable[[str, object], None]) -> None:
+def test_graph_replays_are_counted_and_timed_as_steps(program: Make, record_property: Callable[[str, object], None]) -> None:
     result = program(file=CAPTURED).baseline.result
     assert result
     assert result.window

@@ -12,7 +12,7 @@ from tests.gpu.conftest import SMALL, Make
 pytestmark = pytest.mark.gpu
 
 
-def test_memory_of_another_process_closes_the_gate_until_it_ends(
+def test_gate_stays_closed_while_another_process_holds_device_memory(
     monitor: DeviceMonitor, holder: Callable[[int], Any], record_property: Callable[[str, object], None]
 ) -> None:
     gate = MemoryGate(monitor)
@@ -21,10 +21,10 @@ def test_memory_of_another_process_closes_the_gate_until_it_ends(
         held = gate.wait(deadline_s=1.0)
     record_property("said", held)
     assert "more in use than when the study began" in held
-    assert gate.wait() == "", "its memory did not come back"
+    assert gate.wait() == "", "the memory of the other process was not released"
 
 
-def test_a_trial_gives_all_of_its_memory_back(monitor: DeviceMonitor, recipe: Make) -> None:
+def test_trial_releases_all_its_device_memory(monitor: DeviceMonitor, recipe: Make) -> None:
     gate = MemoryGate(monitor)
     trials = recipe(*SMALL, "data=synthetic")
     assert gate.wait() == ""

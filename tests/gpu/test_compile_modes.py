@@ -13,7 +13,9 @@ GRAPHS = Path(__file__).with_name("graphs_program.py")
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_a_mode_compiles_a_network_of_images(program: Make, mode: str, record_property: Callable[[str, object], None]) -> None:
+def test_compile_mode_works_on_an_image_network(
+    program: Make, mode: str, record_property: Callable[[str, object], None]
+) -> None:
     trials = program("--batch", "64")
     measured = trials.works({"compile.mode": mode, "precision.amp": "bf16", "layout.channels_last": True})
     assert measured.result
@@ -24,12 +26,12 @@ def test_a_mode_compiles_a_network_of_images(program: Make, mode: str, record_pr
 
 
 @pytest.mark.parametrize(("mode", "has_graphs"), [("default", False), ("reduce-overhead", True)])
-def test_cuda_graphs_are_recorded_when_asked_for(
+def test_only_reduce_overhead_mode_records_cuda_graphs(
     program: Make, mode: str, has_graphs: bool, record_property: Callable[[str, object], None]
 ) -> None:
     trials = program(file=GRAPHS)
     trials.works({"compile.mode": mode})
     said = [line for line in (trials.bench.last_folder / STDOUT_FILE).read_text().splitlines() if line.startswith("graphs")]
     record_property("said", said)
-    assert said, "it did not come to its 40th step"
+    assert said, "the program did not reach its 40th step"
     assert (int(said[0].split()[1]) > 0) == has_graphs

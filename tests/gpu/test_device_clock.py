@@ -12,7 +12,7 @@ PROGRAMS = {"bound by its launches": ("--batch", "16"), "bound by the device": (
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_events_and_wall_time_agree(program: Make, name: str, record_property: Callable[[str, object], None]) -> None:
+def test_cuda_events_and_wall_time_agree(program: Make, name: str, record_property: Callable[[str, object], None]) -> None:
     measured = program(*PROGRAMS[name]).baseline
     assert measured.result
     assert measured.result.window
@@ -22,7 +22,7 @@ def test_events_and_wall_time_agree(program: Make, name: str, record_property: C
     assert measured.result.window.clock_gap_frac <= CLOCK_GAP_FRAC
 
 
-def test_device_rate_is_the_rate_where_the_batch_is_at_hand(
+def test_device_rate_equals_the_measured_rate_for_a_fixed_batch(
     program: Make, record_property: Callable[[str, object], None]
 ) -> None:
     measured = program(*PROGRAMS["bound by the device"]).baseline

@@ -28,23 +28,21 @@ def words(knobs: Knobs) -> str:
 
 
 @pytest.mark.parametrize("knobs", LOADER, ids=words)
-def test_a_knob_of_the_transfer_takes_effect(
-    recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]
-) -> None:
+def test_transfer_knob_takes_effect(recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]) -> None:
     trials = recipe(*SMALL, "data=fake_cifar")
     measured = trials.works(knobs)
     record_property("samples/s", f"{trials.baseline.rate_per_s:.0f} -> {measured.rate_per_s:.0f}")
 
 
 @pytest.mark.parametrize("knobs", DEVICE, ids=words)
-def test_a_knob_of_the_device_takes_effect(recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]) -> None:
+def test_device_knob_takes_effect(recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]) -> None:
     trials = recipe(*SMALL, "data=synthetic")
     measured = trials.works(knobs)
     record_property("samples/s", f"{trials.baseline.rate_per_s:.0f} -> {measured.rate_per_s:.0f}")
 
 
 @pytest.mark.parametrize("kernel", ["flash", "mem_efficient", "cudnn", "math"])
-def test_a_kernel_of_attention_takes_effect(recipe: Make, kernel: str, record_property: Callable[[str, object], None]) -> None:
+def test_attention_kernel_takes_effect(recipe: Make, kernel: str, record_property: Callable[[str, object], None]) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: attention's kernels are not known")
     sizes = ("model.num_layers=2", "model.hidden_size=128", "model.vocab_size=1000", "data.sequence_length=128")
     trials = recipe("model=gpt2_small", "data=synthetic", *sizes)

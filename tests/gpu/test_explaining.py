@@ -21,7 +21,7 @@ ALONE = ("search_space=none", "study.budget.trials=1", "search.warm_start=off", 
 
 @pytest.fixture(scope="module")
 def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
-    """What the three passes wrote about a program whose speed its GPU limits, and which never waits for the GPU."""
+    """The results of the three passes for a program that is limited by the GPU and never waits for it."""
     if not gpus():  # this fixture comes before the one that skips each test
         pytest.skip("no CUDA device")
     runs, command = tmp_path_factory.mktemp("runs"), [sys.executable, str(PROGRAM), "--size", "224", "--batch", str(BATCH)]
@@ -31,7 +31,7 @@ def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
     return read_passes([study.trial_path(one.number) for one in study.read_trials() if one.kind is Kind.explain])
 
 
-def test_phases_are_the_device_s_and_no_step_in_flight_is_lost(
+def test_phases_are_device_times_and_every_step_is_counted(
     passes: Passes, record_property: Callable[[str, object], None]
 ) -> None:
     lines = passes.lines[0]
@@ -46,7 +46,7 @@ def test_phases_are_the_device_s_and_no_step_in_flight_is_lost(
     assert "optimizer.step()" not in [site.text for site in lines.syncs if site.kind == "synchronize"]
 
 
-def test_the_trace_that_is_kept_has_the_kernels(passes: Passes, record_property: Callable[[str, object], None]) -> None:
+def test_kept_trace_contains_gpu_kernels(passes: Passes, record_property: Callable[[str, object], None]) -> None:
     traced = passes.traced[0]
     record_property("step ms", [round(1e3 * (seconds or 0.0), 2) for seconds in (traced.plain_step_s, traced.step_s)])
     record_property("peaks", {name: f"{value:.3g}" for name, value in traced.peaks.items()})
@@ -55,7 +55,7 @@ def test_the_trace_that_is_kept_has_the_kernels(passes: Passes, record_property:
     assert traced.peaks[NARROW] > traced.peaks[WIDE]
 
 
-def test_memory_is_followed_to_its_peak(passes: Passes, record_property: Callable[[str, object], None]) -> None:
+def test_memory_pass_records_the_peak_and_what_fills_it(passes: Passes, record_property: Callable[[str, object], None]) -> None:
     memory = passes.memory[0]
     record_property("peak MiB", memory.peak_bytes >> 20)
     record_property("other", round(memory.other / memory.peak_bytes, 3))

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 LIMIT_BYTES = 4 * 2**30
 
 
-def test_a_batch_too_large_for_the_device_is_device_oom_and_the_next_trial_works(
+def test_too_large_batch_ends_as_device_oom_and_the_next_trial_works(
     recipe: Make, record_property: Callable[[str, object], None]
 ) -> None:
     trials = recipe(*SMALL, "data=synthetic", "model.image_size=224")
@@ -21,7 +21,7 @@ def test_a_batch_too_large_for_the_device_is_device_oom_and_the_next_trial_works
     trials.works({"loader.batch_size": 64})
 
 
-def test_a_limit_is_kept_and_named(recipe: Make, record_property: Callable[[str, object], None]) -> None:
+def test_memory_limit_is_enforced_and_named_in_the_reason(recipe: Make, record_property: Callable[[str, object], None]) -> None:
     trials = recipe(*SMALL, "data=synthetic", "model.image_size=224", memory_limit_bytes=LIMIT_BYTES)
     inside = trials.works({"loader.batch_size": 64})
     assert inside.result
@@ -33,7 +33,7 @@ def test_a_limit_is_kept_and_named(recipe: Make, record_property: Callable[[str,
     assert "under device.memory_limit" in beyond.reason
 
 
-def test_a_fraction_of_the_device_is_a_limit(recipe: Make) -> None:
+def test_memory_fraction_knob_limits_device_memory(recipe: Make) -> None:
     trials = recipe(*SMALL, "data=synthetic", "model.image_size=224")
     trials.works({"memory.fraction": 0.5, "loader.batch_size": 64})
     assert trials.measure({"memory.fraction": 0.02, "loader.batch_size": 1024}).outcome is Outcome.device_oom

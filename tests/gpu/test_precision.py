@@ -18,7 +18,7 @@ FORMATS: list[Knobs] = [
 
 
 @pytest.mark.parametrize("knobs", FORMATS, ids=lambda knobs: " ".join(f"{key}={value}" for key, value in knobs.items()))
-def test_a_format_takes_effect(recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]) -> None:
+def test_number_format_takes_effect(recipe: Make, knobs: Knobs, record_property: Callable[[str, object], None]) -> None:
     trials = recipe(*SMALL, "data=synthetic")
     measured = trials.works(knobs)
     record_property("samples/s", f"{trials.baseline.rate_per_s:.0f} -> {measured.rate_per_s:.0f}")

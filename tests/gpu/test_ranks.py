@@ -23,7 +23,9 @@ def command(backend: str, ranks: int) -> Composed:
     return compose([], command=words)
 
 
-def test_two_ranks_on_one_gpu_over_gloo(made: Made, record_property: Callable[[str, object], None]) -> None:
+def test_communication_of_two_gloo_ranks_on_one_gpu_is_measured(
+    made: Made, record_property: Callable[[str, object], None]
+) -> None:
     result = made(command("gloo", 2), {}).baseline.result
     assert result
     record_property("communication", result.communication)
@@ -32,14 +34,14 @@ def test_two_ranks_on_one_gpu_over_gloo(made: Made, record_property: Callable[[s
     assert result.communication["bandwidth_bytes_per_s"] > 0
 
 
-def test_nccl_with_one_rank(made: Made, record_property: Callable[[str, object], None]) -> None:
+def test_single_rank_with_nccl_trains_and_reports_nccl(made: Made, record_property: Callable[[str, object], None]) -> None:
     result = made(command("nccl", 1), {}).baseline.result
     assert result
     record_property("NCCL", result.facts["nccl"])
     assert "nccl" in result.facts["collectives"]
 
 
-def test_nccl_s_refusal_of_two_ranks_on_one_gpu_ends_the_trial_and_is_named(
+def test_trial_ends_with_the_nccl_error_if_two_ranks_share_a_gpu(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     launcher = LocalLauncher()

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.gpu
 BREAKING = Path(__file__).with_name("breaking_program.py")
 
 
-def test_it_is_known_and_the_next_trial_works(program: Make, record_property: Callable[[str, object], None]) -> None:
+def test_poisoned_context_is_recognised_and_the_next_trial_works(
+    program: Make, record_property: Callable[[str, object], None]
+) -> None:
     trials = program("--batch", "{loader.batch_size=64}", file=BREAKING)
     broken = trials.measure({"loader.batch_size": 256})
     record_property("reason", broken.reason)
@@ -29,7 +31,9 @@ def test_it_is_known_and_the_next_trial_works(program: Make, record_property: Ca
     assert probed.returncode == 0, probed.stderr
 
 
-def test_a_study_survives_it(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_study_completes_despite_trials_that_poison_the_context(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     command = [sys.executable, str(BREAKING), "--batch", "{loader.batch_size=64}"]
     overrides = ["search_space=none", "loader.batch_size=choice(64,96,256,512)", "study.budget.trials=3", "search.sampler=grid"]
     summary = run_study(tmp_path, "sticky", overrides, minutes=1.0, command=command)

@@ -11,7 +11,7 @@ from tests.gpu.conftest import SMALL, Make
 pytestmark = pytest.mark.gpu
 
 
-def test_a_fork_trains_and_its_server_holds_no_device_memory(
+def test_forked_trial_uses_the_gpu_and_its_server_holds_no_device_memory(
     monitor: DeviceMonitor, recipe: Make, record_property: Callable[[str, object], None]
 ) -> None:
     gate = MemoryGate(monitor, slack_bytes=64 * 2**20)  # a CUDA context takes more than this
@@ -22,4 +22,4 @@ def test_a_fork_trains_and_its_server_holds_no_device_memory(
     assert warm.result.memory["kind"] == "cuda"
     record_property("samples/s", f"fresh {fresh.rate_per_s:.0f}, warm {warm.rate_per_s:.0f} and {again.rate_per_s:.0f}")
     record_property("ready after", f"fresh {fresh.ready_s:.2f} s, warm {again.ready_s:.3f} s")
-    assert gate.wait() == "", "the server, which is still there, holds memory of the device"
+    assert gate.wait() == "", "the warm server, which still runs, holds device memory"

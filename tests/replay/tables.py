@@ -27,7 +27,7 @@ OK_S, OOM_S, WINDOW_S = 17.0, 6.0, 8.0
 
 
 def rate_of(knobs: Knobs) -> float:
-    """Returns the true rate of a configuration, from a device and a loader that wait for each other."""
+    """Returns the true rate of a configuration, from the rates of a device and a loader that wait for each other."""
     batch, workers = float(knobs["loader.batch_size"]), int(knobs["loader.num_workers"])
     device = 60 * batch / (batch + 16)
     device *= (1.8 if knobs["precision.amp"] == "bf16" else 1.0) * (1.3 if knobs["layout.channels_last"] else 1.0)

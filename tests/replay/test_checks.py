@@ -1,4 +1,4 @@
-"""A damaged table is refused with what is wrong, before a study is replayed from it."""
+"""A damaged table is refused with the reason, before any study is replayed on it."""
 
 import pytest
 
@@ -37,7 +37,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("why", DAMAGE)
-def test_what_cannot_be_replayed_is_named(tmp_path, why):
+def test_damaged_table_is_refused_with_its_file_and_the_reason(tmp_path, why):
     table = make_table()
     table.reference, table.space = dict(table.reference), dict(table.space)
     DAMAGE[why](table)

@@ -42,7 +42,7 @@ def record(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_recording_that_is_killed_goes_on_by_the_same_command_and_repeats_nothing(record, tmp_path):
+def test_same_command_continues_a_killed_recording_and_repeats_no_measurement(record, tmp_path):
     folder = StudyFolder(tmp_path / "runs" / "record-s")
     process, give_up_s = record(), time.monotonic() + 60
     while not (folder.trial_path(3) / "trial.json").exists():
@@ -92,7 +92,7 @@ def test_replay_prints_every_table_and_strategy_and_writes_the_curves(tables, tm
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, capsys):
+def test_replay_json_is_one_document_and_raw_adds_every_study(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "random", "--seeds", "2", "--trials", "3", "--jobs", "1"]
     assert main([*command, "--json", "--raw"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -101,7 +101,7 @@ def test_replay_as_json_is_one_document_with_every_study_when_asked(tables, caps
     assert [len(study["steps"]) for study in document["studies"]] == [4, 4]
 
 
-def test_a_table_given_twice_is_replayed_once_and_one_measured_once_is_said_to_be(tmp_path, capsys, monkeypatch):
+def test_duplicate_table_is_replayed_once_and_single_measurements_are_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     path = str(tmp_path / "once.jsonl.gz")
     write(make_table(repeats=1), tmp_path / "once.jsonl.gz")
@@ -116,14 +116,14 @@ def test_an_empty_strategy_is_refused(tables, capsys):
     assert "no such strategy, got ''" in capsys.readouterr().err
 
 
-def test_a_strategy_with_keys_has_a_name_that_breaks_between_words(tables, capsys):
+def test_name_of_a_strategy_with_keys_wraps_between_words(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default:search.memory_model=false:measure.racing=false"]
     assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
     words = capsys.readouterr().out.split()
     assert {"default:", "memory_model", "off:", "measure.racing", "off"} <= set(words)
 
 
-def test_what_each_part_is_worth_is_a_markdown_table_in_one_command(tables, capsys):
+def test_ablations_are_printed_as_one_markdown_table(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "ablations", "--markdown"]
     assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
     head, rule, first, *parts = capsys.readouterr().out.splitlines()
@@ -137,7 +137,7 @@ def test_what_each_part_is_worth_is_a_markdown_table_in_one_command(tables, caps
 
 
 @pytest.mark.thorough
-def test_any_number_of_processes_gives_the_same(tables, capsys):
+def test_results_do_not_depend_on_the_number_of_processes(tables, capsys):
     command = [
         "replay",
         str(tables / "one.jsonl.gz"),
@@ -158,7 +158,7 @@ def test_any_number_of_processes_gives_the_same(tables, capsys):
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
-def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
+def test_killed_or_terminated_replay_leaves_no_process_behind(tables, end):
     words = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default", "--seeds", "5000", "--jobs", "2"]
     process = subprocess.Popen(
         [sys.executable, "-m", "autotune", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=own_environment()
@@ -177,7 +177,7 @@ def test_a_replay_that_is_ended_leaves_no_process_behind(tables, end):
     assert left == []
 
 
-def test_ctrl_c_while_studies_are_handed_out_does_not_wait_for_them(monkeypatch):
+def test_ctrl_c_does_not_wait_for_submitted_studies(monkeypatch):
     def interrupted(pool, *_, **__):
         for _ in range(4):
             pool.submit(time.sleep, 3600)
@@ -225,14 +225,14 @@ def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_strategy_and_a_wrong_table_are_told_together(tables, capsys):
+def test_wrong_strategy_and_wrong_table_are_reported_together(tables, capsys):
     assert main(["replay", str(tables / "one.jsonl.gz"), "nosuch.gz", "--sampler", "nosuch,random"]) == 2
     said = capsys.readouterr().err
     assert "no such strategy, got 'nosuch'" in said
     assert "'nosuch.gz'" in said
 
 
-def test_page_stays_as_it_was_if_the_disk_is_full(tables, tmp_path, capsys):
+def test_existing_page_is_unchanged_if_the_disk_is_full(tables, tmp_path, capsys):
     with in_memory(tmp_path / "disk", "size=64k") as disk:
         (disk / "page.html").write_text("an earlier page")
         fill(disk)
@@ -240,5 +240,5 @@ def test_page_stays_as_it_was_if_the_disk_is_full(tables, tmp_path, capsys):
         assert main(["replay", str(tables / "one.jsonl.gz"), *words]) == 2
         said = capsys.readouterr()
         assert "--html: cannot be written, got" in said.err
-        assert "random" in said.out, "what was computed is not lost"
+        assert "random" in said.out, "the computed results are still printed"
         assert (disk / "page.html").read_text() == "an earlier page"

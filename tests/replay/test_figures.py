@@ -38,13 +38,13 @@ def result():
     )
 
 
-def test_a_target_is_reached_where_the_search_stays_above_it():
+def test_target_counts_as_reached_once_the_search_stays_above_it():
     assert reached(study(0.2, 0.96, 0.97).steps, 0.95).trials == 1
-    assert reached(study(0.2, 0.99, 0.94, 0.99).steps, 0.95).trials == 3, "a noisy step back is not passed over"
+    assert reached(study(0.2, 0.99, 0.94, 0.99).steps, 0.95).trials == 3, "a later fall below the target counts"
     assert reached(study(0.2, 0.99, 0.5).steps, 0.95) is None
 
 
-def test_what_the_finals_choose_counts_with_their_trials():
+def test_choice_of_the_finals_counts_from_the_end_of_their_trials():
     mended = study(0.2, 0.5)
     mended.choice = Step(trials=7, seconds=90.0, fraction=0.97)
     assert reached(mended.path, 0.95).trials == 7
@@ -54,13 +54,13 @@ def test_what_the_finals_choose_counts_with_their_trials():
     assert reached(spoilt.path, 0.95) is None
 
 
-def test_between_two_trials_the_earlier_holds():
+def test_fraction_between_two_trials_is_that_of_the_earlier_one():
     steps = study(0.2, 0.5, 0.9).steps
     assert [at_trials(steps, n) for n in (0, 1, 2, 40)] == [0.2, 0.5, 0.9, 0.9]
     assert [at_seconds(steps, s) for s in (5, 10, 19.9, 20, 99)] == [0.0, 0.2, 0.2, 0.5, 0.9]
 
 
-def test_figures_of_a_strategy(result):
+def test_figures_summarise_the_studies_of_a_strategy(result):
     found = figures([result])["tables"][0]["strategies"]["one"]
     assert found["at_trials"]["10"]["median"] == 0.97
     assert found["to"]["0.95"] == {
@@ -73,7 +73,7 @@ def test_figures_of_a_strategy(result):
     }  # fmt: skip
 
 
-def test_figures_of_a_table_are_the_formulas(result):
+def test_figures_of_a_table_match_its_formula(result):
     found = figures([result])["tables"][0]
     assert found["optimum"]["changed"] == BEST
     assert found["optimum"]["value"] == pytest.approx(rate_of(BEST))
@@ -83,24 +83,24 @@ def test_figures_of_a_table_are_the_formulas(result):
     assert found["spread_frac"] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_ten_random_trials_are_worth_what_chance_gives():
+def test_value_of_ten_random_trials_matches_the_exact_median():
     groups = make_table(has_oom=False).by_configuration()
     rates = sorted(group[0].value for key, group in groups.items() if key)
-    # The best of ten draws is at most rates[k] if all ten are. The median is the first k where this has probability 1/2.
+    # The best of ten draws is at most rates[k] if all ten are. The median is at the first k where this has probability 1/2.
     size = len(rates)
     below = [math.comb(k + 1, 10) / math.comb(size, 10) for k in range(size)]
     median = next(rates[k] for k in range(size) if below[k] >= 0.5)
     assert random_after_ten(groups) == pytest.approx(median / rates[-1])
 
 
-def test_all_tables_together_name_the_worst(result):
+def test_summary_of_all_tables_names_the_worst_table(result):
     found = figures([result, result])
     assert found["strategies"]["one"]["studies"] == 6
     assert found["strategies"]["one"]["worst_table"] == {"table": "formula", "median_at_20": 0.97}
     json.dumps(found, allow_nan=False)
 
 
-def test_the_page_needs_nothing_else_and_escapes_names(result):
+def test_page_is_self_contained_and_escapes_names(result):
     text = page(figures([result]), [result])
     assert not re.search(r"https?://|<script|src=", text)
     assert "<b>two" not in text

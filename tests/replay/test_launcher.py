@@ -14,7 +14,7 @@ SLOW = {"loader.batch_size": 8}
 
 @pytest.fixture
 def launched():
-    """Returns a function that launches a configuration; it returns how the trial ended, and its seconds."""
+    """Returns a function that launches a configuration and returns how the trial ended."""
     table, clock = make_table(), VirtualClock(start_s=0.0)
     launcher = ReplayLauncher(table, World(table, table.by_configuration().keys(), seed=0), clock)
 
@@ -29,29 +29,29 @@ def launched():
     return launch
 
 
-def test_a_recorded_repeat_answers_for_this_trial_and_takes_its_seconds(launched):
+def test_trial_gets_a_recorded_result_and_takes_the_recorded_seconds(launched):
     ended = launched(BEST)
     (result,) = ended.results
     assert ended.seconds == OK_S
     assert (result.trial, result.nonce) == (3, "n")
     assert result.throughput_per_s == pytest.approx(rate_of(BEST))
-    assert result.facts["torch"] == "2.14.1", "as the baseline told of the program"
+    assert result.facts["torch"] == "2.14.1", "the facts are those of the baseline"
 
 
-def test_want_of_memory_is_answered_as_it_was_recorded(launched):
+def test_recorded_out_of_memory_error_is_replayed(launched):
     ended = launched({"loader.batch_size": 128})
     assert ended.seconds == OOM_S
     assert ended.results[0].error["type"] == "MemoryError"
 
 
-def test_values_that_are_the_baselines_change_nothing(launched):
+def test_knob_with_the_baseline_value_gives_the_baseline_rate(launched):
     assert launched({"loader.num_workers": 0}).results[0].throughput_per_s == pytest.approx(rate_of({**BEST, **BASE}))
 
 
 BASE = {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "layout.channels_last": False}
 
 
-def test_racing_ends_a_window_where_the_harness_would_and_saves_the_rest_of_it(launched):
+def test_raced_trial_ends_early_and_saves_the_rest_of_its_window(launched):
     ended = launched(SLOW, race_below_per_s=2 * rate_of({**BASE, **SLOW}))
     window = ended.results[0].window
     assert window.is_raced
@@ -61,23 +61,23 @@ def test_racing_ends_a_window_where_the_harness_would_and_saves_the_rest_of_it(l
     assert ended.results[0].throughput_per_s == pytest.approx(rate_of({**BASE, **SLOW}), rel=0.01)
 
 
-def test_what_is_not_slower_is_not_raced(launched):
+def test_trial_above_the_race_threshold_is_not_raced(launched):
     ended = launched(SLOW, race_below_per_s=0.8 * rate_of({**BASE, **SLOW}))
     assert not ended.results[0].window.is_raced
     assert ended.seconds == OK_S
 
 
-def test_first_steps_have_the_baselines_losses_and_cost_their_start_and_steps(launched):
+def test_parity_trial_has_the_recorded_losses_and_costs_its_start_and_steps(launched):
     ended = launched(BEST, mode="parity", seed=0, max_steps=20, max_s=20.0)
     assert ended.results[0].loss["curve"] == [1.0, 0.8, 0.5]
     assert ended.seconds == pytest.approx(5.1 + 20 * WINDOW_S / 40)
 
 
-def test_a_trial_longer_than_its_limit_is_ended_there(launched):
+def test_trial_ends_at_its_time_limit(launched):
     ended = launched(BEST, total_s=4.0)
     assert (ended.cause, ended.results, ended.seconds) == ("deadline", [], 4.0)
 
 
-def test_a_configuration_that_was_not_recorded_is_an_error_at_no_cost(launched):
+def test_unrecorded_configuration_fails_without_costing_time(launched):
     ended = launched({"loader.batch_size": 7})
     assert (ended.cause, ended.exit_code, ended.seconds) == ("exit", 1, 0.0)

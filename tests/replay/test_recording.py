@@ -36,7 +36,7 @@ def places(trials):
     return [(key_of(trial.changed), trial.round or 1) for trial in trials if not trial.outcome.is_no_answer]
 
 
-def test_every_configuration_is_measured_in_every_round_and_never_twice_in_a_row(recording):
+def test_each_round_measures_every_configuration_once_in_its_own_order(recording):
     bench = recording(None, "record.repeats=4")
     summary = bench.run()
     assert (summary["status"], summary["recording"]) == ("complete", {"configurations": 4, "repeats": 4, "trials": 16})
@@ -44,11 +44,11 @@ def test_every_configuration_is_measured_in_every_round_and_never_twice_in_a_row
     assert [number for _, number in found] == sorted(number for _, number in found), "round after round"
     assert len(set(found)) == len(found) == 16
     rounds = [tuple(key for key, number in found if number == wanted) for wanted in range(1, 5)]
-    assert len(set(rounds)) > 1, "each in an order of its own"
-    assert not bench.folder.best_file.exists(), "nothing was searched, nobody won"
+    assert len(set(rounds)) > 1, "the order differs between rounds"
+    assert not bench.folder.best_file.exists(), "a recording has no winner"
 
 
-def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
+def test_recording_stops_at_its_time_limit_and_resumes_there(recording):
     bench = recording(None, "record.repeats=3", "record.minutes=1")
     summary = bench.run()
     assert summary["status"] == "interrupted"
@@ -56,7 +56,7 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     before = places(bench.trials)
     begun_s = bench.clock.now_s
     summary = resume_study(bench.inputs, bench.folder, bench.listener)
-    assert bench.clock.now_s - begun_s <= 60, "each go has minutes of its own"
+    assert bench.clock.now_s - begun_s <= 60, "the limit applies to each run"
     bench.inputs.config.record.minutes = None
     assert resume_study(bench.inputs, bench.folder, bench.listener)["status"] == "complete"
     found = places(bench.trials)
@@ -64,7 +64,7 @@ def test_a_recording_stops_at_its_minutes_and_goes_on_where_it_was(recording):
     assert len(set(found)) == len(found) == 12
 
 
-def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording):
+def test_best_configurations_get_extra_repeats_after_all_rounds(recording):
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, loader_per_s=1e6, noise_frac=0.01)
     bench = recording(surface, "record.repeats=2", "record.repeats_of_best=3", "record.minutes=0.7")
     reasons = [bench.run()["reason"]]
@@ -80,7 +80,7 @@ def test_the_best_few_are_measured_more_often_when_all_rounds_are_over(recording
 
 
 @pytest.mark.parametrize(("num_failures", "is_measured_more"), [(1, True), (2, False)])
-def test_among_the_best_few_is_what_may_win_in_most_of_its_repeats(recording, num_failures, is_measured_more):
+def test_configuration_gets_extra_repeats_only_if_most_repeats_succeed(recording, num_failures, is_measured_more):
     best, times = {"precision.amp": "bf16", "loader.num_workers": 2}, itertools.count()
 
     def fail(trial, knobs):
@@ -93,7 +93,7 @@ def test_among_the_best_few_is_what_may_win_in_most_of_its_repeats(recording, nu
     assert (key_of(best) in further) is is_measured_more
 
 
-def test_failures_of_every_kind_are_answers_and_chance_gets_a_second_try(recording):
+def test_failures_are_recorded_as_answers_and_a_crash_only_after_a_retry(recording):
     failures = {"bf16": OUT_OF_MEMORY}
     times = itertools.count()
 
@@ -111,7 +111,7 @@ def test_failures_of_every_kind_are_answers_and_chance_gets_a_second_try(recordi
     assert Outcome.crash in outcomes.values(), "a crash is an answer, too"
 
 
-def test_the_table_says_what_was_measured_and_not_where(recording):
+def test_table_contains_the_measurements_but_no_host_name_or_path(recording):
     bench = recording(Surface(failures=lambda _, knobs: OUT_OF_MEMORY if knobs["precision.amp"] == "bf16" else None))
     bench.run()
     table = table_of(StudyFolder(bench.folder.path))
@@ -130,7 +130,7 @@ def test_the_table_says_what_was_measured_and_not_where(recording):
     assert "train.py:1" not in text
 
 
-def test_paths_of_messages_are_reduced_to_their_last_part():
+def test_paths_in_messages_are_reduced_to_their_last_part():
     assert plain("File /home/me/secret/train.py, line 3:\n  no room in ../data/x and ~/y/z.bin") == (
         "File train.py, line 3: no room in x and z.bin"
     )
@@ -144,7 +144,7 @@ def space_of(num_knobs):
     return ResolvedSpace(domains=domains, pinned={}, baseline=baseline, dropped={}, reference=reference)
 
 
-def test_a_space_that_fits_is_recorded_whole_without_what_means_nothing():
+def test_small_space_is_recorded_completely_without_inactive_knobs():
     found, is_whole = configurations(space_of(3), None, most=1000, seed=0)
     assert is_whole
     assert found[0] == space_of(3).baseline
@@ -152,7 +152,7 @@ def test_a_space_that_fits_is_recorded_whole_without_what_means_nothing():
     assert len(found) == 9 * (1 + 8 * 9)
 
 
-def test_a_space_that_does_not_is_sampled_round_the_baseline_and_everywhere():
+def test_large_space_is_sampled_near_the_baseline_and_elsewhere():
     found, is_whole = configurations(space_of(4), None, most=60, seed=1)
     space = space_of(4)
     changes = [space.changed(knobs) for knobs in found]
@@ -165,7 +165,7 @@ def test_a_space_that_does_not_is_sampled_round_the_baseline_and_everywhere():
     assert configurations(space, None, most=60, seed=2)[0] != found
 
 
-def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording):
+def test_recording_a_program_that_does_not_work_raises_nothing_worked(recording):
     from autotune.errors import NothingWorked
 
     bench = recording(Surface(failures=lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit")))
@@ -173,7 +173,7 @@ def test_run_study_of_a_recording_whose_program_does_not_work_says_so(recording)
         run_study(bench.inputs, bench.folder, bench.listener)
 
 
-def test_a_recorded_program_whose_own_loss_is_not_finite_is_replayed_as_it_was_measured(recording):
+def test_recorded_program_with_a_nonfinite_loss_is_replayed_as_measured(recording):
     bench = recording(Surface(losses=lambda knobs, seed: [2.0, None, None]), "record.repeats=1")
     bench.run()
     table = table_of(StudyFolder(bench.folder.path))

@@ -13,13 +13,13 @@ def without(table, is_left_out):
     return dataclasses.replace(table, measurements=kept)
 
 
-def test_a_whole_table_is_searched_whole():
+def test_complete_table_gives_the_complete_search_space():
     grid = grid_of(make_table())
     assert len(grid.keys) == 36
     assert {key: list(domain.values) for key, domain in grid.space.domains.items()} == DOMAINS
 
 
-def test_values_with_holes_are_left_out_and_the_rest_is_complete():
+def test_values_with_missing_combinations_are_left_out():
     table = without(make_table(), lambda changed: changed.get("loader.batch_size") == 8 and "precision.amp" in changed)
     grid = grid_of(table)
     assert list(grid.space.domains["loader.batch_size"].values) == [32, 128]
@@ -27,7 +27,7 @@ def test_values_with_holes_are_left_out_and_the_rest_is_complete():
     assert grid.keys <= set(table.by_configuration())
 
 
-def test_a_knob_of_which_one_value_is_left_is_not_searched():
+def test_knob_with_a_single_remaining_value_is_not_searched():
     table = without(make_table(), lambda changed: "layout.channels_last" in changed and changed != BEST)
     grid = grid_of(table)
     assert "layout.channels_last" not in grid.space.domains
@@ -35,6 +35,6 @@ def test_a_knob_of_which_one_value_is_left_is_not_searched():
     assert len(grid.keys) == 18
 
 
-def test_scattered_points_are_refused():
+def test_table_of_scattered_points_is_refused():
     with pytest.raises(BadInput, match="too few to search"):
         grid_of(without(make_table(), lambda changed: len(changed) != 4))

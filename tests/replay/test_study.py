@@ -21,7 +21,7 @@ QUICK = [name for name in STRATEGIES if name != "gp"]  # gp imports torch, which
 
 
 class Told(Rival):
-    """A search that knows the optimum."""
+    """A search that is told the optimum and proposes it."""
 
     def proposals(self):
         yield self.space.active({**self.space.reference, **BEST}), None
@@ -32,7 +32,7 @@ def run(chosen, *, seed=0, trials=6, table=TABLE):
     return replay(table, grid_of(table), found, seed=seed, limits=Limits(trials=trials))
 
 
-def test_a_search_that_is_handed_the_optimum_scores_one_from_its_first_trial_on():
+def test_search_that_proposes_the_optimum_scores_one_from_its_first_trial():
     found = run(Strategy(name="told", search=Told))
     base = rate_of(REFERENCE) / rate_of({**REFERENCE, **BEST})
     assert [step.trials for step in found.steps] == [0, 1]
@@ -40,12 +40,12 @@ def test_a_search_that_is_handed_the_optimum_scores_one_from_its_first_trial_on(
     assert found.steps[1].fraction == 1.0
     assert found.final_fraction > 0.97, "the attribution may revert the change that gains least"
     assert [step.seconds for step in found.steps] == [OK_S, 2 * OK_S]
-    assert found.total_s > 10 * OK_S, "finals and attribution cost what they cost"
+    assert found.total_s > 10 * OK_S, "finals and attribution take time, too"
     assert found.claim.ratio == pytest.approx(found.final_fraction / base)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_every_strategy_keeps_to_its_trials_and_gets_no_worse(name):
+def test_every_strategy_makes_the_given_trials_and_never_gets_worse(name):
     found = run(name)
     fractions = [step.fraction for step in found.steps]
     assert [step.trials for step in found.steps] == list(range(7))
@@ -61,7 +61,7 @@ def test_the_same_seed_gives_the_same_study():
 
 
 @pytest.mark.thorough
-def test_random_order_is_as_good_as_chance_allows():
+def test_random_search_matches_the_expected_best_of_random_draws():
     seeds, trials = 16, 4
     found = [run(Strategy(name="r", keys={"parity.steps": 0}, search=STRATEGIES["random"].search), seed=s, trials=trials)
              for s in range(seeds)]  # fmt: skip
@@ -78,28 +78,28 @@ def truth(key):
     return 0.0 if is_oom else rate_of(knobs)
 
 
-def test_the_grid_goes_in_the_order_it_is_written_down():
+def test_grid_proposes_configurations_in_the_order_of_the_domains():
     found = run("grid", trials=4)
     order = [dict(zip(DOMAINS, point, strict=True)) for point in itertools.product(*DOMAINS.values())][:4]
     best = list(itertools.accumulate([rate_of(REFERENCE), *map(rate_of, order)], max))
     assert [step.fraction for step in found.steps] == pytest.approx([rate / rate_of(BEST) for rate in best])
 
 
-def test_the_expert_climbs_the_batch_and_stops_where_memory_ends():
+def test_expert_sets_all_other_knobs_first_and_then_raises_the_batch():
     found = run("expert", trials=2)
     assert [step.outcome for step in found.steps] == [Outcome.ok] * 3
     assert found.steps[1].fraction == pytest.approx(rate_of({**BEST, "loader.batch_size": 32}) / rate_of(BEST))
     assert found.steps[2].fraction == 1.0
 
 
-def test_trials_that_run_out_of_memory_are_told():
+def test_steps_include_out_of_memory_trials_and_a_used_up_table_ends_the_search():
     found = run("grid", trials=35)
     assert sum(step.outcome is Outcome.host_oom for step in found.steps) == 6
     assert found.steps[-1].fraction == 1.0
     assert "used up" in run("random", trials=99).reason
 
 
-def test_keys_vary_a_strategy_and_wrong_ones_are_refused():
+def test_strategy_accepts_configuration_keys_and_refuses_wrong_ones():
     assert strategy("default:search.sampler=random").keys == {"search.sampler": "random"}
     assert strategy("default:measure.racing=false:parity.steps=0").keys == {"measure.racing": False, "parity.steps": 0}
     for text, problem in [
@@ -115,7 +115,7 @@ def test_keys_vary_a_strategy_and_wrong_ones_are_refused():
             strategy(text)
 
 
-def test_trials_in_parallel_are_as_many_and_take_less_time():
+def test_parallel_search_makes_as_many_trials_in_less_time():
     alone, parallel = run("default", trials=8), run("default:launch.slots=4", trials=8)
     assert run("default:launch.slots=1", trials=8).steps == alone.steps
     assert len(parallel.steps) == len(alone.steps) == 9
@@ -124,7 +124,7 @@ def test_trials_in_parallel_are_as_many_and_take_less_time():
 
 
 @pytest.mark.thorough
-def test_claims_of_a_noisy_table_hold_and_overstate_little():
+def test_speedup_claims_on_a_noisy_table_hold_and_overstate_little():
     found = [run("random", seed=seed, trials=12, table=make_table(noise_frac=0.02, seed=seed)) for seed in range(6)]
     claims = [one.claim for one in found if one.claim]
     assert len(claims) == 6
@@ -133,22 +133,22 @@ def test_claims_of_a_noisy_table_hold_and_overstate_little():
 
 
 @pytest.mark.thorough
-def test_the_finals_choice_among_the_best_few_is_told_with_its_trials():
+def test_path_includes_the_choice_of_the_finals_with_its_trials():
     found = [run("random", seed=seed, trials=20, table=make_table(noise_frac=0.1, seed=seed)) for seed in range(30)]
     chosen = [one for one in found if one.choice]
-    assert len(chosen) >= 15, "few have one finalist only"
+    assert len(chosen) >= 15, "most studies have several finalists"
     for one in chosen:
         assert one.path == [*one.steps, one.choice, *([one.apart] if one.apart else [])]
-        assert one.choice.trials >= len(one.steps) - 1 + 2, "two finalists at least"
+        assert one.choice.trials >= len(one.steps) - 1 + 2, "at least two finalists"
         assert one.steps[-1].seconds < one.choice.seconds < one.total_s
         assert one.choice.fraction > one.steps[0].fraction, "it was among the best few"
     apart = [one for one in chosen if one.apart]
-    assert len(apart) >= 15, "few have several changes"
+    assert len(apart) >= 15, "most studies have an attribution"
     for one in apart:
-        assert one.apart.trials > one.choice.trials, "one part at least"
+        assert one.apart.trials > one.choice.trials, "an attribution takes at least one trial"
         assert one.choice.seconds < one.apart.seconds < one.total_s
-    assert any(one.apart.fraction != one.choice.fraction for one in apart), "some lose a change"
-    assert any(one.apart.fraction == one.choice.fraction for one in apart), "what stays whole is judged once"
+    assert any(one.apart.fraction != one.choice.fraction for one in apart), "some attributions drop a change"
+    assert any(one.apart.fraction == one.choice.fraction for one in apart), "without a dropped change, the fraction stays"
 
 
 class Insisting(optuna.samplers.RandomSampler):
@@ -158,7 +158,7 @@ class Insisting(optuna.samplers.RandomSampler):
         return distribution.to_external_repr(0.0)
 
 
-def test_a_sampler_that_asks_for_what_is_known_gets_a_draw_until_everything_is():
+def test_repeated_proposals_become_random_draws_until_the_table_is_used_up():
     insisting = Strategy(name="insisting", search=lambda session: Sampled(session, lambda _: Insisting(), patience=3))
     found = run(insisting, trials=99)
     assert found.reason == EXHAUSTED
@@ -168,5 +168,5 @@ def test_a_sampler_that_asks_for_what_is_known_gets_a_draw_until_everything_is()
 
 
 @pytest.mark.thorough
-def test_the_gaussian_process_searches_too():
+def test_gaussian_process_reaches_half_of_the_optimum():
     assert run("gp", trials=12).steps[-1].fraction > 0.5

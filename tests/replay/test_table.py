@@ -9,7 +9,7 @@ from autotune.replay.table import key_of, read, write
 from tests.replay.tables import BEST, make_table
 
 
-def test_a_table_is_read_as_it_was_written_and_the_same_table_gives_the_same_bytes(tmp_path):
+def test_table_survives_a_round_trip_and_is_written_deterministically(tmp_path):
     table = make_table(noise_frac=0.02)
     write(table, tmp_path / "a.jsonl.gz")
     write(read(tmp_path / "a.jsonl.gz"), tmp_path / "b.jsonl.gz")
@@ -17,7 +17,7 @@ def test_a_table_is_read_as_it_was_written_and_the_same_table_gives_the_same_byt
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
 
 
-def test_measurements_are_grouped_by_configuration_and_true_is_not_one():
+def test_measurements_are_grouped_by_configuration_and_true_differs_from_1():
     groups = make_table().by_configuration()
     assert {len(group) for group in groups.values()} == {3}
     assert [one.round for one in groups[key_of(BEST)]] == [1, 2, 3]
@@ -38,7 +38,7 @@ def test_measurements_are_grouped_by_configuration_and_true_is_not_one():
         gzip.compress(b"{}\n", mtime=0)[:-4],
     ],
 )
-def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
+def test_file_that_is_not_a_table_is_refused_with_its_name(tmp_path, content):
     file = tmp_path / "t.jsonl.gz"
     file.write_bytes(content)
     with pytest.raises(BadInput, match=r"TABLE: cannot be read, got '.*t\.jsonl\.gz'"):
@@ -57,7 +57,7 @@ def test_what_is_no_table_is_refused_with_its_name(tmp_path, content):
         ('{"outcome": "ok", "ci": [1]}', "ci: "),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path, line, problem):
+def test_error_names_the_problem_of_a_damaged_line(tmp_path, line, problem):
     write(make_table(), tmp_path / "t.jsonl.gz")
     lines = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode().splitlines()
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress("\n".join([*lines[:2], line, *lines[3:]]).encode()))
@@ -65,7 +65,7 @@ def test_a_damaged_line_is_named(tmp_path, line, problem):
         read(tmp_path / "t.jsonl.gz")
 
 
-def test_a_field_that_a_later_version_adds_is_passed_over(tmp_path):
+def test_unknown_field_of_a_later_version_is_ignored(tmp_path):
     write(make_table(), tmp_path / "t.jsonl.gz")
     lines = gzip.decompress((tmp_path / "t.jsonl.gz").read_bytes()).decode().splitlines()
     later = [json.dumps({**json.loads(line), "later": 1}) for line in lines]

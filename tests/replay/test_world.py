@@ -16,25 +16,25 @@ def knobs_of(key):
     return {**REFERENCE, **{name: value for name, (_, value) in key}}
 
 
-def test_one_repeat_of_each_configuration_is_held_out_whatever_is_asked():
+def test_one_repeat_of_a_configuration_is_held_out_and_never_served():
     table = make_table(noise_frac=0.05)
     world, key = world_of(table), key_of(BEST)
     recorded = [one.value for one in table.by_configuration()[key]]
     served = {world.serve(key).value for _ in range(2)}
     (held,) = set(recorded) - served
     assert world.held_out(key) == held
-    assert all(world.serve(key).value not in recorded for _ in range(20)), "made-up repeats follow"
+    assert all(world.serve(key).value not in recorded for _ in range(20)), "simulated repeats follow"
     assert world.held_out(key) == held
 
 
-def test_which_one_is_held_out_is_drawn_anew_for_each_search_and_repeats_with_its_seed():
+def test_held_out_repeat_is_random_and_reproducible_by_seed():
     table, key = make_table(noise_frac=0.05), key_of(BEST)
     held = [world_of(table, seed).held_out(key) for seed in range(30)]
     assert len(set(held)) == 3
     assert held == [world_of(table, seed).held_out(key) for seed in range(30)]
 
 
-def test_truth_leaves_out_what_a_choice_was_made_by_and_nothing_else():
+def test_truth_excludes_only_repeats_served_for_the_given_uses():
     table, key = make_table(noise_frac=0.05), key_of(BEST)
     world = world_of(table)
     recorded = [one.value for one in table.by_configuration()[key]]
@@ -51,7 +51,7 @@ def test_truth_leaves_out_what_a_choice_was_made_by_and_nothing_else():
     assert world.truth(key, Use.search, Use.choice) == pytest.approx(statistics.mean(rest))
 
 
-def test_judging_by_served_repeats_would_praise_luck_and_held_out_ones_do_not():
+def test_served_repeats_overestimate_the_winner_and_unserved_ones_do_not():
     best_served, best_true = [], []
     for seed in range(40):
         table = make_table(noise_frac=0.1, seed=seed, has_oom=False)
@@ -65,14 +65,14 @@ def test_judging_by_served_repeats_would_praise_luck_and_held_out_ones_do_not():
     assert abs(statistics.mean(best_true) - 1) < 0.03
 
 
-def test_residuals_have_the_spread_of_the_machine():
+def test_residuals_have_the_spread_of_the_recorded_noise():
     table = make_table(noise_frac=0.05, has_oom=False)
     found = residuals(table.by_configuration().values())
     assert len(found) == 36 * 3
     assert statistics.pstdev(found) == pytest.approx(0.05, rel=0.2)
 
 
-def test_made_up_repeats_lie_round_the_served_ones_and_spread_like_recorded_ones():
+def test_simulated_repeats_have_the_mean_of_served_and_the_spread_of_recorded_ones():
     table, key = make_table(noise_frac=0.05), key_of(BEST)
     world = world_of(table)
     served = [world.serve(key).value for _ in range(2)]
@@ -81,11 +81,11 @@ def test_made_up_repeats_lie_round_the_served_ones_and_spread_like_recorded_ones
     assert statistics.stdev(logs) == pytest.approx(0.05, rel=0.25)
 
 
-def test_what_was_not_recorded_is_not_served():
+def test_unrecorded_configuration_is_not_served():
     assert world_of(make_table()).serve(key_of({"loader.batch_size": 7})) is None
 
 
-def test_a_change_is_needless_when_the_table_is_as_fast_without_it():
+def test_change_is_needless_if_the_configuration_is_as_fast_without_it():
     table = make_table()
     world = world_of(table)
     assert world.needless(BEST) == []

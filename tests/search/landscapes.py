@@ -1,7 +1,7 @@
 """Made-up training programs to search on, drawn at random from plausible ranges.
 
-The rates of some follow from D, L and memory, as the search assumes; the others break that assumption. These programs show that
-a search works as intended, but not how good it is on real programs.
+The rates of some programs follow from D, L and memory, as the search assumes; the others break that assumption. These programs
+show that a search works as intended, but not how good it is on real programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH, WORKERS, PREFETCH, THREADS = "loader.batch_size", "loader.num_workers", "
 
 @dataclass(kw_only=True)
 class Landscape(Surface):
-    """A made-up program with random times of its step and loader and a random need of memory.
+    """A made-up program whose step time, loader time and memory are random.
 
     Attributes:
         seed: the seed of the program's random constants.
@@ -57,7 +57,7 @@ class Landscape(Surface):
         }
         made["fused"] = {"default": 1.0, "foreach": r.uniform(0.97, 1.1), "fused": r.uniform(0.98, 1.12)}
         made["bench"], made["matmul"] = r.uniform(0.99, 1.12), r.uniform(1.0, 1.8)
-        made["threads"] = r.uniform(0.5, 0.95)  # how the rate scales with the step's threads: an exponent
+        made["threads"] = r.uniform(0.5, 0.95)  # exponent with which the rate scales with the step's threads
         made["decode_s"] = 10 ** r.uniform(-4, -2.2) if self.is_gpu else made["sample_s"] * 10 ** r.uniform(-1.6, 0.3)
         made["pass_s"], made["copy_s"] = 10 ** r.uniform(-4, -2.7), 10 ** r.uniform(-5.5, -4.2)
         made["start"], made["act"] = r.uniform(0.05, 0.3), 10 ** r.uniform(-3.3, -2.2)
@@ -72,7 +72,7 @@ class Landscape(Surface):
         self.observed = {**self.observed, THREADS: self.num_cores, "threads.omp": self.num_cores}
 
     def step_of_s(self, knobs: Knobs) -> float:
-        """Returns the seconds of a step if the loader cost nothing."""
+        """Returns the seconds of a step behind a loader that takes no time."""
         made, batch, amp = self.made, float(knobs[BATCH]), str(knobs.get(AMP, "off"))
         gain, launch = made["compile"][knobs.get(COMPILE, "off")]
         gain *= made["amp"] if amp != "off" else made["matmul"] if knobs.get("precision.matmul") == "high" else 1.0

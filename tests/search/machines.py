@@ -1,8 +1,8 @@
 """Simulated machines, one per seed. Each has thousands of configurations, and the true rate of each is known.
 
 A machine is a program on a device. The formulas below give the times and bytes of a step and the cost of a start. Their
-constants are drawn from ranges that published measurements make plausible. No machine copies a real one. They show how a search
-copes with many knobs, scarce memory, compilations of minutes, failures and noise.
+constants are drawn from ranges that published measurements make plausible. No machine copies a real one. The machines show how
+a search copes with many knobs, scarce memory, compilations of minutes, failures and noise.
 
 Use the seeds in DEVELOPMENT to develop a search. Use those in HELD_OUT only to judge it, and do not look at their constants.
 """
@@ -38,7 +38,7 @@ BUCKETS, VIEW, SENT, STRATEGY = (
 
 GB = 1e9
 SHARPNESS = 8.0  # how sharp the change from loader-bound to device-bound is
-OVERLAP_LOSS = 0.12  # when two phases overlap, this fraction of the shorter one adds to the time of the longer one
+OVERLAP_LOSS = 0.12  # two overlapping phases take the longer one's time plus this fraction of the shorter one's
 GRAPH_MODES = ("reduce-overhead", "max-autotune")
 LAUNCH_S = 7e-6
 FITS_FRAC = 0.985  # usable fraction of the memory, because allocators fragment it
@@ -287,7 +287,7 @@ class Machine:
         )
 
     def _device_rate(self, knobs: Knobs) -> float:
-        """Returns D of one rank. A step takes the longer of computing and launching, and what does not overlap with it."""
+        """Returns D of one rank. A step takes the longer of computing and launching, plus the part that does not overlap."""
         made, batch, mode = self.made, float(knobs[BATCH]), str(knobs[COMPILE])
         is_amp, is_compiled = knobs[AMP] != "off", mode != "off"
         slow, flops = self.device.flops["fp32"], self._flops(knobs)
@@ -520,7 +520,7 @@ class SimulatedWorld(World):
     Attributes:
         optimum: the fastest configuration that works.
         serves: the purpose of the measurements that it returns now.
-        best_tried: the largest true rate that the search has tried, as a fraction of the optimum's.
+        best_tried: the largest true rate of the configurations that the search has tried, as a fraction of the optimum's.
 
     Args:
         machine: the machine.

@@ -1,4 +1,4 @@
-"""The journal file, as Optuna itself reads and writes it."""
+"""The journal file: Optuna's own backend can read it and append to it."""
 
 import optuna
 import pytest
@@ -31,7 +31,7 @@ def measure(study, rate):
     return trial.number
 
 
-def test_the_file_holds_what_the_tuner_knows(study, viewed):
+def test_journal_file_contains_all_trials_of_the_tuner(study, viewed):
     for rate in (1.0, 3.0, 2.0):
         measure(study, rate)
     study.ask({BATCH: CategoricalDistribution((16, 32))})
@@ -39,7 +39,7 @@ def test_the_file_holds_what_the_tuner_knows(study, viewed):
     assert [trial.values for trial in study.trials] == [[1.0], [3.0], [2.0], None]
 
 
-def test_what_somebody_else_writes_is_read_and_numbers_go_on(study, viewed):
+def test_entries_of_another_process_are_read_and_trial_numbers_continue(study, viewed):
     measure(study, 1.0)
     viewed().set_user_attr("note", "seen in a dashboard")
     assert study.user_attrs == {"note": "seen in a dashboard"}
@@ -52,7 +52,7 @@ def test_what_somebody_else_writes_is_read_and_numbers_go_on(study, viewed):
     assert study.user_attrs == {"note": "changed"}
 
 
-def test_after_its_own_records_nothing_is_read_from_the_file(study, monkeypatch):
+def test_tuner_does_not_read_the_file_after_its_own_writes(study, monkeypatch):
     def unread(*_):
         raise AssertionError("the file was read")
 

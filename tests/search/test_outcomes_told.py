@@ -35,12 +35,12 @@ EXPECTED = {
 }
 
 
-def test_every_outcome_has_a_way_to_be_told():
+def test_expectations_cover_every_outcome():
     assert set(EXPECTED) == set(Outcome)
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_outcome_reaches_optuna_as_the_method_says(outcome, tmp_path):
+def test_outcome_is_told_to_optuna_with_the_expected_state_value_and_constraint(outcome, tmp_path):
     state, value, constraint = EXPECTED[outcome]
     study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE))
     trial = study.ask(SPACE)
@@ -56,10 +56,10 @@ def test_memory_violation_is_the_share_above_the_cap():
         "memory": 0.5
     }
     below = told(record(Outcome.device_oom, peak_memory_bytes=90), worst=[1.0], memory_capacity_bytes=100)
-    assert below.constraints["memory"] > 0, "an out-of-memory is a violation even when the last peak seen was below the cap"
+    assert below.constraints["memory"] > 0, "running out of memory is a violation even if the last known peak is below the cap"
 
 
-def test_value_outside_the_search_space_is_left_out_of_what_optuna_knows(tmp_path):
+def test_value_outside_the_search_space_is_not_told_to_optuna(tmp_path):
     study = begin_study(tmp_path / "journal", "s", make_sampler("random", seed=0, distributions=SPACE))
     add_known(study, record(Outcome.ok, 20.0, knobs={"loader.batch_size": 4, "threads.intra": 2}), SPACE, worst=[20.0])
     assert study.trials[0].params == {"precision.amp": "off"}
@@ -70,7 +70,7 @@ def values_in(journal):
     return [trial.value for trial in optuna.load_study(study_name="s", storage=storage).trials]
 
 
-def test_journal_lies_where_it_was_asked_for_and_only_its_owner_reads_it(tmp_path):
+def test_journal_is_at_the_given_path_and_readable_only_by_its_owner(tmp_path):
     journal = tmp_path / "optuna.journal"
     study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
     add_known(study, record(Outcome.ok, 20.0), SPACE, worst=[20.0])
@@ -79,7 +79,7 @@ def test_journal_lies_where_it_was_asked_for_and_only_its_owner_reads_it(tmp_pat
 
 
 @pytest.mark.parametrize("left", ["half a line", "a lock"])
-def test_journal_of_a_killed_tuner_gives_way(left, tmp_path):
+def test_journal_left_damaged_or_locked_by_a_killed_tuner_is_replaced(left, tmp_path):
     journal = tmp_path / "optuna.journal"
     study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE))
     study.ask(SPACE)  # a trial that never ends
@@ -92,7 +92,7 @@ def test_journal_of_a_killed_tuner_gives_way(left, tmp_path):
     assert values_in(journal) == [20.0]
 
 
-def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
+def test_tpe_avoids_configurations_that_ran_out_of_memory(tmp_path):
     study = begin_study(tmp_path / "journal", "s", make_sampler("tpe", seed=3, distributions=SPACE))
     too_big = 0
     for n in range(40):
@@ -102,15 +102,15 @@ def test_tpe_avoids_what_ran_out_of_memory(tmp_path):
         too_big += n >= 20 and not fits
         outcome = Outcome.ok if fits else Outcome.device_oom
         tell(study, trial, record(outcome, float(batch) if fits else None), worst=[8.0])
-    assert too_big <= 10, "of 20; blind search would take 5 and a search that likes large batches without memory nearly all"
+    assert too_big <= 10, "of 20; a random search would try about 5, one that ignores memory nearly 20"
 
 
-def test_what_breaks_a_constraint_is_told_as_the_worst_and_how_far_it_is_beyond():
+def test_infeasible_trial_is_told_with_the_worst_value_and_its_violation():
     found = told(record(Outcome.infeasible, 50.0, violations={"constraints.max_power_w": 0.2}), worst=[9.0])
     assert (found.values, found.constraints) == ([9.0], {"constraints.max_power_w": 0.2})
 
 
-def test_several_objectives_are_told_a_score_each(tmp_path):
+def test_each_objective_is_told_its_own_score(tmp_path):
     study = begin_study(
         tmp_path / "journal", "s", make_sampler("tpe", seed=0, distributions=SPACE), scores=["throughput", "energy"]
     )
@@ -135,7 +135,7 @@ def test_every_sampler_proposes_for_several_objectives(sampler, tmp_path):
     assert study.best_trials
 
 
-def test_a_viewer_of_the_journal_sees_named_scores_and_no_unsteady_winner(tmp_path):
+def test_journal_viewer_sees_metric_names_and_no_unsteady_winner(tmp_path):
     journal = tmp_path / "optuna.journal"
     study = begin_study(journal, "s", make_sampler("random", seed=0, distributions=SPACE), scores=["samples per second"])
     for outcome, rate, amp in ((Outcome.ok, 20.0, "off"), (Outcome.ok, 30.0, "bf16"), (Outcome.unsteady, 90.0, "bf16")):

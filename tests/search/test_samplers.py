@@ -10,7 +10,7 @@ SPACE = {"loader.num_workers": CategoricalDistribution([0, 2, 4]), "precision.am
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLERS))
-def test_same_seed_proposes_the_same(name):
+def test_same_seed_gives_the_same_proposals(name):
     def proposals():
         study = optuna.create_study(sampler=make_sampler(name, seed=5, distributions=SPACE), direction="maximize")
         found = []
@@ -23,7 +23,7 @@ def test_same_seed_proposes_the_same(name):
     assert proposals() == proposals()
 
 
-def test_unknown_sampler_names_the_nearest():
+def test_unknown_sampler_is_refused_with_the_nearest_name():
     with pytest.raises(BadInput, match=r"search\.sampler: no such sampler, got 'tpa'\. Did you mean 'tpe'\?"):
         make_sampler("tpa", seed=0, distributions={})
 
@@ -49,16 +49,16 @@ def test_grid_visits_every_point_once_although_the_first_trial_was_the_baseline(
         (FloatDistribution(0.0, 1.0, step=0.5), [0.0, 0.5, 1.0]),
     ],
 )
-def test_grid_levels_are_what_a_person_would_list(distribution, levels):
+def test_grid_levels_of_choices_stepped_ranges_and_log_ranges(distribution, levels):
     assert grid_levels(distribution) == levels
 
 
-def test_grid_over_a_continuous_range_is_refused_with_a_way_out():
+def test_grid_over_a_continuous_range_is_refused_with_an_alternative():
     with pytest.raises(BadInput, match=r"search\.sampler=tpe"):
         make_sampler("grid", seed=0, distributions={"x": FloatDistribution(0, 1)})
 
 
-def test_grid_that_nobody_could_wait_for_is_refused():
+def test_grid_with_too_many_points_is_refused():
     space = {f"k{n}": IntDistribution(0, 9) for n in range(6)}
     with pytest.raises(BadInput, match="1,000,000 points"):
         make_sampler("grid", seed=0, distributions=space)

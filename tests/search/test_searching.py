@@ -11,20 +11,20 @@ def reached(landscape, sampler, *, trials, seed=0):
 
 
 @pytest.mark.parametrize("is_gpu", [False, True])
-def test_ten_trials_come_near_what_twenty_four_of_tpe_find(is_gpu):
+def test_ten_trials_find_nearly_the_best_of_twenty_four_tpe_trials(is_gpu):
     landscape = Landscape(seed=1, num_cores=16 if is_gpu else 2, is_gpu=is_gpu)
     best = max(reached(landscape, "tpe", trials=24).best_rates())
     assert reached(landscape, "rates", trials=10).best_rates()[-1] > 0.93 * best
 
 
-def test_memory_is_filled_and_not_overrun():
+def test_search_uses_large_batches_with_at_most_one_out_of_memory_trial():
     searched = reached(Landscape(seed=2, num_cores=8, is_gpu=True, fill_frac=0.9), "rates", trials=14)
     assert searched.num_out_of_memory <= 1
     assert max(trial.knobs["loader.batch_size"] for trial in searched.trials if trial.outcome.may_win) >= 64
 
 
 @pytest.mark.thorough
-def test_program_that_d_and_l_do_not_explain_is_searched_about_as_well_as_by_tpe():
+def test_search_nearly_matches_tpe_on_programs_that_d_and_l_do_not_explain():
     found = {"rates": 0.0, "tpe": 0.0}
     for seed in range(4):
         landscape = Landscape(seed=seed, num_cores=4, breaks=0.12)

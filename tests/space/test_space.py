@@ -31,7 +31,7 @@ def cpu_space(**changes: object) -> ResolvedSpace:
     return resolve(replace(EVERYTHING, **changes), CPU, passed={})
 
 
-def test_the_baseline_is_in_every_domain_even_when_its_value_is_odd() -> None:
+def test_every_domain_contains_the_baseline_even_if_its_value_is_unusual() -> None:
     odd = {"loader.batch_size": 37, "loader.num_workers": 5, "precision.amp": "fp16", "threads.intra": 7}
     space = resolve(EVERYTHING, replace(CPU, observed=odd), passed={})
     for key, value in odd.items():
@@ -41,7 +41,7 @@ def test_the_baseline_is_in_every_domain_even_when_its_value_is_odd() -> None:
     assert stretched.domains["loader.num_workers"] == IntInterval(0, 4, log=False)
 
 
-def test_what_cannot_be_turned_is_dropped_with_a_reason() -> None:
+def test_knobs_that_cannot_be_changed_are_dropped_with_a_reason() -> None:
     machine = replace(CPU, not_applicable={"layout.channels_last": "no 4-D weights"}, has_compiler=False)
     space = resolve(replace(EVERYTHING, tiers=Tier.numerics, pinned={"loader.num_workers": 1}), machine, passed={})
     assert space.dropped["layout.channels_last"] == "no 4-D weights"
@@ -53,14 +53,14 @@ def test_what_cannot_be_turned_is_dropped_with_a_reason() -> None:
     assert set(space.dropped) | set(space.domains) == set(CATALOGUE)
 
 
-def test_a_knob_with_one_value_and_a_knob_that_can_never_be_active_are_dropped() -> None:
+def test_single_value_knobs_and_permanently_inactive_knobs_are_dropped() -> None:
     no_bf16 = resolve(EVERYTHING, replace(CPU, cpu_isa=frozenset()), passed={})
     assert "worth trying" in no_bf16.dropped["precision.amp"]
     without = cpu_space(pinned={"loader.num_workers": 0})
     assert "has no effect" in without.dropped["loader.prefetch_factor"]
 
 
-def test_pins_hold_in_the_baseline_and_are_no_change() -> None:
+def test_pinned_values_are_in_the_baseline_and_do_not_count_as_changes() -> None:
     space = cpu_space(pinned={"loader.num_workers": 1, "env.FOO": "1"})
     assert space.baseline["loader.num_workers"] == 1
     assert space.baseline["env.FOO"] == "1"
@@ -68,14 +68,14 @@ def test_pins_hold_in_the_baseline_and_are_no_change() -> None:
     assert space.changed(space.baseline) == {}
 
 
-def test_knobs_of_the_command_line_take_their_value_from_it_and_ignore_the_harness() -> None:
+def test_command_line_knob_is_searched_even_if_the_harness_cannot_set_it() -> None:
     machine = replace(CPU, not_applicable={"loader.batch_size": "a batch sampler makes the batches"})
     space = resolve(EVERYTHING, machine, passed={"loader.batch_size": 24})
     assert space.baseline["loader.batch_size"] == 24
     assert space.domains["loader.batch_size"].contains(24)
 
 
-def test_inactive_knobs_are_neither_asked_for_nor_reported() -> None:
+def test_only_active_knobs_are_suggested() -> None:
     space = cpu_space()
     without = space.suggest(optuna.trial.FixedTrial({**first_values(space), "loader.num_workers": 0}))
     assert "loader.prefetch_factor" not in without
@@ -87,7 +87,7 @@ def first_values(space: ResolvedSpace) -> dict[str, object]:
     return {key: domain.values[0] for key, domain in space.domains.items()}
 
 
-def test_held_knobs_are_not_asked_for() -> None:
+def test_held_knobs_are_not_suggested_by_the_sampler() -> None:
     space = cpu_space()
     trial = optuna.create_study().ask()
     knobs = space.suggest(trial, hold={"compile.mode": "off"})
@@ -96,7 +96,7 @@ def test_held_knobs_are_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("machine", [CPU, GPU])
-def test_optuna_walks_the_space_and_knows_the_baseline(machine: HostContext) -> None:
+def test_optuna_samples_the_space_with_the_baseline_as_a_known_trial(machine: HostContext) -> None:
     space = resolve(
         replace(EVERYTHING, domains={**EVERYTHING.domains, "loader.num_workers": IntInterval(0, 8)}), machine, passed={}
     )
@@ -112,7 +112,7 @@ def test_optuna_walks_the_space_and_knows_the_baseline(machine: HostContext) -> 
         study.tell(trial, float(len(space.changed(knobs))))
 
 
-def test_changed_holds_only_what_differs_and_its_tier_is_the_highest() -> None:
+def test_changed_has_only_differing_knobs_and_tier_is_their_highest() -> None:
     space = cpu_space()
     knobs = {**space.baseline, "loader.num_workers": 1, "loader.prefetch_factor": 2, "layout.channels_last": True}
     assert space.changed(knobs) == {"loader.num_workers": 1, "layout.channels_last": True}
@@ -134,7 +134,7 @@ def test_seeds_are_distinct_full_configurations_inside_the_domains(machine: Host
     assert len({repr(sorted(knobs.items())) for _, knobs in seeds}) == len(seeds)
 
 
-def test_experts_seed_bf16_where_hardware_has_it_and_leave_the_cores_to_the_step_on_a_cpu() -> None:
+def test_first_seed_uses_bf16_if_supported_and_no_workers_on_a_cpu() -> None:
     _, first = cpu_space().seeds(CPU)[0]
     assert first["precision.amp"] == "bf16"
     assert first["layout.channels_last"] is True
@@ -156,7 +156,7 @@ def test_seeds_snap_to_the_users_domains() -> None:
         assert knobs["optimizer.implementation"] == "default"
 
 
-def test_larger_batch_of_a_seed_is_the_next_one_where_the_domain_is_coarse() -> None:
+def test_larger_batch_of_a_seed_is_the_next_value_of_a_coarse_domain() -> None:
     space = cpu_space(domains={"loader.batch_size": Choice((8, 32, 128, 512)), "precision.amp": Choice(("off", "bf16"))})
     assert [knobs["loader.batch_size"] for _, knobs in space.seeds(CPU)][:2] == [32, 128]
 
@@ -167,14 +167,14 @@ def test_a_space_without_any_knob_has_no_seeds() -> None:
     assert space.domains == {}
 
 
-def test_costly_values_are_listed_without_the_baselines_own() -> None:
+def test_costly_values_exclude_those_of_the_baseline() -> None:
     expected = [("compile.mode", "default"), ("compile.dynamic", "true"), ("compile.scope", "blocks")]
     assert [(key, value) for _, key, value in cpu_space().costly()] == expected
     gpu = resolve(EVERYTHING, GPU, passed={})
     assert [value for _, _, value in gpu.costly()] == ["default", "reduce-overhead", "max-autotune", "true", "blocks"]
 
 
-def test_true_is_not_one() -> None:
+def test_domain_of_numbers_does_not_contain_true() -> None:
     assert not Choice((0, 1)).contains(True)
     assert not IntInterval(0, 4).contains(True)
 
@@ -199,7 +199,7 @@ HELD = SearchSpace(domains={"loader.batch_size": None, "loader.num_workers": Non
 ACCUMULATING = replace(CPU, observed={**CPU.observed, "step.accumulation": 8})
 
 
-def test_a_held_global_batch_offers_what_divides_it_and_brings_the_accumulation() -> None:
+def test_held_global_batch_offers_its_divisors_and_sets_the_accumulation() -> None:
     space = resolve(HELD, ACCUMULATING, passed={})
     assert space.held == 256
     assert space.domains["loader.batch_size"].values == (2, 4, 8, 16, 32, 64, 128)
@@ -224,11 +224,11 @@ def test_batch_sizes_that_do_not_divide_a_held_global_batch_are_not_offered() ->
         ({"pinned": {"step.accumulation": 8}}, {}, "leave only one value"),
     ],
 )
-def test_a_held_batch_size_is_left_alone_with_the_reason(changes: dict, machine: dict, reason: str) -> None:
+def test_batch_size_under_a_held_global_batch_is_dropped_with_a_reason(changes: dict, machine: dict, reason: str) -> None:
     space = resolve(replace(HELD, **changes), replace(ACCUMULATING, **machine), passed={})
     assert reason in space.dropped["loader.batch_size"]
 
 
-def test_accumulation_is_not_searched_beside_a_held_global_batch() -> None:
+def test_accumulation_is_derived_and_not_searched_with_a_held_global_batch() -> None:
     space = resolve(replace(HELD, domains={"step.accumulation": None}), ACCUMULATING, passed={})
     assert "derived" in space.dropped["step.accumulation"]

@@ -42,7 +42,7 @@ def in_bursts(rng: np.random.Generator, count: int, *, workers: int, step_s: flo
 
 
 def behind_workers(rng: np.random.Generator, count: int, *, workers: int, step_s: float, spread: float) -> np.ndarray:
-    """Returns the times of steps that wait for `workers`, which take turns, prefetch two batches and vary in speed."""
+    """Returns the times of steps that wait for `workers`. The workers take turns, prefetch two batches and vary in speed."""
     makes = workers * step_s * lognormal(rng.normal(size=count + 100), spread)
     ready, done = np.zeros(count + 100).tolist(), np.zeros(count + 100).tolist()
     for i, make_s in enumerate(makes.tolist()):

@@ -1,8 +1,9 @@
 """The finals' claims are right in simulated studies that run the real code of the finals, from finalists to verdict.
 
-Only the measurements are simulated, with noise between processes. They show why the finals measure again: of five equal
-configurations, the search's best value is too high by 2.4 % at 2 % noise and by 6.1 % at 5 % noise; of sixty, by 4.7 % and
-11.6 %. The mean over choosing and reporting rounds is too high by 0.1 to 0.4 %, that over reporting rounds by less than 0.1 %.
+Only the measurements are simulated, with noise between processes. They show why the finals measure again. The search's best
+value among five equal configurations is too high by 2.4 % at 2 % noise and by 6.1 % at 5 % noise; among sixty, by 4.7 % and
+11.6 %. The mean over choosing and reporting rounds is too high by 0.1 to 0.4 %, the mean over reporting rounds by less than
+0.1 %.
 """
 
 import math
@@ -27,7 +28,7 @@ class Said:
     Attributes:
         verdicts: count of each verdict; "slower" counts separately from "same".
         differences: number of studies that claimed a difference, faster or slower.
-        handed_over: number of studies whose result is a changed configuration, proven faster or not.
+        handed_over: number of studies that export a changed configuration, whether it is proven faster or not.
         value_bias, ratio_bias: mean log of reported over true value, for the finalist's rate and for its ratio.
         naive_bias: the same for the best value of the search.
         covered: fraction of the ratio's intervals that contain the true ratio.
@@ -76,11 +77,11 @@ MACHINES = {
     "eight rounds' time": (0.02, {"seconds": 170.0}),
     "four rounds' time": (0.02, {"seconds": 80.0}),
 }
-EVERY_DAY = ("four rounds' time",)  # rounds are few, so it is quick
+EVERY_DAY = ("four rounds' time",)  # quick, because it has few rounds
 
 
 @pytest.mark.parametrize("machine", [*EVERY_DAY, *more(*(each for each in MACHINES if each not in EVERY_DAY))])
-def test_a_configuration_against_itself_is_called_different_in_at_most_5_of_100_studies(machine):
+def test_equal_configurations_are_called_different_in_at_most_5_percent_of_studies(machine):
     noise_frac, more = MACHINES[machine]
     said = Said(EQUAL, noise_frac, **more)
     assert said.differences <= 0.05 * said.studies, said
@@ -88,20 +89,20 @@ def test_a_configuration_against_itself_is_called_different_in_at_most_5_of_100_
 
 
 @pytest.mark.thorough
-def test_among_five_equal_ones_no_difference_is_found_either():
+def test_five_equal_candidates_are_rarely_called_different():
     said = Said([100.0] * 6, 0.05)
     assert said.differences <= 0.05 * said.studies, said
     assert said.handed_over <= 0.1 * said.studies, said
 
 
 @pytest.mark.parametrize("seconds", more(100.0, 70.0, 140.0))
-def test_of_three_equal_ones_at_most_one_in_ten_is_handed_over_by_the_rounds_that_chose_it(seconds):
+def test_three_equal_candidates_are_exported_in_at_most_10_percent_of_short_finals(seconds):
     said = Said([100.0] * 4, 0.05, seconds=seconds)
     assert said.handed_over <= 0.1 * said.studies, said
 
 
 @pytest.mark.parametrize(("candidates", "noise_frac"), more((5, 0.05), (60, 0.02), (5, 0.02), (60, 0.05)))
-def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
+def test_rate_and_ratio_of_an_equal_winner_are_unbiased(candidates, noise_frac):
     said = Said([100.0] * (candidates + 1), noise_frac)
     assert abs(said.value_bias) < 0.003, said
     assert abs(said.ratio_bias) < 0.003, said
@@ -109,7 +110,7 @@ def test_the_reported_winner_is_as_fast_as_it_says(candidates, noise_frac):
 
 
 @pytest.mark.parametrize("noise_frac", more(0.05, 0.02))
-def test_winners_that_are_faster_do_not_overstate_it_either(noise_frac):
+def test_rate_and_ratio_of_a_faster_winner_are_nearly_unbiased(noise_frac):
     """Stopping at the first look biases the ratio slightly: by 0.3 % at 5 % noise, a tenth of its interval."""
     said = Said([100.0] + [110.0] * 5, noise_frac)
     assert abs(said.value_bias) < 0.003, said
@@ -117,39 +118,39 @@ def test_winners_that_are_faster_do_not_overstate_it_either(noise_frac):
 
 
 @pytest.mark.thorough
-def test_three_percent_are_seen_in_eight_rounds_at_one_percent_noise():
+def test_gain_of_3_percent_is_found_in_eight_rounds_at_1_percent_noise():
     said = Said(CLOSE, 0.01, studies=400)
     assert said.verdicts["faster"] >= 0.95 * said.studies, said
     assert said.rounds[LOOKS[0]] >= 0.8 * said.studies, said
 
 
 @pytest.mark.thorough
-def test_equal_ones_are_called_the_same_on_a_quiet_machine():
+def test_equal_configurations_are_called_the_same_on_a_quiet_machine():
     said = Said(EQUAL, 0.005, studies=200)
     assert said.verdicts["same"] >= 0.9 * said.studies, said
 
 
 @pytest.mark.parametrize("seconds", more(80.0, None, 170.0))
-def test_three_percent_are_seldom_called_the_same_at_two_percent_noise(seconds):
+def test_gain_of_3_percent_is_rarely_called_the_same_at_2_percent_noise(seconds):
     said = Said(CLOSE, 0.02, seconds=seconds)
     assert said.verdicts["same"] <= 0.05 * said.studies, said
 
 
 @pytest.mark.thorough
-def test_a_machine_that_slows_down_hides_nothing():
+def test_slowing_machine_does_not_hide_a_gain_of_3_percent():
     said = Said(CLOSE, 0.02, drift_frac=0.01)
     assert said.verdicts["same"] <= 0.05 * said.studies, said
     assert abs(said.ratio_bias) < 0.003, said
 
 
 @pytest.mark.parametrize("seconds", more(80.0, None, 170.0))
-def test_the_interval_holds_the_true_ratio_however_often_it_was_looked_at(seconds):
+def test_interval_covers_the_true_ratio_whatever_the_number_of_looks(seconds):
     said = Said(CLOSE, 0.02, seconds=seconds, studies=2000)
     assert 0.93 <= said.covered <= 0.98, said
     assert (LOOKS[1] in said.rounds) == (seconds is None), said
 
 
-def test_looking_after_every_round_would_not_hold():
+def test_looking_after_every_round_would_find_too_many_false_differences():
     """Stopping after any round whose 95 % interval excludes 1 would find false differences in 9 of 100 studies."""
     rng, called = np.random.default_rng(5), 0
     for _ in range(1000):
@@ -165,13 +166,13 @@ SHORT = {
     "5 %": (0.05, {}),
     "10 %": (0.10, {}),
     "drift": (0.02, {"drift_frac": 0.01}),
-    "heavy": (0.03, {"tails": 4.0}),
+    "heavy tails": (0.03, {"tails": 4.0}),
 }
 
 
 @pytest.mark.parametrize("machine", SHORT)
 @pytest.mark.parametrize("seconds", [60.0, *more(80.0, 110.0, 160.0)])  # 2, 3, 5 and 7 pairs
-def test_two_pairs_say_as_much_as_they_may_with_what_else_was_measured(machine, seconds):
+def test_few_pairs_keep_the_error_rates_and_find_large_gains(machine, seconds):
     noise_frac, kind = SHORT[machine]
     equal, faster = (Said(rates, noise_frac, seconds=seconds, studies=400, **kind) for rates in (EQUAL, [100.0, 140.0]))
     assert equal.differences <= 0.05 * equal.studies, equal
@@ -182,9 +183,9 @@ def test_two_pairs_say_as_much_as_they_may_with_what_else_was_measured(machine, 
         assert faster.verdicts["faster"] >= 0.95 * faster.studies, faster
 
 
-@pytest.mark.parametrize("unlike", [0.5, 1.0, 2.0])
-def test_a_spread_that_earlier_studies_have_seen_helps_and_does_not_mislead(unlike):
+@pytest.mark.parametrize("spread_ratio", [0.5, 1.0, 2.0])
+def test_interval_stays_valid_with_the_noise_of_earlier_studies(spread_ratio):
     """Another program's noise may be half or twice as large, so it gets only two degrees of freedom."""
-    earlier = Noise(spread=0.03 * unlike, freedom=OTHER_PROGRAM_FREEDOM)
+    earlier = Noise(spread=0.03 * spread_ratio, freedom=OTHER_PROGRAM_FREEDOM)
     said = Said(CLOSE, 0.03, seconds=60.0, studies=600, earlier=earlier)
     assert said.covered >= 0.92, said

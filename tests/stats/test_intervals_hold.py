@@ -1,7 +1,8 @@
 """A trial's 95 % interval, if it has one, contains the true rate in 92 to 98 of 100 trials, whatever the steps are like.
 
 Each simulated trial runs through the harness's meter, with its warm-up and stopping rule, and through the tuner's
-`numbers.interval`. An interval that treats steps as independent would contain it in only 57 of 100 at a correlation of 0.7.
+`trial_metrics.interval`. At a correlation of 0.7, an interval that treats steps as independent would contain the true rate in
+only 57 of 100 trials.
 """
 
 import numpy as np
@@ -21,7 +22,7 @@ from tests.stats.simulated import (
 )
 from tests.support.rows import more
 
-TRIALS = 800  # so that a coverage of 95 % is measured as 93.5 to 96.5 % (two standard errors)
+TRIALS = 800  # enough to measure a coverage of 95 % as 93.5 to 96.5 % (two standard errors)
 FINALS = MeasureOptions().finals
 
 
@@ -37,19 +38,19 @@ def holds(found, *, given=0.9):
 
 
 @pytest.mark.parametrize(("step_s", "spread"), [(0.1, 0.1), *more((0.01, 0.3), (0.01, 0.02), (0.03, 0.1), (0.06, 0.1))])
-def test_independent_steps(step_s, spread):
+def test_interval_covers_the_rate_of_independent_steps(step_s, spread):
     count = int(40 / step_s)
     holds(coverage(lambda rng: step_s * lognormal(rng.normal(size=count), spread), true_s=step_s), given=0.85)
 
 
 @pytest.mark.parametrize(("step_s", "spread"), [(0.06, 0.05), *more((0.01, 0.1), (0.01, 0.05), (0.03, 0.05))])
-def test_autocorrelated_steps(step_s, spread):
+def test_interval_covers_the_rate_of_autocorrelated_steps(step_s, spread):
     count = int(60 / step_s)
     holds(coverage(lambda rng: step_s * lognormal(autocorrelated(rng, count, 0.7), spread), true_s=step_s))
 
 
 @pytest.mark.thorough
-def test_autocorrelated_steps_of_a_tenth_of_a_second_claim_less_often_and_hold_what_they_claim():
+def test_slow_autocorrelated_steps_give_fewer_but_valid_intervals():
     found = coverage(lambda rng: 0.1 * lognormal(autocorrelated(rng, 900, 0.7), 0.1), true_s=0.1, trials=1500)
     holds(found, given=0.2)
     assert found.given_frac < 0.8
@@ -57,35 +58,35 @@ def test_autocorrelated_steps_of_a_tenth_of_a_second_claim_less_often_and_hold_w
 
 
 @pytest.mark.parametrize("rho", [0.7, *more(0.0)])
-def test_the_finals_stricter_rules(rho):
+def test_interval_covers_the_rate_under_the_stricter_rules_of_the_finals(rho):
     steps = coverage(lambda rng: 0.03 * lognormal(autocorrelated(rng, 1500, rho), 0.03), true_s=0.03, rules=FINALS, trials=400)
     holds(steps)
 
 
 @pytest.mark.parametrize(("workers", "spread"), more((4, 0.3), (2, 0.3), (8, 0.3)))
-def test_bursts_of_a_loader(workers, spread):
+def test_interval_covers_the_rate_of_steps_in_bursts(workers, spread):
     bursts = dict(workers=workers, step_s=0.01, spread=spread)
     holds(coverage(lambda rng: in_bursts(rng, 4000, **bursts), true_s=0.01, width=workers, trials=300))
 
 
 @pytest.mark.parametrize("workers", more(4, 2))
-def test_steps_behind_workers_that_each_take_their_time(workers):
+def test_interval_covers_the_rate_of_steps_that_wait_for_varying_workers(workers):
     makes = dict(workers=workers, step_s=0.01, spread=0.4)
     true_s = behind_workers(np.random.default_rng(0), 300_000, **makes).mean()
     found = coverage(lambda rng: behind_workers(rng, 8000, **makes), true_s=true_s, width=workers, trials=250)
     assert found.given_frac > 0.9, found
-    assert 0.92 <= found.frac <= 0.985, found  # workers compensate each other, so intervals are too wide
+    assert 0.92 <= found.frac <= 0.985, found  # workers compensate for each other, so intervals are too wide
 
 
 @pytest.mark.parametrize(("chance", "factor"), [(0.1, 3.0), *more((0.02, 10.0), (0.05, 5.0))])
-def test_long_pauses_at_random(chance, factor):
-    """The shortest window has about five pauses. A window without any rare pause cannot account for them."""
+def test_interval_covers_the_rate_with_random_long_pauses(chance, factor):
+    """The shortest window has about five pauses. An interval cannot account for pauses so rare that its window has none."""
     pauses = dict(step_s=0.01, chance=chance, factor=factor)
     true_s = 0.01 * (1 + chance * (factor - 1))
     holds(coverage(lambda rng: with_pauses(rng, 5000, **pauses), true_s=true_s, trials=300))
 
 
-def test_windows_of_independent_steps_are_as_short_as_they_can_be():
+def test_windows_of_independent_steps_are_short():
     for step_s, spread, longest_s in [(0.01, 0.02, 2.1), (0.01, 0.1, 2.1), (0.1, 0.02, 2.2), (0.03, 0.1, 2.15)]:
         found = coverage(
             lambda rng, d=step_s, s=spread: d * lognormal(rng.normal(size=int(9 / d)), s), true_s=step_s, trials=100
@@ -93,13 +94,13 @@ def test_windows_of_independent_steps_are_as_short_as_they_can_be():
         assert found.window_s <= longest_s, (step_s, spread, found)
 
 
-def test_slow_steps_are_too_few_for_an_interval_and_that_is_said():
+def test_too_few_slow_steps_give_no_interval_with_that_reason():
     found = coverage(lambda rng: lognormal(rng.normal(size=40), 0.05), true_s=1.0, trials=20)
     assert found.given_frac == 0
     assert all(reason.endswith("blocks of steps, 32 are needed") for reason in found.refusals)
 
 
-def test_the_harness_s_quantiles_are_close_to_the_exact_ones():
+def test_quantiles_of_the_harness_are_close_to_the_exact_ones():
     rng = np.random.default_rng(7)
     for _ in range(30):
         rates = (100 * lognormal(autocorrelated(rng, 100, 0.5), 0.01)).tolist()

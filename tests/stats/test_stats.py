@@ -29,7 +29,7 @@ def test_interval_of_equal_blocks_is_a_point():
     assert block_interval([4.0] * 40) == (4.0, 4.0)
 
 
-def test_interval_of_blocks_of_unequal_length_is_round_the_rate_of_the_whole():
+def test_interval_of_unequal_blocks_is_centred_on_the_overall_rate():
     low, high = block_interval([100.0, 50.0] * 20, seconds=[1.0, 9.0] * 20)
     assert (low + high) / 2 == pytest.approx((100 + 450) / 10)
 
@@ -48,7 +48,7 @@ def test_block_means_cover_the_true_rate_where_single_steps_do_not():
     assert covered_by_steps / 400 < 0.60
 
 
-def test_who_missed_the_slow_round_is_not_the_better_for_it():
+def test_missing_a_slow_round_gives_no_advantage_in_round_means():
     means = stats.round_means([{0: 100.0, 1: 110.0, 2: 112.0}, {0: 50.0, 2: 56.0}])
     assert means[2] / means[0] == pytest.approx(1.12)
     assert means[1] / means[0] == pytest.approx(1.10)
@@ -58,7 +58,7 @@ def test_who_missed_the_slow_round_is_not_the_better_for_it():
 @pytest.mark.parametrize(
     ("interval", "expected"), [((0.9, 0.99), True), ((0.9, 0.999), False), ((0.9, 1.1), False), (None, False)]
 )
-def test_slower_takes_as_much_as_faster(interval, expected):
+def test_slower_needs_an_interval_clearly_below_one(interval, expected):
     assert stats.is_slower(stats.Ratio(ratio=0.95, ci=interval, num_rounds=4)) is expected
 
 
@@ -78,7 +78,7 @@ def test_paired_interval_covers_the_true_ratio_in_spite_of_drift():
     assert 0.93 < covered / 1000 < 0.97
 
 
-def test_an_a_a_comparison_says_faster_no_more_often_than_it_promises():
+def test_comparison_of_equal_configurations_rarely_says_faster():
     rng = np.random.default_rng(2)
     said = {"faster": 0, "same": 0, "ambiguous": 0}
     for _ in range(1000):
@@ -87,7 +87,7 @@ def test_an_a_a_comparison_says_faster_no_more_often_than_it_promises():
     assert said["faster"] / 1000 < 0.025 + 0.01
 
 
-def test_a_quiet_machine_tells_equal_configurations_to_be_the_same():
+def test_equal_configurations_are_called_the_same_on_a_quiet_machine():
     rng = np.random.default_rng(3)
     same = 0
     for _ in range(200):
@@ -125,14 +125,14 @@ def test_verdict_follows_the_thresholds(interval, margin, expected):
     assert stats.verdict(stats.Ratio(ratio=1.0, ci=interval, num_rounds=4), margin) == expected
 
 
-def test_margin_is_one_percent_until_the_machine_is_noisier():
+def test_margin_is_one_percent_unless_the_machine_is_noisier():
     assert stats.margin_frac([100.0, 100.1, 99.9]) == 0.01
     assert stats.margin_frac([100.0, 120.0, 80.0]) == pytest.approx(0.22, rel=0.05)
     assert stats.margin_frac([]) == 0.01
     assert stats.margin_frac([100.0, 150.0]) == 0.01
 
 
-def test_intervals_of_a_comparison_hold_all_at_once_in_incomplete_rounds_of_a_drifting_machine():
+def test_intervals_hold_jointly_with_incomplete_rounds_on_a_drifting_machine():
     rng = np.random.default_rng(3)
     gains = {"a": 1.3, "b": 1.05, "c": 1.0, "d": 1.0, "e": 1.0}
     held = 0
@@ -147,7 +147,7 @@ def test_intervals_of_a_comparison_hold_all_at_once_in_incomplete_rounds_of_a_dr
     assert 0.92 <= held / 300 <= 0.99
 
 
-def test_a_comparison_without_a_round_to_spare_has_no_interval():
+def test_comparison_with_a_single_usable_round_has_no_interval():
     found = stats.compare_rounds([{"whole": 2.0, "a": 1.0}, {"a": 1.0, "b": 1.0}], "whole")
     assert set(found.ratios) == {"a"}
     assert found.ratios["a"] == stats.Ratio(ratio=pytest.approx(2.0), ci=None, num_rounds=1)
@@ -155,7 +155,7 @@ def test_a_comparison_without_a_round_to_spare_has_no_interval():
     assert stats.compare_rounds([], "whole").ratios == {}
 
 
-def test_two_values_have_a_usable_interval_once_the_spread_of_measurements_is_known():
+def test_known_noise_gives_two_values_a_usable_interval():
     alone = stats.log_mean_interval([100.0, 104.0])
     helped = stats.log_mean_interval([100.0, 104.0], noise=stats.Noise(spread=0.02, freedom=12))
     assert alone[0] == pytest.approx(helped[0]) == pytest.approx(math.sqrt(100 * 104))
@@ -171,7 +171,7 @@ def test_spread_needs_two_measurements():
     assert found.spread == pytest.approx(0.1 / math.sqrt(2))
 
 
-def test_more_spread_takes_more_pairs_to_tell_a_ratio():
+def test_larger_spread_needs_more_pairs_to_tell_a_ratio():
     def pairs(half, spread):
         return stats.pairs_to_tell(half, stats.Noise(spread=spread, freedom=6), at_most=8)
 
@@ -179,7 +179,7 @@ def test_more_spread_takes_more_pairs_to_tell_a_ratio():
     assert pairs(0.0, 0.02) == 8
 
 
-def test_an_interval_narrows_with_the_confidence_asked_of_it():
+def test_interval_narrows_with_lower_confidence():
     found = stats.Ratio(ratio=1.1, ci=(1.0, 1.21), num_rounds=8)
     assert stats.at_confidence(found, 0.95) == pytest.approx(found.ci)
     low, high = stats.at_confidence(found, 0.8)

@@ -4,9 +4,9 @@
     python -m tests.benchmarks.fuzz --kind yaml link --cases 100 --seed 7
     python -m tests.benchmarks.fuzz --case "{'words': ['show', 'x']}"    # a failed case again, as it was printed
 
-A case fails if autotune ends with another exit status than the documented ones, prints a traceback, says nothing clear, takes
-longer than ten seconds, executes what the input holds, or writes outside of the runs folder. Each kind runs in a process of its
-own. After --minutes, at Ctrl-C and at SIGTERM, the table has the cases so far.
+A case fails if autotune ends with an undocumented exit status, prints a traceback or an unclear message, takes longer than ten
+seconds, executes code from the input, or writes outside of the runs folder. Each kind runs in its own process. After --minutes,
+at Ctrl-C and at SIGTERM, the table has the cases so far.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end a kind after so long, with the cases so far")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end each kind after this time, with the cases so far")
     parser.add_argument("--kind", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--case", help="run this one")
     arguments = parser.parse_args()

@@ -58,7 +58,7 @@ START_OF_RUN = st.sampled_from((["--dry-run"], ["--dry-run", "--json"], ["--cfg"
 
 @st.composite
 def overrides(draw: Draw) -> Case:
-    """Returns overrides of which some have another key, an odd value, a wrong operator or damaged text."""
+    """Returns overrides, some of which have another key, an odd value, a wrong operator or damaged text."""
     words = []
     for _ in range(draw(st.integers(1, 4))):
         key, _, value = draw(SETTING).partition("=")
@@ -286,7 +286,7 @@ def _frame(draw: Draw, message: Any) -> bytes:
 
 @st.composite
 def messages(draw: Draw) -> Case:
-    """Returns what one side of the link reads, up to the end of the pipe."""
+    """Returns damaged messages that one side of the link reads until the pipe ends."""
     side = draw(SIDE)
     made = damaged_list(draw, TO_TUNER if side == "tuner" else TO_AGENT)
     content = START + b"".join(_frame(draw, message) for message in made)
@@ -319,7 +319,7 @@ DOCUMENT = st.sampled_from((*DOCUMENTS, TRACE, TRACE, TRACE))
 
 @st.composite
 def traces(draw: Draw) -> Case:
-    """Returns what the passes of `explain` wrote, with one damaged file: most often the profiler's trace."""
+    """Returns the files that the passes of `explain` write, one of them damaged: most often the profiler's trace."""
     name = draw(DOCUMENT)
     files = {f"passes/{each}": json_lines([document]) for each, document in DOCUMENTS.items()}
     content = spoiled(draw, json_lines([damaged(draw, DOCUMENTS[name])]))

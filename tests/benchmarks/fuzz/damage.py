@@ -35,7 +35,7 @@ FEW, SELDOM = st.integers(1, 3), st.sampled_from((False, False, False, True))
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One input: words of the command line, files beside it, and environment variables."""
+    """One input: words of the command line, files, and environment variables."""
 
     words: list[str] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -59,7 +59,7 @@ DAMAGE = st.sampled_from(("replace", "replace", "replace", "delete", "nest", "co
 
 
 def damaged(draw: Draw, document: Any) -> Any:
-    """Returns a copy of a document of plain values with one to three of them replaced, deleted, nested, renamed, repeated."""
+    """Returns a copy of a document with one to three values replaced, deleted, nested, copied, renamed or repeated."""
     root = {"": copy.deepcopy(document)}
     for _ in range(draw(FEW)):
         places = list(_places(root[""], root, ""))
@@ -92,7 +92,7 @@ PIECES = TEXTS.map(lambda text: text.encode("utf-8", "surrogatepass")) | st.bina
 
 
 def spoiled(draw: Draw, content: bytes) -> bytes:
-    """Returns bytes that are cut, or have pieces inserted, removed, repeated, overwritten; most often they are unchanged."""
+    """Returns the bytes, most often unchanged, otherwise cut or with pieces inserted, removed, repeated or overwritten."""
     for _ in range(draw(SPOILS)):
         at, how = draw(st.integers(0, len(content))), draw(SPOIL)
         head, tail = content[:at], content[at:]
@@ -109,12 +109,12 @@ def spoiled(draw: Draw, content: bytes) -> bytes:
 
 
 def word(text: str) -> str:
-    """Returns a text as the command line and the environment hand it over."""
+    """Returns a text as Python decodes it from the command line or the environment."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "surrogateescape")
 
 
 def spoiled_text(draw: Draw, text: str) -> str:
-    """Returns a text that is damaged as `spoiled` damages bytes."""
+    """Returns a text, damaged in the same way as `spoiled` damages bytes."""
     return spoiled(draw, text.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogateescape")
 
 

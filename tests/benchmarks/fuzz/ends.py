@@ -1,4 +1,4 @@
-"""Runs the cases of no command line: both ends of the link, the passes of `explain`, a resumed journal, variables."""
+"""Runs the cases without a command line: both ends of the link, the passes of `explain`, a resumed journal, variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPUS = [{"uuid": "GPU-12", "name": "A"}, {"uuid": "GPU-13", "name": "B"}]
 
 
 def _go_on(_: Case) -> int:
-    """Begins the search of a resumed study over what there is of its journal."""
+    """Begins the search of a resumed study with its damaged journal."""
     path = Path("runs/resnet18/optuna.journal")
     begin_study(path, "made", optuna.samplers.RandomSampler()).add_trial(optuna.trial.create_trial(value=1.0))
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
@@ -42,7 +42,7 @@ def _go_on(_: Case) -> int:
 
 
 def _functions(_: Case) -> int:
-    """Calls what reads variables in the processes of tuner and program."""
+    """Calls the functions that read variables in the processes of tuner and program."""
     for read in (protocol.launched_rank, protocol.is_real_run, process.num_nodes, affinity.ranks_of_host, affinity.allowed):
         read(os.environ)
     Secrets.known(os.environ)
@@ -52,7 +52,7 @@ def _functions(_: Case) -> int:
 
 
 def _explained(_: Case) -> int:
-    """Explains what passes wrote, as a study does; 2 if something of it was unreadable."""
+    """Explains the files of the passes, as a study does; returns 2 if a file was unreadable."""
     made = explained([Path("passes")])
     write_tables(made.tables, Path("passes"))
     read_tables(Path("passes"))
@@ -62,7 +62,7 @@ def _explained(_: Case) -> int:
 
 
 def _link(case: Case) -> int:
-    """Lets one end of a link read the case's bytes, until the pipe ends; 2 if it gave up the other end."""
+    """Lets one end of a link read the case's bytes until the pipe ends; returns 2 if it gave up the other end."""
     (read, feed), (drain, write) = os.pipe(), os.pipe()
     link = Link(read, write)
     try:

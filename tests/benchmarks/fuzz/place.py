@@ -1,7 +1,7 @@
-"""Runs cases one after the other in a fresh folder, inside this process, and says what was wrong with autotune's answer.
+"""Runs cases one after the other in a fresh folder, inside this process, and reports problems with autotune's answers.
 
-Nothing that a case asks for is started, and nothing outside of the folder is written: an audit hook of the interpreter stops
-and notes both, as it notes that anything is unpickled.
+An audit hook of the interpreter stops and records each process that a case would start, each write outside of the folder, and
+each unpickling.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.benchmarks.fuzz.damage import Case
 from tests.support import studies
 
 LIMIT_S = 10.0
-CODES = (0, 2, 3, 4, 5, 130)  # those that are documented, without 1: an internal error
+CODES = (0, 2, 3, 4, 5, 130)  # the documented exit statuses, except 1: an internal error
 MAX_LINE = 4000  # characters of a message
 PACKAGE = f"{Path(autotune.__file__).parent}/"
 CANARY, SECRET = "canary-sang", "hush-hush-4711"
@@ -49,7 +49,7 @@ NEVER = ("os.system", "pickle.find_class", "pty.spawn")
 WRITES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod", "shutil.rmtree")
 HANDLED = (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)  # by some command
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-# Where autotune may write besides the folder. A replay's study has a folder that does not exist.
+# Paths outside of the folder that autotune may write to. The folder of a replay's study does not exist.
 ALLOWED = ("/dev/null", "/proc/self", "/nonexistent")
 MAY_START = ("run", "record", "verify", "explain", "resume", "apply", "doctor", "ui", "sync", "inspect", "replay", "report")
 NAMES_OUTPUT = ("-o", "--o", "--html", "--pic", "--runs-dir", "runs_dir", "+runs_dir")  # the user says where to write
@@ -58,7 +58,7 @@ _build, _studies = functools.cache(app.build), bench._studies
 
 
 class Began(BaseException):
-    """A process or a study would begin here: the input was taken."""
+    """A process or a study would begin here, so autotune has accepted the input."""
 
 
 class Hang(BaseException):
@@ -75,11 +75,11 @@ class Answer:
     cause: str = ""
 
     def fail(self, what: str, more: object) -> None:
-        """Notes a problem: `what` it is, which failures of one cause share, and `more` of this case."""
+        """Records a problem: `what` it is, the same for all failures with this cause, and `more` about this case."""
         self.problem, self.cause = self.problem or f"{what}: {more}", self.cause or what
 
     def broke(self, error: BaseException) -> str:
-        """Notes an exception that reached the user."""
+        """Records an exception that reached the user."""
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(PACKAGE)]
         where = f"{own[-1].filename.removeprefix(PACKAGE)}:{own[-1].lineno}" if own else "outside of autotune"
         self.fail(f"{'hang' if isinstance(error, Hang) else 'traceback'}: {type(error).__name__} at {where}", str(error)[:200])
@@ -134,7 +134,7 @@ class FuzzPlace:
         with tarfile.open(OLD_STUDY) as archive:
             archive.extractall(self._clean / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         record = self._clean / "runs/mlp/study.json"
-        record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # the folder that it ran in is not here
+        record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # its own folder does not exist here
 
     def run(self, case: Case) -> Answer:
         """Returns how autotune answers a case."""
@@ -237,7 +237,7 @@ def _begin(*_: Any, **__: Any) -> None:
 
 
 def _few_studies(jobs: Sequence[Any], *arguments: Any) -> Any:
-    """Replays one study: more are as long as the user says, and no hang."""
+    """Replays a single study. Several may take as long as the user asked for, which is no hang, so they are not run."""
     return _studies(jobs, *arguments) if len(jobs) == 1 else _begin()
 
 

@@ -1,4 +1,4 @@
-"""Runs many cases of a kind, the same ones for the same seed."""
+"""Runs many cases of a kind; the same seed gives the same cases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORK = multiprocessing.get_context("fork")
 
 @dataclass
 class Tally:
-    """The answers to the cases of a kind, the cases that failed, and whether the user stopped it."""
+    """The answers to the cases of a kind, the cases that failed, and whether the user stopped the run."""
 
     answers: list[Answer] = field(default_factory=list)
     failed: list[tuple[Case, Answer]] = field(default_factory=list)
@@ -50,7 +50,7 @@ def fuzz(place: FuzzPlace, kind: str, cases: int, number: int = 0) -> Tally:
 def fuzz_apart(place: FuzzPlace, kind: str, cases: int, number: int = 0, *, max_s: float = math.inf) -> Tally:
     """Returns the answers to the cases that a child process runs in `max_s` seconds, or until this process is interrupted.
 
-    A case that kills the child, or that goes on after its limit because a C library does not return, is a failed one.
+    A case fails if it kills the child, or if it runs beyond its limit because a C library does not return.
     """
     receiving, sending = FORK.Pipe(duplex=False)
     child = FORK.Process(target=_send_each, args=(sending, place, kind, cases, number))
@@ -109,7 +109,7 @@ def _lost(cause: str) -> Answer:
 
 @contextmanager
 def fuzz_place() -> Iterator[FuzzPlace]:
-    """Yields a place that is gone afterwards."""
+    """Yields a place, which is removed afterwards."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
         try:

@@ -3,14 +3,14 @@
     python -m tests.benchmarks.gpu_campaign [STAGE ...] [--out FOLDER] [--work FOLDER] [--minutes 8] [--dry]
 
 The stages, the most important first, are smoke, tutorial, record, rival, transformer, truth, explaining and overhead. If no
-stage is named, all of them run. Each takes at most `--minutes`; the same command does the rest, and whatever was
+stage is named, all of them run. Each takes at most `--minutes`. The same command, given again, does the rest and whatever was
 interrupted. A stage that fails does not affect the others.
 
-No network is needed. Copy packages that are not installed there as wheels (`pip download`, then `pip install --no-index
---no-deps --target DIR`, and DIR on PYTHONPATH): the dependencies of autotune (pyproject.toml; antlr4-python3-runtime, which
-hydra-core needs, has to be built by `pip wheel`), pytest, transformers for `transformer` and half of `record`,
-pytorch-autotune 2.0.0 for `rival`. The command names missing packages and runs what it can. Give `--minutes 5` on a machine
-where a command may take at most ten minutes.
+No network is needed. If packages are missing on the machine, copy them there as wheels (`pip download`, then `pip install
+--no-index --no-deps --target DIR`, and DIR on PYTHONPATH). These are the dependencies of autotune (pyproject.toml;
+antlr4-python3-runtime, which hydra-core needs, has to be built by `pip wheel`), pytest, transformers for `transformer` and half
+of `record`, and pytorch-autotune 2.0.0 for `rival`. The command names missing packages and runs what it can. Give `--minutes 5`
+on a machine where a command may take at most ten minutes.
 
 FOLDER (default runs/gpu_campaign) gets `campaign.json` with all measurements, `campaign.md` made from it, and `tables/`.
 Results of another machine, another torch or a dry run are never mixed with them; remove an entry of `campaign.json` to
@@ -57,7 +57,7 @@ class Stage:
 
 
 STAGES = {
-    "smoke": Stage(title="does what only a GPU can show work at all?", checks=smoke.checks),
+    "smoke": Stage(title="does everything work that can only be tested on a GPU?", checks=smoke.checks),
     "tutorial": Stage(title="the profiler tutorial's model, by hand and by autotune", checks=tutorial.checks),
     "record": Stage(title="tables for the replay of searches", checks=record.checks),
     "rival": Stage(title="other tuners on the same model, device and budget", checks=rival.checks),

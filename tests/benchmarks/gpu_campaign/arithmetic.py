@@ -1,4 +1,4 @@
-"""Measures how much a language model computes and what this device can reach; a separate program, because it uses the device.
+"""Measures how much a language model computes and what this device can reach. It is a separate program, as it uses the device.
 
     python -m tests.benchmarks.gpu_campaign.arithmetic --size 8192 -- OPTIONS OF autotune/programs/text.py
 

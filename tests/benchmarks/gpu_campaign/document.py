@@ -92,7 +92,7 @@ class Document:
 
 
 def origin(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the facts that are the same for all numbers of a document (machine, versions, ...), by name."""
+    """Returns the facts (machine, versions, ...) that must be the same for all numbers of a document, by name."""
     fixed = {name: values["versions"][name] for name in LIBRARIES}
     return {"schema": values["schema"], "is_dry": values["is_dry"], **comparable(values["machine"]), **fixed}
 

@@ -1,4 +1,4 @@
-"""Stage `explaining`: does `autotune explain` name a cause planted in a program on a GPU, and little where none is planted?
+"""Stage `explaining`: does `autotune explain` name a cause planted in a GPU program, and predict little gain if there is none?
 
 The cost of the planted cause is measured first: the program's own rate with the cause and without it.
 """

@@ -1,7 +1,7 @@
 """Stage `record`: records tables of an image classifier and of a language model, on which searches are replayed.
 
-`autotune record` measures in rounds, each in random order. So an interrupted recording is a fair sample, and the next run of
-the command continues it.
+`autotune record` measures in rounds, each in random order. So an interrupted recording is a fair sample. The next run of the
+command continues it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def record(workload: Workload, share: float, place: Place) -> Found:
     table.parent.mkdir(parents=True, exist_ok=True)
     study = StudyFolder(runs / f"record-{workload.name}")
     if table.exists() and not study.path.exists():
-        raise Missing(f"{table} is there and its recording, {study.path}, is not: it would be written over. Move one of them.")
+        raise Missing(f"{table} exists but its recording {study.path} does not: it would be written over. Move the table away.")
     minutes = max(0.5, share * place.left_s / 60)
     asked = [
         f"record.minutes={minutes:.2f}",
@@ -93,8 +93,8 @@ def record(workload: Workload, share: float, place: Place) -> Found:
     run_command("-m", "autotune", "record", *words, timeout_s=minutes * 60 + SLACK_S)
     is_whole, measured = study.read_summary()["status"] == "complete", read(table)
     num_measured, num_configurations = len(measured.measurements), len(measured.by_configuration())
-    rest = "" if is_whole else f" of {workload.num_configurations * repeats}, the same command goes on"
-    spent = f"{time.monotonic() - began_s:.0f} s in this go; {table.relative_to(place.results)}"
+    rest = "" if is_whole else f" of {workload.num_configurations * repeats}, the same command continues"
+    spent = f"{time.monotonic() - began_s:.0f} s in this run; {table.relative_to(place.results)}"
     return Found(evidence=f"{num_configurations} configurations, {num_measured} measurements{rest}; {spent}", is_whole=is_whole)
 
 

@@ -86,7 +86,7 @@ def autotune_searches(place: Place) -> Found:
 def tpe_searches(place: Place) -> Found:
     """Optuna's TPE, with a fresh process and 50 steps per trial, gets the same time as the first study."""
     if OURS not in (measured := place.document.measured(place.stage)):
-        raise Missing("autotune has not searched yet, whose seconds it is to have")
+        raise Missing("autotune has not searched yet; its seconds are the budget of this search")
     whole, budget_s = work(place), max(LEAST_S, measured[OURS]["seconds"])
     found = found_by(place, TPE, TPE, whole if place.is_dry else replace(whole, budget_s=budget_s))
     return Found(evidence=f"{found['winner']}, {found['num_trials']} trials, {found['seconds']:.0f} s")
@@ -112,7 +112,7 @@ def winners_meet(place: Place) -> Found:
 
 
 def checks(_: bool) -> list[Check]:
-    """Returns the checks of the stage, in the order in which they need each other."""
+    """Returns the checks of the stage; later checks need the results of earlier ones."""
     return [
         Check(name="pytorch-autotune searches", run=pytorch_autotune_searches, seconds=BUDGET_S),
         Check(name="autotune searches", run=autotune_searches, seconds=LONGER_S),

@@ -1,4 +1,4 @@
-"""Stage `smoke`: does everything work that only a GPU can show?
+"""Stage `smoke`: does everything work that can only be tested on a GPU?
 
 Most checks run tests of `tests/gpu`. The tests are skipped if there is no GPU. Tests that neither time the device nor wait
 until it is free run at the same time: on an H100, 13 of them took 61 s in seven processes, which mostly import torch.
@@ -21,7 +21,7 @@ from tests.benchmarks.reporting import table
 
 TESTS = ROOT / "tests" / "gpu"
 TESTS_S = 240.0  # time limit of a check that runs tests
-# These files time the device, or a study of theirs waits until no other process holds its memory.
+# Tests in these files time the device, or wait until no other process holds its memory.
 ALONE = ("test_clean_gate.py", "test_counters.py", "test_device_clock.py", "test_explaining.py", "test_sticky_errors.py",
          "test_warm_starts.py")  # fmt: skip
 MAX_BESIDE = 8  # tests that share the GPU

@@ -17,7 +17,7 @@ from tests.benchmarks.reporting import table
 
 SHORT = MeasureRules(min_s=1.0, max_s=3.0, slow_max_s=5.0)
 LIMIT_FRAC = 0.4  # share of the device's memory that trials may use here, since filling all of it would take too much time
-FITS_FRAC, FAILS_FRAC = 0.93, 1.10  # a batch of these shares of the predicted largest batch must fit, and must not fit
+FITS_FRAC, FAILS_FRAC = 0.93, 1.10  # shares of the predicted largest batch: the first must fit, the second must not
 MINUTES = 4.0
 
 
@@ -115,7 +115,7 @@ def memory_is_a_line(place: Place) -> Found:
 
 
 def frontier_is_foreseen(place: Place) -> Found:
-    """Under a memory limit, a batch that is predicted to fit does fit, and a batch 10 % above the limit runs out of memory."""
+    """Under a memory limit, 93 % of the predicted largest batch fits, and 110 % of it runs out of memory."""
     gpu = host_facts()["gpus"][0]
     limit_bytes = int(LIMIT_FRAC * gpu["memory_bytes"])
     trials, (small, larger) = limited(place, limit_bytes), sizes(place).batches

@@ -51,7 +51,7 @@ FULL = Sizes(
     recipe=("model=resnet18", "data=fake_cifar"),
     chain=CHAIN,
     minutes=5.0,
-    # This knob is tuned only if it is named. The steps by hand set it, too.
+    # This knob is tuned only if it is named. It is named here because the steps by hand set it, too.
     overrides=("loader.uint8_transfer=choice(false,true)",),
 )
 DRY = Sizes(

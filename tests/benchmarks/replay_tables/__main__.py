@@ -65,8 +65,8 @@ TABLES = {
         "optimizer.implementation=choice(default,fused)",
     ],
 }
-# In large tables, each configuration is measured twice and briefly, and a disturbed trial keeps its rate: the rates of two
-# processes differ by more than what a longer window would settle, and the recording would take hours longer.
+# In large tables, each configuration is measured twice and briefly, and a disturbed trial keeps its rate. Longer windows would
+# take hours longer and gain little, because the rates of two processes differ by more than windows of one process.
 LARGE = ("images", "compiled")
 BRIEF = [
     *("measure.screening.warmup_min_device_s=0.5", "measure.screening.min_s=1", "measure.screening.half_width_frac=0.05"),

@@ -16,7 +16,7 @@ MANY_WORKERS = [(0, 8), (0, 16), (8, 8), (8, 16), (8, 32), (16, 16), (16, 32)]
 
 
 def true_rates(workers, batch, waiting):
-    """Returns rate, D and L of a program whose 16 threads and whose workers share 16 cores."""
+    """Returns rate, D and L of a program whose 16 threads share 16 cores with the workers."""
     device, loader = 900 * batch / (batch + 8), 280.0 * max(workers, 1)
     arrays = (np.array([float(value)]) for value in (device, loader, workers, 16))
     device_array, loader_array, num_workers, threads = arrays
@@ -48,7 +48,7 @@ def of(expected_by, workers, batch, beside=(8, 32)):
 
 @pytest.mark.parametrize("waiting", [0.0, 1.0])
 @pytest.mark.parametrize("workers", [2, 4])
-def test_trials_with_many_workers_tell_how_much_few_workers_cost(waiting, workers):
+def test_trials_with_many_workers_predict_the_rate_with_few_workers(waiting, workers):
     """If threads are assumed to wait but do not, the forecast for two workers is 43 % too low, 3.7 standard deviations."""
     mean, spread = of(forecast(MANY_WORKERS, waiting), workers, 32)
     error = math.log(true_rates(workers, 32, waiting)[0]) - mean
@@ -56,7 +56,7 @@ def test_trials_with_many_workers_tell_how_much_few_workers_cost(waiting, worker
     assert abs(error) < 2.5 * spread
 
 
-def test_before_workers_are_tried_both_a_gain_and_a_loss_are_likely():
+def test_forecast_allows_a_gain_and_a_loss_before_workers_are_tried():
     unknown = forecast([(0, 8), (0, 16), (0, 32)], 1.0)
     mean, spread = of(unknown, 4, 32, beside=(0, 32))
     reference, _ = of(unknown, 0, 32, beside=(0, 32))
@@ -76,12 +76,12 @@ def test_samples_and_expected_rates_agree():
     assert np.std(draws[1] - draws[0]) == pytest.approx(spread, rel=0.25)
 
 
-def test_on_a_gpu_there_is_one_forecast():
+def test_gpu_has_a_single_forecast():
     assert len(forecast(MANY_WORKERS, 1.0, GPU).scales) == 1
 
 
 @pytest.mark.parametrize("waiting", [0.0, 1.0])
-def test_expected_results_leave_rates_and_narrow_spreads(waiting):
+def test_conditioning_on_expected_results_keeps_rates_and_narrows_spreads(waiting):
     found, codes = forecast(MANY_WORKERS, waiting), CODING.encode([{WORKERS: 0, BATCH: 32}, {WORKERS: 4, BATCH: 64}])
     narrower = found.conditioned(codes)
     before, after = (one.expected(codes, CODING.encode([{WORKERS: 8, BATCH: 16}])) for one in (found, narrower))

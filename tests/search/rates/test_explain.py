@@ -15,11 +15,11 @@ BEST = {"loader.batch_size": 32, "loader.num_workers": 8, "precision.amp": "off"
         ({}, "the same"),
     ],
 )
-def test_changes_are_said_as_a_person_would(changed, text):
+def test_changes_are_described_in_short_words(changed, text):
     assert changes(BEST, {**BEST, **changed}) == text
 
 
-def test_many_changes_are_counted_not_listed():
+def test_changes_beyond_the_fourth_are_only_counted():
     assert changes({}, {f"env.A{n}": n for n in range(6)}) == "A0=0, A1=1, A2=2, A3=3 and 2 more"
 
 
@@ -33,9 +33,9 @@ def test_many_changes_are_counted_not_listed():
         (0.0, 0.0, "little gain expected"),
     ],
 )
-def test_hope_is_said_so_that_it_makes_sense_to_try(expected, possible, text):
+def test_expected_gain_is_described_in_words(expected, possible, text):
     assert gain(expected, possible) == text
 
 
-def test_chance_to_fit_is_added_to_the_gain():
+def test_low_chance_to_fit_the_memory_is_added_to_the_gain_text():
     assert gain(0.97, 1.2) + risk(0.104) == "+97 % expected, 10 % likely to fit the memory"

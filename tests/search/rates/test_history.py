@@ -1,4 +1,4 @@
-"""What the sampler keeps from proposal to proposal must be what it would find if it read all trials again."""
+"""The state that the sampler keeps between proposals equals the state after reading all trials again."""
 
 import random
 
@@ -48,7 +48,7 @@ def end(study, trial, rng):
 
 
 def states():
-    """Yields a study after each of its events: trials begin, and end in another order."""
+    """Yields a study after each event. Trials end in another order than they begin."""
     study, rng, running = a_study(), random.Random(0), []
     for _ in range(200):
         if running and (len(running) == 5 or rng.random() < 0.5):
@@ -58,7 +58,7 @@ def states():
         yield study
 
 
-def test_a_history_that_was_read_before_is_as_one_that_is_read_anew():
+def test_incremental_history_equals_a_newly_read_history():
     history = History()
     for study in states():
         fresh, before = History(), [*history._first.trials]
@@ -98,7 +98,7 @@ def encoded(coding, known):
     return {bytes(row) for row in coding.encode([one.params for one in known])}
 
 
-def test_a_pool_that_was_used_before_is_as_a_new_one():
+def test_reused_pool_equals_a_new_pool():
     history, pool, coding = History(), Pool(Coding(SPACE), lambda params: params), Coding(SPACE)
     codes = coding.all_codes()
     for study in states():
@@ -117,7 +117,7 @@ def test_a_pool_that_was_used_before_is_as_a_new_one():
 
 
 @pytest.mark.parametrize("num", [10, 151, 400])
-def test_of_many_trials_the_fastest_the_latest_and_some_others_are_kept(num):
+def test_measured_keeps_the_fastest_the_latest_and_some_other_trials(num):
     rng = np.random.default_rng(num)
     known = [Seen(params={"n": n}, rate=float(rng.integers(50, 80))) for n in range(num)]
     by_rate = sorted(range(num), key=lambda place: -known[place].rate)
@@ -133,7 +133,7 @@ def fits(recent, known):
     return bool(found)
 
 
-def test_a_model_is_fitted_after_every_trial_at_first_and_then_after_every_hundredth_part_more():
+def test_model_is_refitted_after_each_trial_and_later_after_one_percent_more_trials():
     recent, known = _Recent(), [Seen(params={}, rate=1.0)]
     for _ in range(99):
         assert fits(recent, known)
@@ -143,14 +143,14 @@ def test_a_model_is_fitted_after_every_trial_at_first_and_then_after_every_hundr
     assert [fits(recent, [*known, *known[:more]]) for more in (0, 0, 8, 9)] == [True, False, False, True]
 
 
-def test_a_model_is_fitted_at_once_when_a_trial_ran_out_of_memory():
+def test_model_is_refitted_at_once_after_an_out_of_memory_trial():
     recent, known = _Recent(), [Seen(params={}, rate=1.0)] * 1000
     assert fits(recent, known)
     assert fits(recent, [*known, Seen(params={}, is_out=True)])
     assert not fits(recent, [*known, Seen(params={}, is_out=True), Seen(params={}, is_running=True)])
 
 
-def test_products_of_columns_are_those_of_all_pairs_of_two_knobs(monkeypatch):
+def test_weighted_interactions_equal_the_products_over_all_pairs_of_knobs(monkeypatch):
     monkeypatch.setattr(coding_module, "TOGETHER_VARIANCE", 0.0)
     coding = Coding(SPACE)
     codes, weights = coding.all_codes(), {BATCH: 0.5, "precision.amp": 2.0}

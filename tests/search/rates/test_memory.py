@@ -18,7 +18,7 @@ def peak(batch, amp="off", compiled="off", is_out=None):
     return Peak(params=params, peak_bytes=None if is_out else bytes_of(batch, amp, compiled), is_out=is_out)
 
 
-def test_two_batches_of_a_class_tell_the_line():
+def test_two_batch_sizes_of_a_class_determine_its_memory_line():
     model = MemoryModel([peak(32), peak(128)], capacity_bytes=CAPACITY)
     for batch in (16, 64, 256, 300):
         share, spread = model.fraction(peak(batch).params)
@@ -28,7 +28,7 @@ def test_two_batches_of_a_class_tell_the_line():
     assert not model.fits(peak(512).params)
 
 
-def test_classes_differ_and_a_class_never_seen_is_unsure():
+def test_each_class_has_its_own_line_and_an_unseen_class_is_uncertain():
     seen = [peak(32), peak(128), peak(32, "bf16"), peak(256, "bf16")]
     model = MemoryModel(seen, capacity_bytes=CAPACITY)
     assert model.fits(peak(448, "bf16").params)
@@ -36,7 +36,7 @@ def test_classes_differ_and_a_class_never_seen_is_unsure():
     assert model.fraction(peak(256, "bf16", "default").params)[1] > 3 * model.fraction(peak(256, "bf16").params)[1]
 
 
-def test_what_is_as_large_as_what_ran_out_is_never_proposed_whatever_the_line_says():
+def test_batch_as_large_as_one_that_ran_out_of_memory_never_fits():
     small = [peak(8), peak(16)]
     out = peak(64, is_out=True)  # e.g. because other programs used the device; the model expects it to fit easily
     model = MemoryModel([*small, out], capacity_bytes=CAPACITY)
@@ -45,7 +45,7 @@ def test_what_is_as_large_as_what_ran_out_is_never_proposed_whatever_the_line_sa
 
 
 @pytest.mark.parametrize("capacity", [None, CAPACITY])
-def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
+def test_out_of_memory_rules_out_larger_batches_only_within_its_class(capacity):
     model = MemoryModel([peak(32), peak(128, is_out=True)], capacity_bytes=capacity)
     for batch, amp in itertools.product((128, 256), ("off", "bf16")):
         assert model.is_known_out(peak(batch, amp).params) is (amp == "off")
@@ -53,7 +53,7 @@ def test_rule_of_what_ran_out_holds_within_its_class_only(capacity):
 
 
 @pytest.mark.parametrize(("key", "value"), [("backend.sdpa", "flash"), ("memory.allocator", "roundup_8")])
-def test_a_value_that_needs_more_memory_rules_out_no_other_value(key, value):
+def test_out_of_memory_with_one_value_does_not_rule_out_other_values(key, value):
     def on_gpu(batch, value):
         return {"loader.batch_size": batch, key: value}
 
@@ -64,7 +64,7 @@ def test_a_value_that_needs_more_memory_rules_out_no_other_value(key, value):
     assert model.chance(on_gpu(64, "default")) > LEAST_CHANCE
 
 
-def test_unsure_line_forbids_nothing_and_a_sure_one_does():
+def test_uncertain_memory_line_rules_out_nothing_and_a_certain_one_does():
     """On a CPU, most of the memory may be in use before training, so small batches say little about large ones."""
 
     def on_cpu(batch):
@@ -76,7 +76,7 @@ def test_unsure_line_forbids_nothing_and_a_sure_one_does():
     assert sure.chance({"loader.batch_size": 2048}) < LEAST_CHANCE
 
 
-def test_loader_without_workers_takes_of_the_same_memory_on_a_cpu_only():
+def test_loader_without_workers_shares_the_memory_of_the_step_only_on_a_cpu():
     def with_workers(workers, *, threads=1, is_out=False):
         params = {"loader.batch_size": 512, "loader.num_workers": workers, "threads.intra": threads}
         return Peak(params=params, peak_bytes=None if is_out else 0.96e9, is_out=is_out)
@@ -88,10 +88,10 @@ def test_loader_without_workers_takes_of_the_same_memory_on_a_cpu_only():
     assert on_cpu.chance(with_workers(1).params) > 0.1
     assert MemoryModel([small, out], capacity_bytes=1.1e9).is_known_out(with_workers(1).params)
     full = MemoryModel([small, out, with_workers(1, threads=2)], capacity_bytes=0.97e9, is_cpu=True)
-    assert full.fits(with_workers(2).params), "what takes no more than what did fit does so, however little is left"
+    assert full.fits(with_workers(2).params), "it needs no more than a configuration that did fit"
 
 
-def test_batch_that_fills_the_memory_is_the_largest_that_is_safe_and_none_where_memory_is_plenty():
+def test_fills_returns_the_largest_safe_batch_or_none_if_memory_is_ample():
     seen = [peak(32), peak(128)]
     params = peak(128).params
     assert MemoryModel(seen, capacity_bytes=CAPACITY).fills(params, [256, 512, 1024]) == 256
@@ -99,13 +99,13 @@ def test_batch_that_fills_the_memory_is_the_largest_that_is_safe_and_none_where_
     assert MemoryModel(seen, capacity_bytes=None).fills(params, [256, 512, 1024]) is None
 
 
-def test_trial_that_ran_out_moves_the_line_up():
+def test_out_of_memory_trial_raises_the_predicted_memory():
     before = MemoryModel([peak(32)], capacity_bytes=CAPACITY).fraction(peak(140).params)[0]
     after = MemoryModel([peak(32), peak(150, is_out=True)], capacity_bytes=CAPACITY).fraction(peak(140).params)[0]
     assert after > before
 
 
-def test_nothing_seen_nothing_said():
+def test_model_without_trials_predicts_no_memory_and_rules_out_nothing():
     model = MemoryModel([], capacity_bytes=CAPACITY)
     assert math.isnan(model.fraction(peak(64).params)[0])
     assert model.fits(peak(64).params)

@@ -17,7 +17,7 @@ CODES = CODING.all_codes()
 
 
 def truth(codes, pair=0.0):
-    """Logarithms of rates. A batch of 24 reaches half of the limit; effects are additive, except for one pair of knobs."""
+    """Returns logs of rates. A batch of 24 reaches half of the limit. Effects are additive, except for one pair of knobs."""
     found = []
     for row in codes:
         knobs = CODING.decode(row)
@@ -42,7 +42,7 @@ def test_planted_effects_are_recovered_from_one_measurement_for_each_level():
     assert np.abs(model.mean(everywhere()) - truth(CODES)).max() < 0.1
 
 
-def test_pair_that_hinders_each_other_is_learned():
+def test_negative_interaction_of_two_knobs_is_learned():
     model = fitted(list(range(len(CODES))), truth(CODES, pair=-0.4))
     assert np.abs(model.mean(everywhere()) - truth(CODES, pair=-0.4)).max() < 0.1
 
@@ -57,13 +57,13 @@ def test_draws_vary_little_where_a_rate_was_measured_and_more_elsewhere():
     assert spread[-1] > 3 * spread[places].max(), "fused, bf16 and the largest batch were never seen together"
 
 
-def test_measurement_known_to_be_rough_moves_the_model_less():
+def test_noisy_measurement_moves_the_model_less():
     features = CODING.features(CODES[[0, 0]])
     rough = LinearModel(features, np.array([0.0, 1.0]), noise=np.array([1.0, 20.0]), usual=(0.3, 0.1, 0.1))
     assert rough.mean(features)[0] < 0.2
 
 
-def test_columns_of_an_absent_knob_are_zero_and_values_met_in_a_range_become_levels():
+def test_absent_knob_has_zero_columns_and_measured_values_in_a_range_become_levels():
     coding = Coding(
         {"loader.prefetch_factor": CategoricalDistribution([2, 4]), "x": IntDistribution(1, 1000, log=True)}, [{"x": 48}]
     )
@@ -75,7 +75,7 @@ def test_columns_of_an_absent_knob_are_zero_and_values_met_in_a_range_become_lev
     assert len(values) <= 10
 
 
-def test_true_is_not_one():
+def test_true_and_1_are_distinct_values():
     coding = Coding({"a": CategoricalDistribution([False, True]), "b": CategoricalDistribution([0, 1])})
     (row,) = coding.encode([{"a": True, "b": 1}])
     assert coding.decode(row) == {"a": True, "b": 1}
@@ -117,14 +117,14 @@ def test_forecast_is_less_certain_the_more_knobs_differ_from_what_was_measured()
     assert own[num_known > 0].max() < own[differing == 1].mean() < own[differing == differing.max()].max()
 
 
-def test_modes_in_an_order_inherit_the_effect_of_the_one_before():
+def test_ordered_mode_inherits_the_effect_of_the_previous_one():
     modes = ("off", "default", "reduce-overhead", "max-autotune")
     coding = Coding(
         {"compile.mode": CategoricalDistribution(["max-autotune", "off", "default"])}, ladders={"compile.mode": (modes, 0.6)}
     )
     assert coding.knobs[0].values == ("off", "default", "max-autotune")
     model = LinearModel(coding.features(np.array([[0], [1]])), np.array([0.0, -0.3]))
-    assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "what compiling costs, max-autotune costs, too"
+    assert model.mean(coding.features(np.array([[2]])))[0] < -0.2, "max-autotune inherits the loss of compiling"
 
 
 def test_conditioning_on_expected_results_equals_a_new_fit_with_them():

@@ -1,7 +1,7 @@
 """Runs all applicable tests of Optuna's suite for samplers on the sampler of rates.
 
-The suite's trials have scores but no rates, so the sampler lets TPE propose. The suite for relative samplers therefore runs a
-second time on trials with rates. As in Optuna's tests, TPE starts at once; in a study, its first trials are random.
+The suite's trials have scores but no rates, so the sampler lets TPE propose. Therefore, the suite for relative samplers also
+runs on trials with rates. As in Optuna's tests, TPE proposes from the first trial on; in a study, its first trials are random.
 `SingleOnlySamplerTestCase` does not apply: it is for samplers that refuse several objectives.
 """
 

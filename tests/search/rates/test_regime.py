@@ -18,18 +18,18 @@ def test_without_workers_step_and_loader_take_turns():
     assert rate(60, 120, 0, TWO_CORES) == pytest.approx(40)
 
 
-def test_with_cores_of_their_own_the_slower_one_decides():
+def test_slower_of_step_and_loader_decides_if_each_has_its_own_cores():
     assert rate(60, 200, 4, GPU) == pytest.approx(60, rel=0.01)
     assert rate(200, 60, 4, GPU) == pytest.approx(60, rel=0.01)
-    assert 0.85 * 60 < rate(60, 60, 4, GPU) < 60, "both wait a little where they are as fast as each other"
+    assert 0.85 * 60 < rate(60, 60, 4, GPU) < 60, "both wait a little if they are equally fast"
 
 
 def test_on_shared_cores_step_and_loader_take_turns_and_lose_a_little():
-    """Measured on two cores: the step alone makes 57 per second, one worker alone 130, both 42; without workers 40."""
+    """Measured samples per second on two cores: step alone 57, one worker alone 130, both 42, without workers 40."""
     in_turn = 1 / (1 / 57 + 1 / 130)
     assert rate(57, 130, 0, TWO_CORES) == pytest.approx(in_turn)
     assert rate(57, 130, 1, TWO_CORES) == pytest.approx(CROWDED * in_turn)
-    assert rate(57, 130, 2, TWO_CORES) == pytest.approx(CROWDED * in_turn), "a worker more makes no core more"
+    assert rate(57, 130, 2, TWO_CORES) == pytest.approx(CROWDED * in_turn), "another worker adds no core"
 
 
 @pytest.mark.parametrize(
@@ -49,16 +49,16 @@ def test_without_workers_no_thread_waits():
     assert rate(57, 130, 0, TWO_CORES, waiting=0.0) == rate(57, 130, 0, TWO_CORES)
 
 
-def test_worker_without_a_core_costs_a_gpus_step_next_to_nothing():
+def test_worker_without_a_core_hardly_slows_a_step_on_a_gpu():
     assert rate(1000, 400, 16, GPU) == pytest.approx(400, rel=0.03)
 
 
-def test_one_thread_of_two_cores_leaves_one_to_the_worker():
+def test_step_with_one_thread_leaves_the_second_core_to_the_worker():
     assert rate(30, 130, 1, TWO_CORES, threads=1.0) == pytest.approx(30, rel=0.02)
 
 
 @pytest.mark.parametrize("waiting", [0.0, 1.0])
-def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_decides(waiting):
+def test_device_rate_is_inferred_but_uncertain_if_the_loader_is_the_bottleneck(waiting):
     devices, loaders, workers = np.array([57.0, 300.0]), np.array([260.0, 40.0]), np.array([2.0, 2.0])
     threads = np.array([2.0, 2.0])
     how = {"workers": workers, "threads": threads, "machine": TWO_CORES, "waiting": waiting}
@@ -69,6 +69,6 @@ def test_device_rate_behind_a_shared_rate_is_found_and_unsure_where_the_loader_d
     assert factor[1] > 5
 
 
-def test_machine_survives_the_journal():
+def test_machine_is_read_from_records_of_other_versions():
     assert from_json({**vars(TWO_CORES), "of a later version": 1}, Machine) == TWO_CORES
     assert from_json({}, Machine).num_cores is None

@@ -115,7 +115,7 @@ def all_configurations():
         yield active(dict(zip(SPACE, values, strict=True)))
 
 
-def test_loader_bound_program_is_given_workers_and_the_line_says_so():
+def test_loader_bound_program_gets_more_workers_with_that_reason():
     study = new_study(SOME)
     params, found = proposal(study)
     assert params[WORKERS] == 8
@@ -135,11 +135,11 @@ def test_device_bound_program_is_changed_on_the_device_side():
 
 
 @pytest.mark.parametrize(("side", "lead"), [("loader", "loader-bound"), ("device", "device-bound, too"), ("all", "one change")])
-def test_only_what_binds_most_is_called_a_bound(side, lead):
+def test_lead_depends_on_whether_the_change_addresses_the_main_bottleneck(side, lead):
     assert lead_of(side, ["loader", "device"]) == lead
 
 
-def test_no_configuration_is_proposed_twice_and_it_says_when_none_is_left():
+def test_sampler_proposes_no_configuration_twice_and_reports_exhaustion():
     few = [one for one in all_configurations() if one[WORKERS] < 2 and one[BATCH] < 64]
     few = [one for n, one in enumerate(few) if one not in few[:n]]
     study = new_study([with_()], rules=Rules(active=active, is_open=lambda params: params in few))
@@ -154,7 +154,7 @@ def test_no_configuration_is_proposed_twice_and_it_says_when_none_is_left():
     assert study.sampler.is_exhausted
 
 
-def test_conditional_knob_is_left_out_where_it_means_nothing():
+def test_conditional_knob_is_left_out_if_it_is_inactive():
     study = new_study(SOME)
     for _ in range(20):
         trial, params = asked(study)
@@ -163,7 +163,7 @@ def test_conditional_knob_is_left_out_where_it_means_nothing():
         tell(study, trial, params)
 
 
-def test_unknown_knob_is_learned_too():
+def test_effect_of_an_unknown_knob_is_learned():
     study = new_study(SOME)
     for _ in range(20):
         trial, params = asked(study)
@@ -171,7 +171,7 @@ def test_unknown_knob_is_learned_too():
     assert study.best_params["env.SURPRISE"] == "b"
 
 
-def test_journal_alone_suffices_to_go_on():
+def test_sampler_continues_from_the_journal_alone():
     storage = optuna.storages.InMemoryStorage()
     first = new_study(SOME, storage=storage)
     again = optuna.load_study(study_name="s", storage=storage, sampler=make_sampler("rates", seed=0, distributions=SPACE))
@@ -183,14 +183,14 @@ def test_journal_alone_suffices_to_go_on():
     assert len(first.trials) == len(SOME) + 1
 
 
-def test_trials_under_way_are_not_proposed_again_and_count_as_told():
+def test_running_trials_are_not_proposed_again():
     study = new_study(SOME)
     side_by_side = [asked(study)[1] for _ in range(6)]
     keys = {tuple(sorted(params.items())) for params in side_by_side}
     assert len(keys) == 6
 
 
-def test_configuration_that_would_not_fit_is_never_proposed():
+def test_configuration_that_does_not_fit_the_memory_is_never_proposed():
     study = new_study(SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100))  # 128 needs 1.28 times the memory
     for _ in range(25):
         trial, params = asked(study)
@@ -198,7 +198,7 @@ def test_configuration_that_would_not_fit_is_never_proposed():
         tell(study, trial, params)
 
 
-def test_a_space_of_which_the_rest_would_not_fit_is_told_from_one_that_is_used_up():
+def test_sampler_reports_that_the_remaining_configurations_do_not_fit_the_memory():
     known = [one for one in all_configurations() if one[BATCH] <= 32]
     known = [one for n, one in enumerate(known) if one not in known[:n]]
     study = new_study(known[:-1], machine=Machine(num_cores=16, memory_bytes=3e6 * 40))
@@ -210,7 +210,7 @@ def test_a_space_of_which_the_rest_would_not_fit_is_told_from_one_that_is_used_u
     assert study.sampler.is_held_back, "64 and 128 are left"
 
 
-def test_large_gain_that_probably_does_not_fit_is_tried_before_the_search_ends_and_not_earlier():
+def test_risky_large_gain_is_tried_only_just_before_the_search_ends():
     """A batch of 128 in bf16 fits only if bf16 halves the memory of a sample; no trial has shown yet how much it saves."""
     rules = Rules(active=active, is_open=lambda params: (params[BATCH], params[AMP]) in ((32, "off"), (128, "bf16")))
     machine = Machine(num_cores=16, memory_bytes=3e6 * 57)
@@ -229,7 +229,7 @@ def test_large_gain_that_probably_does_not_fit_is_tried_before_the_search_ends_a
     assert best[num_before - 1] > 0.97 * best[-1]
 
 
-def test_what_is_as_large_as_what_ran_out_is_never_proposed():
+def test_batch_as_large_as_one_that_ran_out_of_memory_is_never_proposed():
     study = new_study(SOME, machine=Machine(num_cores=16))
     add(
         study, with_(batch=64, workers=8, amp="bf16"), score=1.0, rate=None, peak_memory_bytes=None, constraints={"memory": 0.1}
@@ -240,14 +240,14 @@ def test_what_is_as_large_as_what_ran_out_is_never_proposed():
         tell(study, trial, params)
 
 
-def test_without_the_memory_model_it_learns_by_running_out():
+def test_too_large_batch_is_proposed_without_the_memory_model():
     study = new_study(
         SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), options=SamplerOptions(memory=False, stop=False)
     )
     assert any(asked(study)[1][BATCH] == 128 for _ in range(10))
 
 
-def test_value_that_never_worked_is_left_alone():
+def test_value_that_never_worked_is_not_proposed_again():
     study = new_study([with_(), with_(batch=64)])
     for batch in (16, 32):
         add(study, with_(batch=batch, amp="bf16"), score=1.0, rate=None, constraints={"works": 1.0})
@@ -257,12 +257,12 @@ def test_value_that_never_worked_is_left_alone():
         tell(study, trial, params)
 
 
-def test_rules_of_the_study_are_kept():
+def test_proposals_obey_the_rules_of_the_study():
     study = new_study(SOME, rules=Rules(active=active, is_open=lambda params: params[WORKERS] != 8))
     assert all(asked(study)[1][WORKERS] != 8 for _ in range(6))
 
 
-def test_a_cheap_compilation_goes_before_a_dear_one_that_may_gain_more():
+def test_cheap_compilation_is_tried_before_an_expensive_one_that_may_gain_more():
     seconds = {"off": 30.0, "default": 90.0, "max-autotune": 270.0}
     space = {BATCH: CategoricalDistribution([32]), "compile.mode": CategoricalDistribution(list(seconds))}
     sampler = make_sampler("rates", seed=0, distributions=space)
@@ -281,7 +281,7 @@ def test_a_cheap_compilation_goes_before_a_dear_one_that_may_gain_more():
     assert [trial._suggest(key, distribution) for key, distribution in space.items()] == [32, "default"]
 
 
-def test_costly_value_waits_until_cheap_ones_promise_less_and_then_goes_on_the_best():
+def test_costly_value_is_tried_late_and_on_a_measured_configuration():
     costly = Rules(
         active=active, expected_s=lambda params: 60.0 if params["env.SURPRISE"] == "b" else 6.0, costly={"env.SURPRISE": "a"}
     )
@@ -294,10 +294,10 @@ def test_costly_value_waits_until_cheap_ones_promise_less_and_then_goes_on_the_b
     first = next(n for n, params in enumerate(tried) if params["env.SURPRISE"] == "b")
     assert first >= 3
     rest = [{key: value for key, value in params.items() if key != "env.SURPRISE"} for params in tried]
-    assert rest[first] in rest[:first], "a costly value is added to what was measured without it"
+    assert rest[first] in rest[:first], "the rest of the configuration was measured before, without the costly value"
 
 
-def test_search_stops_when_nothing_more_is_promised():
+def test_search_stops_when_no_improvement_is_expected():
     study = new_study([with_()], options=SamplerOptions())
     num = 0
     while not study.sampler.has_nothing_more:
@@ -308,7 +308,7 @@ def test_search_stops_when_nothing_more_is_promised():
     assert study.best_value > 0.99 * max(rates_of(one)[2] for one in all_configurations())
 
 
-def test_several_objectives_are_left_to_tpe_and_that_is_said():
+def test_tpe_proposes_for_several_objectives_with_that_reason():
     sampler = make_sampler("rates", seed=0, distributions=SPACE)
     study = optuna.create_study(sampler=sampler, directions=["maximize", "maximize"])
     trial = study.ask(SPACE)
@@ -317,7 +317,7 @@ def test_several_objectives_are_left_to_tpe_and_that_is_said():
     assert study.trials[0].state is TrialState.COMPLETE
 
 
-def test_scores_that_are_not_rates_are_left_to_tpe():
+def test_tpe_proposes_if_scores_are_not_rates():
     study = new_study()
     for number, params in enumerate(SOME):
         add(study, params, score=1.0 + number)
@@ -326,7 +326,7 @@ def test_scores_that_are_not_rates_are_left_to_tpe():
     assert found.why == "TPE proposes: the objective is not the rate"
 
 
-def test_rates_that_device_and_loader_do_not_explain_are_learned_by_themselves_and_the_line_says_when_that_begins():
+def test_first_proposal_without_decomposition_says_that_it_uses_rates_alone():
     study = new_study(SOME, options=SamplerOptions(stop=False, decomposition=False))
     _, first = proposal(study)
     assert first.why.endswith("(from now on by the rates alone: search.decomposition=false)")
@@ -358,7 +358,7 @@ def test_slow_configuration_that_would_not_win_anyway_is_not_measured_again():
     assert study.sampler.doubted(study) is None
 
 
-def test_trials_that_all_have_knobs_outside_the_space_leave_the_proposal_to_tpe():
+def test_tpe_proposes_if_all_trials_have_knobs_outside_the_space():
     space = {BATCH: SPACE[BATCH], WORKERS: SPACE[WORKERS]}
     study = new_study([with_(amp="off")])
     study.sampler = make_sampler("rates", seed=0, distributions=space)
@@ -369,7 +369,7 @@ def test_trials_that_all_have_knobs_outside_the_space_leave_the_proposal_to_tpe(
     assert "no rates are known for these knobs" in proposed.why
 
 
-def test_a_proposal_of_tpe_is_not_taken_for_an_exhausted_space():
+def test_proposal_of_tpe_is_not_mistaken_for_an_exhausted_space():
     study = new_study([with_(amp="off")])
     study.sampler.is_exhausted = study.sampler.is_held_back = True  # by an earlier proposal
     add(study, with_(amp="bf16"), score=1.0)  # the score does not follow the rate

@@ -1,4 +1,4 @@
-"""Proposals while trials run: what the running trials are supposed to show."""
+"""Proposals while trials run are based on assumed results of the running trials."""
 
 from types import SimpleNamespace
 
@@ -31,13 +31,13 @@ def asked_at_once(study, num):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sixteen_trials_at_once_combine_what_is_expected_to_help(seed):
+def test_sixteen_parallel_proposals_differ_and_combine_expected_gains(seed):
     first = asked_at_once(new_study([with_()], seed=seed), 16)
     assert len({tuple(one.items()) for one in first}) == 16
     assert max(rates_of(one)[2] for one in first) > 0.9 * BEST
 
 
-def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatch):
+def test_proposal_builds_on_a_running_trial_that_the_sampler_did_not_propose(monkeypatch):
     monkeypatch.setattr(supposition, "FAILS_CHANCE", 0.0)
     expert = with_(workers=8, batch=64, amp="bf16")
     params, found = proposal(new_study([with_()], rules=Rules(active=active, running=lambda: [expert])))
@@ -47,7 +47,7 @@ def test_running_trial_that_the_sampler_did_not_propose_is_built_upon(monkeypatc
     assert "bf16" not in found.why
 
 
-def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
+def test_risky_running_trial_is_assumed_to_run_out_of_memory():
     safe, risky = with_(batch=64), with_(batch=128)
     memory = SimpleNamespace(fitting=lambda configurations: [params[BATCH] < 128 for params in configurations])
     found = supposition.supposition([safe, risky], SimpleNamespace(knobs=[]), memory, Proven([safe]), np.random.default_rng(0))
@@ -55,7 +55,7 @@ def test_running_trial_that_may_run_out_of_memory_is_supposed_to_do_so():
     assert [(one.params, one.is_out) for one in found.out] == [(risky, True)]
 
 
-def test_some_proposals_avoid_each_new_value_that_runs_in_case_it_fails(monkeypatch):
+def test_some_proposals_avoid_a_new_value_that_is_still_running(monkeypatch):
     running = [with_(amp="bf16"), with_(amp="bf16", workers=8)]
     study = new_study([with_()], rules=Rules(active=active, running=lambda: running))
     monkeypatch.setattr(supposition, "FAILS_CHANCE", 1.0)
@@ -64,7 +64,7 @@ def test_some_proposals_avoid_each_new_value_that_runs_in_case_it_fails(monkeypa
     assert "bf16" in {params[AMP] for params in asked_at_once(new_study([with_()], rules=study.sampler.rules), 4)}
 
 
-def test_search_does_not_end_because_of_results_that_are_only_supposed():
+def test_search_does_not_end_on_assumed_results():
     study = new_study([*SOME, with_(batch=128, workers=8, amp="bf16")], options=SamplerOptions())
     running = [asked(study) for _ in range(4 * STOP_AFTER)]
     assert not study.sampler.has_nothing_more

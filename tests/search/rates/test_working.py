@@ -7,7 +7,7 @@ AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last"
 BOTH = {**AMP, **{"layout.channels_last": True}}
 
 
-def test_nothing_failed_everything_works():
+def test_everything_is_expected_to_work_without_failures():
     assert FailureModel([BASE], []).chance(BOTH) == 1.0
 
 
@@ -18,25 +18,25 @@ def test_failure_of_two_changes_blames_both_a_little():
     assert suspects.chance(BOTH) < suspects.chance(AMP)
 
 
-def test_what_is_left_when_the_others_are_cleared_is_the_cause():
+def test_only_value_that_never_worked_is_the_cause():
     suspects = FailureModel([BASE, LAYOUT], [BOTH, AMP])
     assert suspects.chance(AMP) == 0.0
     assert suspects.chance(LAYOUT) == 1.0
 
 
-def test_two_that_failed_together_only_may_work_apart():
-    """LAYOUT worked. AMP alone was never tried, so perhaps only the combination fails."""
+def test_values_that_failed_only_together_may_work_separately():
+    """LAYOUT worked alone. AMP alone was never tried, so perhaps only the combination of the two fails."""
     suspects = FailureModel([BASE, LAYOUT], [BOTH])
     assert suspects.failing(BOTH) == []
     assert suspects.chance(AMP) == 0.5
     assert suspects.suspected(BOTH) == ["precision.amp"]
 
 
-def test_what_failed_alone_is_the_cause():
+def test_value_that_failed_alone_is_the_cause():
     assert FailureModel([], [{"precision.amp": "bf16"}]).failing(BOTH) == ["precision.amp"]
 
 
-def test_what_failed_with_a_known_cause_blames_no_other():
+def test_failure_with_a_known_cause_blames_no_other_value():
     three = {**AMP, "threads.intra": 1}
     suspects = FailureModel([BASE, LAYOUT], [{"precision.amp": "bf16"}, BOTH, three])
     assert suspects.failing(three) == ["precision.amp"]
@@ -65,12 +65,12 @@ def test_other_compile_modes_are_not_doubted_where_one_fails():
     assert FailureModel(modes[:1], modes[1:2]).chance(modes[2]) == 1.0
 
 
-def test_what_failed_more_often_is_suspected_first():
+def test_value_that_failed_more_often_is_suspected_first():
     one, other = {"a": 1, "b": 1}, {"b": 1, "c": 1}
     assert FailureModel([], [one, other]).suspected(one) == ["b", "a"]
 
 
-def test_failure_of_values_that_all_worked_elsewhere_blames_them_together_only():
+def test_failure_of_values_that_worked_elsewhere_blames_only_their_combination():
     suspects = FailureModel([BASE, AMP, LAYOUT], [BOTH])
     assert suspects.chance(AMP) == 1.0
     assert suspects.suspected(BOTH) == []
@@ -88,14 +88,14 @@ def test_a_pair_that_worked_together_is_not_blamed():
     }
 
 
-def test_the_one_pair_that_explains_several_failures_is_the_cause():
+def test_only_pair_that_explains_all_failures_is_the_cause():
     first, second = {**BOTH, "threads.intra": 1}, {**BOTH, "loader.num_workers": 4}
     alone = [{**BASE, "threads.intra": 1}, {**BASE, "loader.num_workers": 4}]
     suspects = FailureModel([BASE, AMP, LAYOUT, *alone], [first, second])
     assert {frozenset(key for key, _, _ in pair): chance for pair, chance in suspects.pairs.items()} == {frozenset(BOTH): 0.0}
 
 
-def test_what_worked_may_be_added_one_by_one():
+def test_working_configurations_may_be_added_one_by_one():
     worked, three = [BASE, AMP, LAYOUT], {**BOTH, "threads.intra": 8}
     proven = Proven()
     for params in worked:
