@@ -1,4 +1,4 @@
-"""Workers that a knob has added yield no batches of a data set that the program has changed since."""
+"""What happens to workers that a knob has added if the program changes its data set afterwards."""
 
 import dataclasses
 import itertools

@@ -22,7 +22,7 @@ class Batch:
 
 
 class Graph:
-    """A graph as graph libraries define it: a method or a list gives its keys, and an index gives a value."""
+    """A graph as in graph libraries: `keys` is a list or a method, and indexing by a key gives a value."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -133,7 +133,9 @@ def test_batch_size_of_the_command_line_is_counted_else_tokens_or_samples(
         ((), torch.zeros(3), 3),
     ],
 )
-def test_input_that_fits_the_first_layer_without_a_batch_dimension_is_one_sample(first: tuple[int, ...], inputs: Tensor, count: float) -> None:
+def test_input_that_fits_the_first_layer_without_a_batch_dimension_is_one_sample(
+    first: tuple[int, ...], inputs: Tensor, count: float
+) -> None:
     assert CallSizes(None, first).count((inputs,), {}) == count
 
 
@@ -147,7 +149,9 @@ def test_input_that_fits_the_first_layer_without_a_batch_dimension_is_one_sample
         ((3, 8, 9), (), (3, 3)),
     ],
 )
-def test_loader_batch_that_the_program_batches_again_is_one_sample(batch: tuple[int, ...], called: tuple[int, ...], counts: Any) -> None:
+def test_loader_batch_that_the_program_batches_again_is_one_sample(
+    batch: tuple[int, ...], called: tuple[int, ...], counts: Any
+) -> None:
     sizes = Sizes()
     before = sizes.count(torch.zeros(batch), batch, 0, None)
     is_single = sizes.are_single(called)

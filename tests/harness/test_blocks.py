@@ -79,7 +79,7 @@ def test_repeated_blocks_are_compiled_one_by_one(runs: Any, words: tuple[str, ..
 
 @pytest.mark.parametrize(("mode", "is_apart"), [("default", True), ("reduce-overhead", False), ("max-autotune", False)])
 def test_modes_with_cuda_graphs_compile_the_whole_model_instead_of_blocks(mode: str, is_apart: bool) -> None:
-    """In an evaluation, torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (pytorch #152887)."""
+    """With a CUDA graph per block, torch raises "accessing tensor output of CUDAGraphs ..." in evaluation (pytorch #152887)."""
     net = nn.Sequential(Block(), Block(), Block())
     knobs = ModuleKnobs(context({COMPILE: mode, SCOPE: "blocks"}))
     knobs.on_module(net, observe(net))
@@ -95,7 +95,7 @@ def test_modes_with_cuda_graphs_compile_the_whole_model_instead_of_blocks(mode: 
 def test_blocks_that_differ_only_in_their_weights_share_a_compilation(runs: Any) -> None:
     found, _ = runs(knobs={COMPILE: "default", SCOPE: "blocks"})
     assert {found.knobs[key].status for key in (COMPILE, SCOPE)} == {APPLIED}
-    assert found.compiled["graphs"] == 2, "of three blocks: the first one's input needs no gradient"
+    assert found.compiled["graphs"] == 2, "three blocks need two graphs: the input of the first needs no gradient"
     single, _ = runs("single", knobs={COMPILE: "default", SCOPE: "blocks"})
     assert (single.knobs[SCOPE].status, single.knobs[SCOPE].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
 

@@ -13,14 +13,14 @@ def test_import_hook_survives_a_check_whether_torch_is_installed(trial: Trial, t
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'ran'\n")
-    # A study sets the folder of compiled code, too; without it, torch sets the variable itself.
+    # A study also sets the folder of compiled code. Otherwise, torch sets this variable itself.
     variables = {"PYTHONPATH": f"{INJECT}:{own}", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
     found = trial("entry.py", mode="inspect", env=variables, is_fresh=True)
     assert found.result().status == "measured"
     assert "own site: ran" in found.stdout
     assert "plain loader: True" in found.stdout
     assert "finders left: 0" in found.stdout
-    # Its optimizer imports the compiler; nothing that the compiler reads had changed, so a warm server may import it earlier.
+    # The optimizer imports the compiler. No setting that it reads had changed before, so a warm server may import it earlier.
     assert found.result().facts["startup"]["changed_before_compiler"] == []
 
 

@@ -19,7 +19,7 @@ class Event:
         self.device = device
 
     def record(self, stream: Any) -> None:
-        assert not self.device.is_capturing, "a captured event tells no time, and asking for it ends the capture"
+        assert not self.device.is_capturing, "a captured event has no time, and reading it ends the capture"
         self.device.streams.append(stream)
         self.device.queued_s += 0.01
         self.at_s = self.device.queued_s
@@ -173,7 +173,7 @@ def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.Monk
 
 
 def test_copies_on_another_stream_are_not_counted_as_training_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The events of two streams are in no order: a phase between them could take less than no time."""
+    """Events of two streams have no defined order, so a phase between them could have a negative duration."""
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases(1)

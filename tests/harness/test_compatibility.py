@@ -11,7 +11,7 @@ FILES = sorted((REPOSITORY / "autotune" / "harness").rglob("*.py"))
 
 
 def evaluated(node: ast.AST) -> list[ast.AST]:
-    """Returns the nodes that are evaluated at run time: all but annotations, which `from __future__` leaves alone."""
+    """Returns the nodes that are evaluated at run time: all but annotations, which `from __future__` keeps as text."""
     found = [node]
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns"):

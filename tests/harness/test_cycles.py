@@ -1,4 +1,4 @@
-"""Training that alternates with other work is measured in whole cycles, and mere noise is not taken for cycles."""
+"""Training that alternates with other work is measured in whole cycles, and mere noise is not mistaken for cycles."""
 
 import itertools
 import json
@@ -94,7 +94,7 @@ def test_cycles_that_are_too_long_are_reported_and_not_measured() -> None:
     assert window.reason.startswith(
         "steps come in cycles of 800 steps in 10 s, and the window of at most 9 s holds no whole cycle"
     )
-    assert "cycles_max_s=" not in window.reason  # the limit of a small budget is no value of this key
+    assert "cycles_max_s=" not in window.reason  # a small budget can lower the limit below the value of this key
 
 
 def test_window_that_is_cut_off_keeps_only_its_whole_cycles() -> None:

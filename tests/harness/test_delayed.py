@@ -137,7 +137,9 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("is_fetching", [True, False])
-def test_operations_of_the_program_are_computed_on_the_floats(fetching: Callable[..., Any], name: str, is_fetching: bool) -> None:
+def test_operations_of_the_program_are_computed_on_the_floats(
+    fetching: Callable[..., Any], name: str, is_fetching: bool
+) -> None:
     operation, found = OPERATIONS[name], fetching(steps_of(), image())
     result = fetching(operation, found) if is_fetching else operation(found)
     assert same(delayed.plain(result), operation(steps_of()(image())))
@@ -180,7 +182,7 @@ def test_samples_do_not_change_if_the_program_overwrites_the_bytes_later(fetchin
     assert float(delayed.plain(fetching(sample))[0, 0, 0]) == float(torch.tensor(7.0) / 255)
 
 
-def test_samples_with_different_arithmetic_are_collated_as_floats(fetching: Callable[..., Any]) -> None:
+def test_samples_with_different_conversions_are_collated_as_floats(fetching: Callable[..., Any]) -> None:
     one, other = fetching(steps_of(), image()), fetching(transforms.ToTensor(), image())
     batch = fetching(default_collate, [one, other, one + 0])
     assert type(batch) is torch.Tensor

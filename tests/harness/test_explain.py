@@ -76,7 +76,7 @@ def test_synchronisations_are_attributed_to_the_line_of_the_program(trial: Trial
 
 
 @pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
-def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
+def test_evaluations_are_excluded_from_the_pass_lines(trial: Trial, words: tuple[str, ...]) -> None:
     found = document(explain(trial, LINES, *words), LINES)
     step_s = found["seconds"] / found["steps"]
     assert step_s < 0.008  # with evaluations of 40 ms after every fourth step, it would be 10 ms or more
@@ -175,7 +175,7 @@ def test_trace_that_cannot_be_written_is_reported_in_a_note(trial: Trial) -> Non
 
 
 @pytest.mark.parametrize(("step_s", "events", "steps"), [(1.0, 10, MIN_STEPS), (1e-4, 10, MAX_STEPS), (0.1, MAX_EVENTS, 1)])
-def test_steps_to_trace_are_bounded_by_number_and_events(step_s: float, events: int, steps: int) -> None:
+def test_number_of_traced_steps_is_limited_directly_and_by_their_events(step_s: float, events: int, steps: int) -> None:
     assert _num_wanted(step_s, events) == steps
 
 
@@ -318,10 +318,10 @@ def test_graph_breaks_and_recompilations_are_reported_with_place_and_reason() ->
     assert found.seconds > 0
 
 
-def test_a_stack_is_read_innermost_first() -> None:
+def test_stack_is_read_from_the_innermost_frame() -> None:
     stack = stack_of(threading.get_ident())
     names = [code.co_name for code, _ in stack]
-    assert names.index("stack_of") < names.index("test_a_stack_is_read_innermost_first")
+    assert names.index("stack_of") < names.index("test_stack_is_read_from_the_innermost_frame")
     assert stack_of(1) == []
 
 
@@ -370,9 +370,9 @@ def test_reading_stacks_does_not_enable_the_garbage_collector() -> None:
         gc.enable()
 
 
-def test_a_frame_without_a_line_counts_for_its_function() -> None:
+def test_frame_without_a_line_is_attributed_to_its_function() -> None:
     sampler = LineSampler(Sources(), 0.002, lambda: "other")
-    code = test_a_frame_without_a_line_counts_for_its_function.__code__
+    code = test_frame_without_a_line_is_attributed_to_its_function.__code__
     sampler._note([(code, None)], "other", MAIN, 0.5)
     (line,) = sampler.lines(1.0)
     assert (line.line, line.self_s) == (code.co_firstlineno, 0.5)

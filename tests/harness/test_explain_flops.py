@@ -1,4 +1,4 @@
-"""FLOPs of a step against counts by hand; matrix products in two precisions and the peaks, measured on this device."""
+"""FLOPs of a step agree with counts by hand. Products in two precisions and peaks are measured on this device."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_flops_of_a_small_gpt() -> None:
     assert counter.total == pytest.approx(3 * forward + batch * depth * attention / 2, rel=WITHIN)
 
 
-def test_products_of_a_step_are_timed_again_in_two_precisions() -> None:
+def test_matrix_products_of_a_step_are_timed_in_two_precisions() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 32))
     found = counted(model, torch.randn(4, 3, 16, 16), mean).products.timed("cpu")
     assert set(found) == {WIDE, NARROW, CASTS, TIMED_FRAC}
@@ -130,7 +130,7 @@ def test_peaks_of_this_device_are_plausible() -> None:
 
 
 class Queue:
-    """Simulated clocks of GPU and host. A call takes 30 us on the GPU and 5 us on the host; a wait adds 10 us to the queue."""
+    """Simulated clocks of GPU and host. A call takes 30 us on the GPU and 5 us on the host; a wait takes 10 us more."""
 
     now_s = busy_until_s = 0.0
 

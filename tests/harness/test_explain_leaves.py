@@ -23,7 +23,7 @@ from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.syncs import SyncSites
 from tests.harness.conftest import REPOSITORY, Trial
 
-LEAST_STEPS = 10  # a program makes at least this many steps within a pass, on a busy machine, too
+LEAST_STEPS = 10  # a program makes at least this many steps within a pass, even on a busy machine
 
 
 @pytest.mark.parametrize(

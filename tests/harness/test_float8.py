@@ -26,7 +26,7 @@ def runs(trial: Trial) -> Any:
 
 
 def skip_without(scaling: str) -> None:
-    """Skips a test if torchao is missing, or if this torch cannot multiply so on a CPU: torch 2.11 cannot, row by row."""
+    """Skips a test if torchao is missing, or if this torch lacks the product on a CPU. torch 2.11 lacks the rowwise one."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install '.[float8]'")
     layers = nn.Sequential(nn.Linear(32, 32))
     float8.convert(layers, scaling)

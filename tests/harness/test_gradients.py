@@ -170,7 +170,7 @@ def test_gradients_on_several_gpus_are_divided_by_a_scale_on_one_gpu() -> None:
     ("words", "reason"),
     [
         ("assigned clip", "computes its gradients by other means than backward()"),
-        ("assigned two half", "several optimizers step"),  # the first one has no gradients
+        ("assigned two half", "several optimizers step"),  # the first optimizer has no gradients
     ],
 )
 def test_float16_is_not_applicable_without_a_backward_pass_to_scale(trained: Any, words: str, reason: str) -> None:

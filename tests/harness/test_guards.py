@@ -1,4 +1,4 @@
-"""Detects whether workers that import the main module would train, in programs with main guards of every spelling."""
+"""Main guards are detected in every spelling. Without one, workers that import the main module would train."""
 
 import subprocess
 import sys

@@ -16,7 +16,7 @@ from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
 from tests.harness.contexts import context
 
-# Calls on tensors that the harness or a GradScaler has made: (file, call).
+# Allowed calls, on tensors that the harness or a GradScaler has created: (file, call).
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
@@ -31,7 +31,7 @@ OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startsw
 OF_TORCH = {"members", "torch", "Tensor", "Module", "Optimizer", "DistributedDataParallel", "Wrapped", "re"}
 
 
-class OfAllRanks(nn.Module):
+class ConvolutionsOfAllDimensions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.line, self.plane, self.space = nn.Conv1d(2, 3, 3), nn.Conv2d(2, 3, 3), nn.Conv3d(2, 3, 3)
@@ -44,7 +44,7 @@ class OfAllRanks(nn.Module):
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_layout_changes_only_weights_of_four_dimensions(is_asked: bool) -> None:
-    net = OfAllRanks()
+    net = ConvolutionsOfAllDimensions()
     before = {name: (parameter, parameter.stride()) for name, parameter in net.named_parameters()}
     knobs = ModuleKnobs(context({LAYOUT: is_asked}))
     knobs.on_module(net, observe(net))
@@ -57,7 +57,7 @@ def test_layout_changes_only_weights_of_four_dimensions(is_asked: bool) -> None:
 
 
 def test_layout_changes_only_inputs_of_four_dimensions() -> None:
-    net, seen = OfAllRanks(), list[Any]()
+    net, seen = ConvolutionsOfAllDimensions(), list[Any]()
     around = ModuleKnobs(context({LAYOUT: True})).around_calls(net)
     assert around is not None
     given = [torch.rand(2, *(5,) * (rank - 1)) for rank in (2, 3, 4, 5)]

@@ -107,7 +107,7 @@ def page_faults(source: str, allocator: str) -> int:
 
 
 def test_the_c_library_keeps_freed_memory() -> None:
-    """With variables from the start, and in a process that runs already."""
+    """Both with variables at the start and in a running process."""
     usual = page_faults(BLOCKS, "glibc")
     assert usual > 20 * 2**26 // 4096
     assert page_faults(BLOCKS, "glibc_keep") < 0.1 * usual
@@ -116,7 +116,7 @@ def test_the_c_library_keeps_freed_memory() -> None:
 
 @pytest.mark.parametrize("at_start", [{}, KEEPING, {**KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
 def test_glibc_keep_is_read_back_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
-    """Also if variables of the user's own take precedence over those that autotune sets."""
+    """Even if the user's own variables take precedence over those that autotune sets."""
     knobs = {"memory.malloc": "glibc_keep"}
     run = trial("basic.py", "blocks=1", knobs=knobs, mode="inspect", env=at_start, is_fresh=bool(at_start))
     found = run.result()
@@ -222,7 +222,7 @@ def test_lower_of_memory_fraction_and_memory_limit_applies(monkeypatch: pytest.M
         knobs = memory.MemoryKnobs(trial)
         knobs.on_activate()
         assert fake.fraction == fraction
-        assert fake.is_emptied, "what is cached is not checked against the limit"
+        assert fake.is_emptied, "torch does not check cached memory against the limit"
         assert knobs.verify()["memory.fraction"].status == APPLIED
         fake.fraction = 1.0  # as if the program set it
         assert knobs.verify()["memory.fraction"].status == OVERRIDDEN

@@ -129,7 +129,7 @@ def test_warm_up_waits_for_a_draining_queue_up_to_a_limit() -> None:
     assert feed_until(endless, 0.01, STEADY) == pytest.approx(400, abs=6)
 
 
-def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:
+def test_bursty_loader_is_measured_in_whole_multiples_of_its_workers() -> None:
     workers = 4
     meter = Meter(MeasureRules(), width=workers)
     # The mean step takes 25 ms, the median step 5 ms.
@@ -283,7 +283,7 @@ def test_a_window_that_is_certainly_too_slow_ends_early_and_keeps_its_rate() -> 
     assert window is not None
     assert window.is_raced
     assert window.is_steady
-    assert 1.0 <= window.seconds <= 1.2, "not before it can be said whether it was disturbed"
+    assert 1.0 <= window.seconds <= 1.2, "it must be long enough to tell whether it was disturbed"
     assert window.rate_per_s == pytest.approx(800, rel=0.05)
     assert len(window.block_rates_per_s) >= 5
     assert "slower than 0.8 times" in window.reason

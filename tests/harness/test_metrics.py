@@ -1,4 +1,4 @@
-"""How often metrics are read: libraries' loops are set, recipes' loops are asked, and a program's own loop is left alone.
+"""How often metrics are read: set in loops of libraries, passed to recipes, and left alone in a program's own loop.
 
 tests/programs tests real Trainers of transformers and Lightning.
 """

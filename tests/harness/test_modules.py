@@ -1,4 +1,4 @@
-"""What the class swap must not change, and which modules train."""
+"""The harness swaps the class of a model: what this must not change, and which modules are found to train."""
 
 import json
 import sys

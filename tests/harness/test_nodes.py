@@ -1,4 +1,4 @@
-"""What a rank knows of other nodes: its place, the clock of the tuner's machine, and when a step must be told."""
+"""What a rank knows of other nodes: its place, the clock of the tuner's machine, and how early a step must be announced."""
 
 import json
 import os

@@ -109,7 +109,7 @@ def test_skipped_steps_of_a_fused_optimizer_are_counted_without_waiting(monkeypa
 
 @pytest.mark.parametrize("value", ["default", "foreach"])
 def test_knob_can_replace_a_fused_optimizer_under_a_scaler(trial: Trial, value: str) -> None:
-    """A scaler passes its scale to a fused optimizer and unscales for others, so it must meet the one that the knob sets."""
+    """A scaler passes its scale to a fused optimizer but unscales for others, so it must see the implementation that is set."""
     found = trial("kinds.py", "scaler", "fused", knobs={"optimizer.implementation": value}).result()
     assert (found.status, found.detected["num_steps"], found.error) == ("ended", 5, None)
     assert found.knobs["optimizer.implementation"].status == APPLIED

@@ -76,7 +76,7 @@ def test_remaining_process_is_not_measured_alone_after_the_other_has_ended(trial
     assert {"type": protocol.UNMEASURABLE, "message": peers.LESS, "traceback": ""} in [found.error for found in told]
 
 
-def test_shared_memory_has_one_name_and_private_memory_none() -> None:
+def test_shared_memory_is_identified_by_its_place_and_private_memory_is_not() -> None:
     import torch
 
     shared, private = torch.zeros(8).share_memory_(), torch.zeros(8)

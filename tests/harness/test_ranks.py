@@ -36,7 +36,9 @@ def test_slow_rank_is_named_and_waiting_for_it_is_not_counted_as_communication(t
         ("bare", NOT_APPLICABLE, "no module is wrapped in DistributedDataParallel"),
     ],
 )
-def test_compression_that_cannot_be_applied_is_reported_with_the_reason(trial: Trial, word: str, status: str, reason: str) -> None:
+def test_compression_that_cannot_be_applied_is_reported_with_the_reason(
+    trial: Trial, word: str, status: str, reason: str
+) -> None:
     run = trial("wrapped.py", word, ranks=2, knobs={"parallel.gradient_compression": "bf16"}, mode="inspect")
     for rank in (0, 1):
         found = run.result(rank)

@@ -55,7 +55,9 @@ def test_knob_reshards_parameters_that_the_program_would_keep(trial: Trial) -> N
         ("loose", APPLIED, ""),
     ],
 )
-def test_reshard_after_forward_is_reported_with_the_reason_if_it_has_no_effect(trial: Trial, word: str, status: str, why: str) -> None:
+def test_reshard_after_forward_is_reported_with_the_reason_if_it_has_no_effect(
+    trial: Trial, word: str, status: str, why: str
+) -> None:
     found = trial("sharded.py", word, ranks=2, knobs={RESHARD: False}, mode="inspect").result()
     assert found.knobs[RESHARD].status == status
     assert why in found.knobs[RESHARD].reason
@@ -87,14 +89,14 @@ def test_sharded_model_with_other_knobs_has_the_same_losses_as_with_ddp(trial: T
 
 
 def test_modules_that_raise_on_unknown_attributes_are_tolerated() -> None:
-    class Proud(torch.nn.Linear):
+    class Strict(torch.nn.Linear):
         def __getattr__(self, name: str) -> Any:
             if name == "sharding_strategy":
                 raise KeyError(name)
             return super().__getattr__(name)
 
     sharding = ShardingKnobs(context())
-    sharding.meet(torch.nn.Sequential(Proud(2, 2)))
+    sharding.meet(torch.nn.Sequential(Strict(2, 2)))
     assert not sharding.is_found
 
 

@@ -1,4 +1,4 @@
-"""A trial without some stages of the loader runs them a few times only, and trains on what they made then."""
+"""A trial that skips stages of the loader runs them only a few times and then reuses their results."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ PROGRAM = "stages.py"
 CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions that are called once a step
 STAGES = ("item", "halve", "tensor", "collate", *CALLED)
 FILE = os.path.join(PROGRAMS, PROGRAM)
-BATCH = 8  # the first one may import what is then patched
+BATCH = 8  # samples per batch; the first batch may import what is then patched
 PREFETCHED = 4  # batches that two workers make ahead
-OFTEN = 3  # a stage that is not skipped runs at least this many times as often
+OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
 
 
 def ran(run: Run) -> dict[str, int]:
@@ -239,9 +239,9 @@ def test_kept_results_are_reused_in_turn_once_there_are_enough() -> None:
     again.keep("a")
     again.keep("b")
     assert again.is_full
-    assert [again.next() for _ in range(4)] == ["a", "b", "a", "b"]  # what takes turns stays in turn
+    assert [again.next() for _ in range(4)] == ["a", "b", "a", "b"]  # alternating results keep alternating
     large = Again(None, most=1000)
-    large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that nothing writes take no memory
+    large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that are never written take no memory
     assert large.is_full
 
 
@@ -256,7 +256,7 @@ def test_later_workers_start_with_the_merged_results_of_earlier_workers(tmp_path
         leave(f"{left.prefix}.{number}", {("halve", 0): again})
     assert left.read()[("halve", 0)].is_full
     assert not list(tmp_path.iterdir())
-    known = pickle.loads(pickle.dumps(left.read()))  # workers that are not forked
+    known = pickle.loads(pickle.dumps(left.read()))  # as for workers that are not forked
     taken = known[("halve", 0)].taken_over(list_of)
     assert taken.is_full
     assert not taken.new()
@@ -278,7 +278,7 @@ def test_results_that_are_large_or_cannot_be_pickled_are_not_passed_on(tmp_path:
     known = {(name, 0): Again(list_of) for name in ("thread", "large", "row", "pixels")}
     known["thread", 0].keep(threading.Lock())
     known["large", 0].keep(torch.zeros(1 << 16))
-    known["row", 0].keep(torch.arange(1 << 20).view(-1, 4)[3])  # of a tensor that holds the whole data set
+    known["row", 0].keep(torch.arange(1 << 20).view(-1, 4)[3])  # a row of a tensor that holds the whole data set
     known["pixels", 0].keep(Pixels(Image.new("RGB", (4, 3), (7, 8, 9))))
     left = Left(str(tmp_path / "left"))
     leave(left.prefix, known)
@@ -359,7 +359,7 @@ def test_transform_used_several_times_in_a_compose_has_separate_results() -> Non
 
 
 def test_results_of_two_transforms_of_one_class_are_not_swapped_between_workers() -> None:
-    """A worker that first makes a sample without the first transform takes over those of the second one all the same."""
+    """A worker whose first sample lacks the first transform still takes over the results of the second one."""
     one, ten, names = Plus(1), Plus(10), ["transform: Plus"]
     earlier = SkippedStages(names)
     call = composed(earlier, one, ten)
@@ -389,7 +389,7 @@ def test_results_of_data_sets_that_are_rebuilt_repeatedly_do_not_accumulate() ->
     for number in range(12):
         stages._results(number, None, ("item",)).keep(
             torch.empty(2**28, dtype=torch.uint8)
-        )  # pages that nothing writes take no memory
+        )  # pages that are never written take no memory
     assert len(stages._again) <= MOST_BYTES // 2**28 + 1
     assert list(stages.by_place.values()) == list(stages._again.values())  # nothing else keeps what was dropped
     assert list(stages.by_place)[-1] == ("item", 11)

@@ -32,7 +32,7 @@ def holder():
 def test_sockets_of_the_given_processes_are_found_and_removed_with_their_folder(holder):
     process, folder = holder
     (listener,) = folder.iterdir()
-    assert sockets.listening([os.getpid()]) == [], "another's"
+    assert sockets.listening([os.getpid()]) == [], "the socket belongs to another process"
     assert sockets.listening([]) == []
     assert sockets.listening([os.getpid(), process.pid, 2**22 + 1]) == [str(listener)]
     sockets.remove([str(listener), str(folder.with_name("pymp-gone") / "listener")])

@@ -80,13 +80,13 @@ def test_with_shared_cores_a_step_waits_for_the_missing_part_of_a_batch(
     assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # and 5 ms for the missing 1/4 batch
 
 
-def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_limited_by_what_all_cores_can_produce(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(workers=8, make_per_s=1000, take_per_s=50, full=8, batch_cpu_s=0.01)
     found, _ = window(queue, monkeypatch)
     assert found.capacity_per_s() == pytest.approx(2 / 0.01 * BATCH)
 
 
-def test_workers_that_mostly_sleep_do_not_share_the_cores_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_workers_that_mostly_sleep_do_not_count_as_sharing_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(workers=8, make_per_s=100, take_per_s=100, full=8, step_cpu_s=0.02, batch_cpu_s=0.0002)
     found, _ = window(queue, monkeypatch)
     assert found.regime(2) == SEPARATE
@@ -117,9 +117,7 @@ def test_rate_is_not_corrected_without_workers() -> None:
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
 
 
-def test_batch_counter_of_a_worker_continues_in_the_next_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_counter_of_a_worker_continues_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "loader0.bin")
     worker.create(path, 2)
     fetcher: Any = fetch._MapDatasetFetcher(list(range(100)), True, lambda items: time.sleep(0.02), False)

@@ -73,7 +73,7 @@ def test_added_workers_are_forked_if_no_other_start_method_works(trial: Trial) -
         found = trial(*program, *words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
         assert found.knobs[NUM_WORKERS].status == APPLIED
         assert found.observed[CONTEXT] == method
-        report = found.knobs.get(CONTEXT)  # only of workers that the harness had to fork
+        report = found.knobs.get(CONTEXT)  # reported only if the harness had to fork the workers
         assert report is None if method == "forkserver" else report.status == APPLIED
         assert report is None or (report.observed == "fork" and report.reason == found.applicability[CONTEXT])
     report = trial(*program, "lambda=1", knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
@@ -156,7 +156,7 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
     assert told(lambda data: data.pairs.reverse())
     assert told(lambda data: data.words.update({5: "other"}))
     assert told(lambda data: setattr(data, "epoch", 1))
-    assert not told(lambda data: data.logger.isEnabledFor(17))  # which the logger remembers
+    assert not told(lambda data: data.logger.isEnabledFor(17))  # the logger caches the answer
     assert not told(lambda data: data.shared.fill_(1))
     assert not told(lambda data: setattr(data.inner, "scale", 1.0))
 
@@ -192,7 +192,7 @@ def test_objects_used_by_a_collate_function_are_part_of_the_facts() -> None:
         assert persistent.facts([function]) != before
 
 
-def test_a_data_set_within_others_is_part_of_the_facts() -> None:
+def test_nested_data_set_is_part_of_the_facts() -> None:
     resize = SimpleNamespace(size=4)
     images = SimpleNamespace(transform=SimpleNamespace(transforms=[resize]))
     joined: Any = ConcatDataset([Subset[Any](images, [0])])  # type: ignore[arg-type]
