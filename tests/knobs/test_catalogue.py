@@ -72,7 +72,7 @@ def test_every_default_is_among_the_choices(each: Knob) -> None:
     assert not each.choices or each.default in each.choices
 
 
-def test_keys_are_group_and_name() -> None:
+def test_keys_consist_of_a_group_and_a_name() -> None:
     assert all(key == found.key and key.count(".") == 1 for key, found in CATALOGUE.items())
 
 
