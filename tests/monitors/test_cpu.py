@@ -271,10 +271,10 @@ def test_processor_time_of_autotune_is_counted_separately_and_by_core():
     after = {pid: process(one.parent, one.own_s, one.waited_for_s, core=0 if pid == TRIAL else 1) for pid, one in after.items()}
     away = on_core(CpuMonitor(TUNER), after, busy_s=[4.0, 1.2], cores=(0,))
     assert away.tuner_cores == 0.0
-    assert away.foreign_cores == pytest.approx(0.25), "the tuner's own work elsewhere hides none of it"
+    assert away.foreign_cores == pytest.approx(0.25), "the tuner's work on other cores must not hide foreign load"
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_foreign_process_bound_to_other_cores_is_not_named():
     here, there, *_ = sorted(os.sched_getaffinity(0))
     hog = subprocess.Popen(["taskset", "-c", str(there), sys.executable, "-S", "-c", "while True: pass"])

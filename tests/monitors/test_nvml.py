@@ -176,7 +176,7 @@ def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
     assert "of another container or user" in message
 
 
-def test_the_idle_level_follows_the_memory_down():
+def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
     nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(900)), Clock()
     gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(100)

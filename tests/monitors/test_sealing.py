@@ -62,7 +62,7 @@ def test_leftovers_are_sealed_and_finished_trials_are_not_touched_again(tmp_path
     assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
 
 
-def test_leftovers_wait_for_a_trial_that_still_runs(tmp_path):
+def test_leftovers_of_a_running_trial_are_sealed_only_after_it_ends(tmp_path):
     folder = trial(tmp_path, stdout__log=b"0123456789abc")
     environment = {**os.environ, "AUTOTUNE_MARK": f"{tmp_path.resolve()}:0"}
     running = subprocess.Popen(["sleep", "600"], env=environment)
