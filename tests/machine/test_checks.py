@@ -172,7 +172,9 @@ def test_checks_of_figures_that_a_gpu_does_not_report_are_skipped() -> None:
         ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.skipped, "AMD", ""),
     ],
 )
-def test_driver_that_does_not_answer_is_reported_with_its_cause(changes: dict[str, Any], status: Status, found: str, command: str) -> None:
+def test_driver_that_does_not_answer_is_reported_with_its_cause(
+    changes: dict[str, Any], status: Status, found: str, command: str
+) -> None:
     (finding,) = check_gpus(changed(GPUS, gpus=[], **changes))
     assert finding.status is status
     assert found in finding.found

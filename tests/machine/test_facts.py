@@ -99,7 +99,7 @@ def test_host_context_before_the_baseline_uses_only_host_facts(device: str, has_
     assert found.has_cuda is has_cuda
 
 
-def test_facts_load_no_torch_and_no_mlflow() -> None:
+def test_collecting_facts_imports_neither_torch_nor_mlflow() -> None:
     code = "import sys, autotune.machine as m; m.host_facts(); sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

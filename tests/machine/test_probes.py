@@ -64,7 +64,7 @@ def test_probe_that_hangs_is_ended_with_its_child_processes(tmp_path: Path) -> N
             ):
                 return
             time.sleep(0.05)
-        pytest.fail("the child lives")
+        pytest.fail("the child process still runs")
 
 
 def test_interpreter_that_cannot_be_started_gives_a_reason(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_files_are_read_past_the_page_cache_and_the_method_is_reported(tmp_path:
     assert (found["num_files"], found["bytes"], found["is_all"]) == (3, 4_500_000, True)
     assert found["method"] in (data.DIRECT, data.OWN_FILE, data.CACHED)
     assert found["read_bytes"] == (4_500_000 if found["method"] != data.OWN_FILE else data.OWN_BYTES)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "empty"], "nothing is left behind"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "empty"], "no temporary file is left behind"
 
 
 def test_without_direct_reads_a_temporary_file_is_dropped_from_the_cache(

@@ -1,4 +1,4 @@
-"""How GPUs are connected, read from a fake NVML and a fake /sys: an HGX board, PCIe cards, and machines that do not tell."""
+"""How GPUs are connected, read from a fake NVML and a fake /sys: an HGX board, PCIe cards, and unknown connections."""
 
 from __future__ import annotations
 
