@@ -202,6 +202,6 @@ def test_measured_rate_with_rollouts_agrees_with_the_clock_of_the_program(trial:
     assert window is not None
     assert window.cycles >= 2
     assert (window.is_steady, window.steps) == (True, 100 * window.cycles)
-    at = json.loads((run.folder / "rollouts.json").read_text())  # the window covers the last ones
+    at = json.loads((run.folder / "rollouts.json").read_text())  # the window covers the last rollouts
     own_s = at[-1] - at[-1 - window.cycles]
     assert window.rate_per_s == pytest.approx(16 * 100 * window.cycles / own_s, rel=0.03)

@@ -35,7 +35,7 @@ FLOAT = v2.ToDtype(torch.float32, scale=True)
 ARRAY = np.random.default_rng(0).integers(0, 256, (40, 36, 3), np.uint8)
 ARRAY.reshape(-1)[:256] = np.arange(256)
 
-HAS_WRAP = hasattr(tv_tensors.Image, "wrap")  # before torchvision 0.28, nothing can stand in for its classes of images
+HAS_WRAP = hasattr(tv_tensors.Image, "wrap")  # before torchvision 0.28, its image classes cannot be replaced
 
 
 def steps_of(*rest: Any) -> Any:

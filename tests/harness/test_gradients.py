@@ -65,7 +65,7 @@ def test_four_accumulated_batches_train_like_one_large_batch(trained: Any, words
     assert parts.result.steps["samples"] == whole.result.steps["samples"]
     if words != "functional":  # the harness cannot see its loss
         assert parts.result.loss["curve"] == pytest.approx(whole.result.loss["curve"], rel=1e-4)
-    assert len(whole.weights) == STEPS  # the initial ones, and those after each step but the last, during which the trial ends
+    assert len(whole.weights) == STEPS  # initial ones, and those after each step but the last, in which the trial ends
     for one, other in zip(whole.weights, parts.weights, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 

@@ -46,7 +46,7 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "nccl.socket_ifname": ("=eth0", "^docker"),
     "nccl.cross_nic": (0, 1),
 }
-# Tested in test_blocks.py, whose model has blocks. The last one needs a GPU, so that test fakes the CUDA runtime.
+# Tested in test_blocks.py, whose model has blocks. The last knob needs a GPU, so its test fakes the CUDA runtime.
 BLOCKS = {
     "memory.activation_checkpointing": (True, False),
     "backend.sdpa": ("flash", "math"),

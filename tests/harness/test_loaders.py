@@ -59,7 +59,7 @@ def test_evaluation_between_steps_is_excluded_from_the_measured_window(trial: Tr
 def test_short_epochs_count_every_step_and_exclude_evaluations_between_them(trial: Trial, words: tuple[str, ...]) -> None:
     window = trial("loaders.py", *words, "samples=18", "slow=1", "pause=0.4").result().window
     assert window is not None
-    assert window.samples == pytest.approx(9 * window.steps, rel=0.1)  # 12 and 6
+    assert window.samples == pytest.approx(9 * window.steps, rel=0.1)  # batches of 12 and 6
     assert window.seconds / window.steps < 0.15  # 0.04 to prepare a batch; with the evaluation, it would be 0.25
 
 

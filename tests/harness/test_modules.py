@@ -57,7 +57,7 @@ def test_program_that_compiles_its_model_gets_one_graph_as_without_the_harness(t
 def test_several_models_with_cuda_graphs_are_evaluated_uncompiled(
     trial: Trial, words: tuple[str, ...], mode: str, compiled: list[str]
 ) -> None:
-    """Otherwise, torch frees the first one's output before the second one reads it (pytorch #160281)."""
+    """Otherwise, torch frees the first model's output before the second model reads it (pytorch #160281)."""
     for run_mode in ("measure", "apply"):
         run = trial("models.py", "evaluated", "ends", *words, knobs={"compile.mode": mode}, mode=run_mode)
         assert json.loads(run.stdout.splitlines()[0]) == {"compiled": compiled, "trained": True}, run.stderr

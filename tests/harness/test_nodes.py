@@ -25,7 +25,7 @@ TWO_NODES = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_N
         ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", **TWO_NODES}, (1, 4), True),
         (TWO_NODES, (3, 8), True),
         ({**TWO_NODES, "SLURM_STEP_NUM_NODES": "1"}, (3, 8), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, False),  # a batch script, which is no rank
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, False),  # a batch script, which is not a rank
         ({"RANK": "first", "WORLD_SIZE": "2"}, None, False),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_step_without_any_batch_counts_as_a_step(trial: Trial, kind: str) -> N
 
 
 def test_the_last_step_of_a_program_that_fetches_ahead_is_not_measured(trial: Trial) -> None:
-    """Its batch was counted in an earlier step."""
+    """The batch of this step was counted in an earlier step."""
     rules = dataclasses.replace(RULES, slow_step_s=60.0, min_s=60.0, max_s=60.0)
     found = trial("kinds.py", "fetched_ahead", rules=rules).result()
     assert (found.status, found.unit_source, found.steps["samples"][-1]) == ("ended", "loader", 0)

@@ -15,7 +15,7 @@ from tests.harness.contexts import context
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
-KEPT, AGAIN = 4, 7  # all-gathers in a step: three blocks and the rest, once each, or the blocks twice
+KEPT, AGAIN = 4, 7  # all-gathers in a step: one for the rest, and one or two for each of three blocks
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:

@@ -30,14 +30,14 @@ def test_same_code_is_recognised_at_another_line():
     assert first[0] == first[1]
     assert first[0].startswith("test_sites.py:here:")
     assert ":test_same_code_is_recognised_at_another_line:" in here()
-    assert here() != first[0]  # called by another line
+    assert here() != first[0]  # here() is called by another line
 
 
 def test_loader_is_identified_by_its_code_and_not_by_its_line():
     sites = TargetSites([target(site="elsewhere.py:3")])
     assert made(sites, "train")
     assert not made(sites, "evaluate")
-    assert not made(sites, "train")  # the second of one line is another loader
+    assert not made(sites, "train")  # the second loader that this line makes is another one
 
 
 def test_loader_is_identified_by_its_line_if_no_code_is_recorded():

@@ -96,7 +96,7 @@ def test_workers_of_later_epochs_start_with_results_of_earlier_workers(
     run = trial(PROGRAM, "workers", "short", skipped=[skipped], rules=dataclasses.replace(RULES, min_s=2.0, max_s=4.0))
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    assert counts["loss"] >= 3 * 5  # batches of an epoch, and epochs
+    assert counts["loss"] >= 3 * 5  # three epochs of five batches
     assert 0 < counts[stage] <= most * 2  # of two workers in the first epoch
 
 
@@ -106,7 +106,7 @@ def test_only_samples_of_the_loader_that_trains_are_skipped(trial: Trial, words:
     run = trial(PROGRAM, *words, skipped=["item"], target=baseline.target)
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    evaluated = counts["loss"] // 4 + 1 + PREFETCHED  # batches of the other loader
+    evaluated = counts["loss"] // 4 + 1 + PREFETCHED  # batches of the evaluation loader
     assert counts["item"] <= BATCH * evaluated + 2 * (KEPT + BATCH * PREFETCHED) < BATCH * (counts["loss"] + evaluated)
 
 
@@ -180,7 +180,7 @@ def test_decoded_pixels_are_reused(trial: Trial) -> None:
     run = trial(PROGRAM, skipped=["decode"])
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    assert counts["item"] == counts["halve"] == counts["tensor"]  # the program itself notices nothing
+    assert counts["item"] == counts["halve"] == counts["tensor"]  # the program still runs every stage
 
 
 def test_skipping_samples_of_a_stream_fails_the_trial(trial: Trial) -> None:
@@ -354,7 +354,7 @@ def composed(stages: SkippedStages, *transforms: Plus) -> Any:
 
 def test_transform_used_several_times_in_a_compose_has_separate_results() -> None:
     plus = Plus(1)
-    call = composed(SkippedStages(["transform: Plus"]), plus, plus, plus)  # the number of results is no multiple of 3
+    call = composed(SkippedStages(["transform: Plus"]), plus, plus, plus)  # the number of results is not a multiple of 3
     assert {call(0) for _ in range(4 * KEPT)} == {3}
 
 
