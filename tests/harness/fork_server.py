@@ -34,7 +34,7 @@ LIMIT_S = 120
 
 
 class Main(types.ModuleType):
-    """The main module under the name `__mp_main__`, which spawned workers use: always what `__main__` is now."""
+    """Stands for the current `__main__` under the name `__mp_main__`, which spawned workers use."""
 
     def __getattr__(self, name):
         return getattr(sys.modules["__main__"], name)

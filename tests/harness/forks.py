@@ -25,7 +25,7 @@ class Forks:
 
     Args:
         environment: the environment variables of every program; `run` adds more.
-        modules: are imported before the first fork.
+        modules: modules that are imported before the first fork.
     """
 
     def __init__(self, environment: dict[str, str], modules: Sequence[str] = TORCH) -> None:

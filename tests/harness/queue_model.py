@@ -90,7 +90,7 @@ class Simulation:
             work_s -= self._advance(work_s, threads)
 
     def _advance(self, work_s: float, threads: int) -> float:
-        """Advances to the next event; returns how much of `work_s` each of the step's threads did (0 threads: it sleeps)."""
+        """Advances to the next event; returns how much of `work_s` each of the step's threads did (0: it sleeps)."""
         outstanding = self.taken + self.program.workers * self.program.prefetch
         for worker in self.workers:
             if not worker.is_busy and worker.batch < outstanding:
@@ -101,7 +101,7 @@ class Simulation:
         own = share if threads else 1.0
         ends = [worker.sleep_s if worker.sleep_s > 0 else worker.cpu_s / share for worker in busy] + [work_s / own]
         passed_s = min(ends)
-        assert passed_s < math.inf, "nobody can go on"
+        assert passed_s < math.inf, "neither the steps nor a worker can continue"
         self.now_s += passed_s
         self.step_used_s += threads * share * passed_s
         for worker in busy:

@@ -1,4 +1,4 @@
-"""Workers that a knob has added yield no batches of a data set that the program has changed since."""
+"""What happens to workers that a knob has added if the program changes its data set afterwards."""
 
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ def seen(loader: DataLoader[Any], data: Any, number: int, changed_at: int = 6) -
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"sampler": Endless()}])
-def test_the_rest_of_an_iteration_is_fetched_without_workers(
+def test_after_a_change_the_rest_of_the_iteration_is_fetched_without_workers(
     options: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, number = Data(), 25 if "sampler" in options else 10
@@ -74,14 +74,14 @@ def test_the_rest_of_an_iteration_is_fetched_without_workers(
     assert seen(loader, data, 10, 0) == [(index, 1, False) for index in range(10)]  # workers again, with new copies
 
 
-def test_an_iteration_ends_as_it_would_without_workers() -> None:
+def test_iteration_after_a_change_has_the_usual_length() -> None:
     data = Data()
     loader = DataLoader(data, num_workers=1)
     added.watch(loader)
     assert len(seen(loader, data, 99)) == 10
 
 
-def test_a_stream_is_only_told_of(capfd: pytest.CaptureFixture[str]) -> None:
+def test_changed_stream_gets_only_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
     data = Stream()
     loader = DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=2)
     added.watch(loader)
@@ -89,7 +89,7 @@ def test_a_stream_is_only_told_of(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == f"autotune: {added.STALE}: set loader.num_workers=0\n"
 
 
-def test_a_loader_made_from_one_with_added_workers_is_known() -> None:
+def test_loader_rebuilt_from_one_with_added_workers_is_recognised() -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(4))
     first = DataLoader(data, num_workers=1)
     added.watch(first)
@@ -99,7 +99,7 @@ def test_a_loader_made_from_one_with_added_workers_is_known() -> None:
 
 
 @pytest.mark.parametrize(("words", "status", "observed"), [((), OVERRIDDEN, 0), (("fixed",), APPLIED, 1)])
-def test_a_trial_tells_that_its_workers_were_of_no_use(
+def test_added_workers_are_reported_as_overridden_if_the_data_set_changes(
     trial: Trial, words: tuple[str, ...], status: str, observed: int
 ) -> None:
     rules = dataclasses.replace(RULES, min_s=2.0, max_s=2.0, warmup_max_s=1.0)

@@ -27,19 +27,19 @@ def placed(value: str, rank: int, num_ranks: int, gpu_node: int | None = None) -
     return numbers(cores), num_sharing
 
 
-def test_compact_gives_each_rank_neighbours_with_their_hyperthreads() -> None:
+def test_compact_binds_each_rank_to_neighbouring_cores_with_their_hyperthreads() -> None:
     assert [placed("compact", rank, 4)[0] for rank in range(4)] == [{0, 4}, {1, 5}, {2, 6}, {3, 7}]
     assert placed("compact", 1, 2) == ({2, 3, 6, 7}, 1)
 
 
-def test_numa_takes_the_gpu_s_node_else_one_after_the_other() -> None:
+def test_numa_binds_to_the_node_of_the_gpu_or_assigns_nodes_in_turn() -> None:
     first, second = {0, 1, 4, 5}, {2, 3, 6, 7}
     assert placed("numa", 0, 1, gpu_node=1) == (second, 1)
     assert [placed("numa", rank, 3) for rank in range(3)] == [(first, 2), (second, 1), (first, 2)]
 
 
 @pytest.mark.parametrize(("num_workers", "workers"), [(1, {7}), (3, {6, 3, 7}), (32, {2, 6, 3, 7})])
-def test_each_worker_has_a_core_of_its_own_but_all_never_more_than_half(num_workers: int, workers: set[int]) -> None:
+def test_each_worker_gets_its_own_core_up_to_half_of_all_cores(num_workers: int, workers: set[int]) -> None:
     own, others, problem = part(TWO_SOCKETS, num_workers)
     assert (numbers(others), numbers(own), problem) == (workers, set(range(8)) - workers, "")
 
@@ -53,13 +53,13 @@ def test_each_worker_has_a_core_of_its_own_but_all_never_more_than_half(num_work
         ("numa", TWO_SOCKETS[:4], 1, affinity.ONE_NODE),
     ],
 )
-def test_what_would_change_nothing_says_so_and_leaves_all_cores(
+def test_binding_without_effect_leaves_all_cores_and_gives_the_reason(
     value: str, cores: list[Core], num_ranks: int, problem: str
 ) -> None:
     assert place(value, cores, 0, num_ranks, gpu_node=None) == (cores, num_ranks, problem)
 
 
-def test_one_core_and_no_workers_cannot_be_parted() -> None:
+def test_cores_are_not_split_without_workers_or_with_a_single_core() -> None:
     assert part(TWO_SOCKETS, 0) == (TWO_SOCKETS, TWO_SOCKETS, affinity.NO_WORKERS)
     assert part(TWO_SOCKETS[:1], 2)[2] == affinity.TOO_FEW
 
@@ -69,7 +69,7 @@ def write(path: Path, text: str) -> None:
     path.write_text(text + "\n")
 
 
-def test_the_kernel_s_description_is_read_in_order_of_neighbourhood(tmp_path: Path) -> None:
+def test_cores_in_sysfs_are_read_in_order_of_neighbourhood(tmp_path: Path) -> None:
     for node, numbers in ((0, "0-1,4-5"), (1, "2,3,6-7")):
         write(tmp_path / f"devices/system/node/node{node}/cpulist", numbers)
     for core in TWO_SOCKETS:
@@ -96,7 +96,7 @@ def test_the_kernel_s_description_is_read_in_order_of_neighbourhood(tmp_path: Pa
         ("7", 0, None),
     ],
 )
-def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
+def test_numa_node_of_the_gpu_of_a_rank_is_found_without_cuda(
     tmp_path: Path, visible: str | None, rank: int, node: int | None
 ) -> None:
     for node_of_it, (address, uuid) in enumerate((("0000:17:00.0", "GPU-aa"), ("0000:B3:00.0", "GPU-bb"))):
@@ -108,7 +108,7 @@ def test_a_rank_s_gpu_is_found_on_its_node_without_cuda(
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
-def test_workers_and_step_are_seen_by_the_kernel_on_cores_of_their_own(trial: Trial) -> None:
+def test_kernel_shows_workers_and_training_steps_on_separate_cores(trial: Trial) -> None:
     run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""}, is_fresh=True)
     found = run.result()
     assert (found.knobs[OWN_CORES].status, found.knobs[OWN_CORES].observed) == (APPLIED, True)
@@ -119,7 +119,7 @@ def test_workers_and_step_are_seen_by_the_kernel_on_cores_of_their_own(trial: Tr
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
-def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial: Trial) -> None:
+def test_rank_gets_its_own_block_of_cores_even_if_its_launcher_was_bound(trial: Trial) -> None:
     environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", affinity.CORES_VARIABLE: ",".join(map(str, CORES))}
     bound = ["taskset", "-c", str(CORES[0]), sys.executable]
     run = trial("workers.py", argv=bound, knobs={AFFINITY: "compact"}, mode="inspect", env=environment)
@@ -131,7 +131,7 @@ def test_a_rank_gets_a_block_of_its_own_though_its_agent_was_bound_before(trial:
 
 
 @pytest.mark.thorough
-def test_a_program_that_binds_itself_while_it_trains_is_told(trial: Trial) -> None:
+def test_program_that_binds_itself_during_training_is_reported_as_overridden(trial: Trial) -> None:
     run = trial("workers.py", "bind=1", "workers=0", knobs={AFFINITY: "none", OWN_CORES: True}, mode="inspect", is_fresh=True)
     reports = run.result().knobs
     assert reports[AFFINITY].status == (OVERRIDDEN if len(CORES) > 1 else APPLIED)

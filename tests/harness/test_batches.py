@@ -22,7 +22,7 @@ class Batch:
 
 
 class Graph:
-    """A graph as graph libraries define it: a method or a list gives its keys, and an index gives a value."""
+    """A graph as in graph libraries: `keys` is a list or a method, and indexing by a key gives a value."""
 
     def __init__(self, keys: Any) -> None:
         self.keys = keys
@@ -45,12 +45,12 @@ class Graph:
         Graph(lambda: ["x"]),
     ],
 )
-def test_the_first_tensor_of_a_batch_of_any_kind_is_found(batch: Any) -> None:
+def test_first_tensor_is_found_in_a_batch_of_any_type(batch: Any) -> None:
     assert (first_shape(batch), CallSizes(None).count((batch,), {})) == ((5, 2), 5)
 
 
 @pytest.mark.parametrize("batch", ["text", ["a", "b"], {}, None, torch.tensor(1.0), 3])
-def test_what_holds_no_tensor_has_no_samples(batch: Any) -> None:
+def test_batch_without_a_tensor_that_has_dimensions_has_no_samples(batch: Any) -> None:
     assert (first_shape(batch), CallSizes(None).count((batch,), {})) == ((), 0)
 
 
@@ -59,20 +59,20 @@ def counted(batches: list[Tensor], asked: list[int]) -> list[float]:
     return [sizes.count(batch, tuple(batch.shape), each, 4) for batch, each in zip(batches, asked, strict=True)]
 
 
-def test_the_dimension_that_agrees_with_the_sampler_counts_from_then_on() -> None:
+def test_batch_dimension_that_agrees_with_the_sampler_is_used_from_then_on() -> None:
     usual, last = [torch.zeros(4, 4, 2)] + [torch.zeros(6, 4, 2)] * NUM_COMPARED, torch.zeros(6, 3, 2)
     assert counted([*usual, last], [4] * len(usual) + [0]) == [4] * len(usual) + [3]
 
 
-def test_where_no_dimension_agrees_the_sampler_is_believed_for_good() -> None:
+def test_sampler_counts_are_used_for_good_if_no_dimension_agrees() -> None:
     assert counted([torch.zeros(30), torch.zeros(41), torch.zeros(8)], [4, 5, 2]) == [4, 5, 2]
 
 
-def test_a_batch_may_be_smaller_than_was_asked_for() -> None:
+def test_batch_smaller_than_requested_counts_its_actual_samples() -> None:
     assert counted([torch.zeros(4, 2), torch.zeros(3, 2), torch.zeros(4, 2)], [4, 4, 4]) == [4, 3, 4]
 
 
-def test_a_row_cut_by_offsets_is_tokens_and_an_unbatched_batch_is_not() -> None:
+def test_packed_row_counts_tokens_and_an_unbatched_batch_counts_samples() -> None:
     row = {"tokens": torch.ones(9, dtype=torch.int64), "offsets": torch.tensor([0, 4, 9])}
     for batch, unit, count in ((row, "tokens", 9), ({"x": torch.zeros(6, 2)}, "samples", 6)):
         sizes = Sizes()
@@ -81,7 +81,7 @@ def test_a_row_cut_by_offsets_is_tokens_and_an_unbatched_batch_is_not() -> None:
     assert not is_packed({"x": torch.ones(9), "labels": torch.tensor([0, 9, 9, 1, 2, 3, 4, 5, 1])}, (9,))
 
 
-def test_what_a_sampler_asks_for_is_known_in_order() -> None:
+def test_probe_returns_the_batch_sizes_of_a_sampler_in_order() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(3)), batch_size=2)
     probe = probe_batch_size(iter(loader))
     assert probe is not None
@@ -113,7 +113,7 @@ def test_long_lists_of_words_and_ids_are_not_searched_for_tensors(monkeypatch: p
         (None, torch.zeros(35, 20), 35, "samples"),
     ],
 )
-def test_a_call_s_samples_are_those_of_the_command_line_or_else_tokens(
+def test_batch_size_of_the_command_line_is_counted_else_tokens_or_samples(
     asked: int | None, inputs: Tensor, count: float, unit: str
 ) -> None:
     sizes = CallSizes(asked)
@@ -133,7 +133,9 @@ def test_a_call_s_samples_are_those_of_the_command_line_or_else_tokens(
         ((), torch.zeros(3), 3),
     ],
 )
-def test_an_input_that_fills_the_first_layer_is_one_sample(first: tuple[int, ...], inputs: Tensor, count: float) -> None:
+def test_input_that_fits_the_first_layer_without_a_batch_dimension_is_one_sample(
+    first: tuple[int, ...], inputs: Tensor, count: float
+) -> None:
     assert CallSizes(None, first).count((inputs,), {}) == count
 
 
@@ -147,7 +149,9 @@ def test_an_input_that_fills_the_first_layer_is_one_sample(first: tuple[int, ...
         ((3, 8, 9), (), (3, 3)),
     ],
 )
-def test_what_becomes_a_model_s_batch_is_a_sample(batch: tuple[int, ...], called: tuple[int, ...], counts: Any) -> None:
+def test_loader_batch_that_the_program_batches_again_is_one_sample(
+    batch: tuple[int, ...], called: tuple[int, ...], counts: Any
+) -> None:
     sizes = Sizes()
     before = sizes.count(torch.zeros(batch), batch, 0, None)
     is_single = sizes.are_single(called)
@@ -160,12 +164,12 @@ def test_what_becomes_a_model_s_batch_is_a_sample(batch: tuple[int, ...], called
     ("other", "count", "unit"),
     [(torch.zeros(64, 3), 64, "samples"), (torch.ones(64, 6), 384, "tokens"), (torch.zeros(2, 64, 8), 384, "tokens")],
 )
-def test_the_categories_of_a_table_are_no_tokens(other: Tensor, count: float, unit: str) -> None:
+def test_integer_columns_of_a_table_are_not_counted_as_tokens(other: Tensor, count: float, unit: str) -> None:
     sizes = CallSizes(None)
     assert (sizes.count((torch.zeros(64, 6, dtype=torch.int64), other), {}), sizes.unit) == (count, unit)
 
 
-def test_an_input_without_the_batch_size_asked_for_is_told() -> None:
+def test_input_that_lacks_the_given_batch_size_is_reported() -> None:
     sizes = CallSizes(20)
     sizes.count((torch.zeros(35, 16),), {})
     assert (sizes.odd_shape, sizes.is_as_asked) == ((35, 16), False)

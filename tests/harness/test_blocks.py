@@ -29,7 +29,7 @@ class Block(nn.Sequential):
         super().__init__(nn.Linear(4, 4), nn.ReLU())
 
 
-def test_the_blocks_are_the_outermost_ones_of_the_class_there_is_most_of() -> None:
+def test_blocks_are_the_outermost_modules_of_the_most_frequent_class() -> None:
     stem, deep = nn.Sequential(Block(), Block()), nn.Sequential(*(nn.ModuleDict({"inner": Block()}) for _ in range(3)))
     model = nn.ModuleDict({"stem": stem, "body": deep, "head": nn.Linear(4, 2)})
     assert checkpointing.blocks(model) == list(deep)
@@ -37,7 +37,7 @@ def test_the_blocks_are_the_outermost_ones_of_the_class_there_is_most_of() -> No
     assert checkpointing.blocks(nn.Sequential(Block(), nn.Linear(4, 4))) == []
 
 
-def test_a_checkpointed_block_is_copied_and_pickled_as_what_it_was() -> None:
+def test_checkpointed_block_is_copied_and_pickled_as_its_original_class() -> None:
     model = nn.Sequential(Block(), Block())
     assert checkpointing.Checkpointing().put_into(model, is_watched=False) == ""
     assert type(model[0]) is not Block
@@ -56,7 +56,7 @@ def runs(trial: Trial) -> Any:
     return run
 
 
-def test_checkpointed_blocks_run_again_and_nothing_else_is_another(runs: Any) -> None:
+def test_checkpointing_of_blocks_leaves_losses_and_statistics_unchanged(runs: Any) -> None:
     (plain, told), (found, other) = runs(), runs(knobs={CHECKPOINTING: True})
     assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].observed) == (APPLIED, True)
     assert other == told  # the losses; and the running statistics, which include each batch only once
@@ -71,15 +71,15 @@ def test_a_model_without_repeated_blocks_is_not_checkpointed(runs: Any) -> None:
 
 
 @pytest.mark.parametrize(("words", "compiled"), [((), "Block Block Block"), (("single",), "Net")])
-def test_blocks_are_compiled_one_by_one_where_they_repeat(runs: Any, words: tuple[str, ...], compiled: str) -> None:
+def test_repeated_blocks_are_compiled_one_by_one(runs: Any, words: tuple[str, ...], compiled: str) -> None:
     found, told = runs(*words, "eager", knobs={COMPILE: "default", SCOPE: "blocks"})
     assert told.splitlines()[0] == compiled
     assert (SCOPE in found.applicability) == bool(words)
 
 
 @pytest.mark.parametrize(("mode", "is_apart"), [("default", True), ("reduce-overhead", False), ("max-autotune", False)])
-def test_blocks_get_no_cuda_graphs_of_their_own(mode: str, is_apart: bool) -> None:
-    """In an evaluation, torch raises "accessing tensor output of CUDAGraphs that has been overwritten" (pytorch #152887)."""
+def test_modes_with_cuda_graphs_compile_the_whole_model_instead_of_blocks(mode: str, is_apart: bool) -> None:
+    """With a CUDA graph per block, torch raises "accessing tensor output of CUDAGraphs ..." in evaluation (pytorch #152887)."""
     net = nn.Sequential(Block(), Block(), Block())
     knobs = ModuleKnobs(context({COMPILE: mode, SCOPE: "blocks"}))
     knobs.on_module(net, observe(net))
@@ -92,28 +92,28 @@ def test_blocks_get_no_cuda_graphs_of_their_own(mode: str, is_apart: bool) -> No
 
 
 @pytest.mark.thorough
-def test_blocks_that_differ_in_their_weights_share_one_compilation(runs: Any) -> None:
+def test_blocks_that_differ_only_in_their_weights_share_a_compilation(runs: Any) -> None:
     found, _ = runs(knobs={COMPILE: "default", SCOPE: "blocks"})
     assert {found.knobs[key].status for key in (COMPILE, SCOPE)} == {APPLIED}
-    assert found.compiled["graphs"] == 2, "of three blocks: the first one's input needs no gradient"
+    assert found.compiled["graphs"] == 2, "three blocks need two graphs: the input of the first needs no gradient"
     single, _ = runs("single", knobs={COMPILE: "default", SCOPE: "blocks"})
     assert (single.knobs[SCOPE].status, single.knobs[SCOPE].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)
 
 
 @pytest.mark.parametrize(("asked", "kernels"), [("flash", {"flash"}), ("math", set()), ("default", {"flash"})])
-def test_the_kernels_of_attention_are_those_asked_for(runs: Any, asked: str, kernels: set[str]) -> None:
+def test_attention_uses_the_requested_kernels(runs: Any, asked: str, kernels: set[str]) -> None:
     found, _ = runs(knobs={SDPA: asked})
     assert (found.knobs[SDPA].status, found.knobs[SDPA].observed) == (APPLIED, asked)
     assert SDPA in found.applicability if not kernels else SDPA not in found.applicability
 
 
-def test_a_kernel_that_takes_no_such_inputs_is_said_to(runs: Any) -> None:
+def test_unavailable_attention_kernel_is_reported_as_not_applicable(runs: Any) -> None:
     found, _ = runs(knobs={SDPA: "mem_efficient"})  # the CPU has no such kernel
     assert found.knobs[SDPA].status == NOT_APPLICABLE
     assert attention.UNSEEN in found.knobs[SDPA].reason
 
 
-def test_fused_kernels_are_read_from_the_graph() -> None:
+def test_fused_attention_kernels_are_read_from_the_autograd_graph() -> None:
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
     loss = nn.functional.scaled_dot_product_attention(q, q, q).sum()
     assert attention.seen(loss.grad_fn) == {"flash"}
@@ -157,7 +157,7 @@ def test_the_l2_granularity_is_set_and_read_back(
     assert knob.observe() == {L2: observed}
 
 
-def test_a_gpu_without_this_limit_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_the_l2_limit_leaves_no_cuda_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRuntime(error=215)  # cudaErrorUnsupportedLimit
     monkeypatch.setattr(device, "runtime", lambda: fake)
     knob = device.DeviceKnobs(context({L2: 128}))
@@ -167,7 +167,7 @@ def test_a_gpu_without_this_limit_leaves_no_error_behind(monkeypatch: pytest.Mon
     assert fake.last_error == 0
 
 
-def test_the_l2_granularity_is_that_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_l2_granularity_is_set_on_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
 
     @contextlib.contextmanager
@@ -193,7 +193,7 @@ def test_without_a_gpu_there_is_no_l2_granularity() -> None:
 
 
 @pytest.mark.thorough
-def test_a_library_that_has_a_switch_of_its_own_gets_it_turned() -> None:
+def test_checkpointing_uses_the_switch_of_a_library_that_has_one() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32, "n_positions": 16}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).train()

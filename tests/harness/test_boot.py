@@ -9,22 +9,22 @@ import pytest
 from tests.harness.conftest import INJECT, Run, Trial
 
 
-def test_asking_whether_torch_is_there_does_not_use_the_hook_up(trial: Trial, tmp_path: Path) -> None:
+def test_import_hook_survives_a_check_whether_torch_is_installed(trial: Trial, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'ran'\n")
-    # A study sets the folder of compiled code, too; without it, torch sets the variable itself.
+    # A study also sets the folder of compiled code. Otherwise, torch sets this variable itself.
     variables = {"PYTHONPATH": f"{INJECT}:{own}", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
     found = trial("entry.py", mode="inspect", env=variables, is_fresh=True)
     assert found.result().status == "measured"
     assert "own site: ran" in found.stdout
     assert "plain loader: True" in found.stdout
     assert "finders left: 0" in found.stdout
-    # Its optimizer imports the compiler; nothing that the compiler reads had changed, so a warm server may import it earlier.
+    # The optimizer imports the compiler. No setting that it reads had changed before, so a warm server may import it earlier.
     assert found.result().facts["startup"]["changed_before_compiler"] == []
 
 
-def test_an_isolated_interpreter_leaves_no_trace(trial: Trial) -> None:
+def test_isolated_interpreter_does_not_load_the_harness(trial: Trial) -> None:
     run = trial("no_torch.py", argv=[sys.executable, "-I"])
     assert (run.returncode, run.stdout) == (0, "fine\n")
     assert [path.name for path in run.folder.iterdir()] == ["spec.json"]
@@ -55,7 +55,7 @@ def recorded(trial: Trial, place: Path, **environment: str) -> tuple[Run, Path]:
 
 
 @pytest.mark.thorough
-def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_names(trial: Trial, tmp_path: Path) -> None:
+def test_trial_records_do_not_reach_the_account_or_server_that_the_program_names(trial: Trial, tmp_path: Path) -> None:
     found, store = recorded(trial, tmp_path)
     assert found.result().status == "measured", found.stderr
     assert "client: ['mine', 'Default']" in found.stdout
@@ -64,7 +64,7 @@ def test_records_stay_out_of_the_account_and_off_the_server_that_the_program_nam
     assert len(list(store.glob("*/*/metrics/loss"))) == 1
 
 
-def test_who_asks_for_records_of_trials_gets_them(trial: Trial, tmp_path: Path) -> None:
+def test_program_logs_to_its_own_server_if_trials_are_to_be_recorded(trial: Trial, tmp_path: Path) -> None:
     found, store = recorded(trial, tmp_path, WANDB_MODE="online", MLFLOW_TRACKING_URI="http://127.0.0.1:9", **IMPATIENT)
     assert not found.has_result
     assert "127.0.0.1" in found.stderr

@@ -8,7 +8,7 @@ from tests.harness.conftest import Trial
 
 
 @pytest.mark.parametrize(("words", "source"), [(("loader",), "loader"), ((), "forward calls")])
-def test_replays_of_a_recorded_step_are_steps(trial: Trial, words: tuple[str, ...], source: str) -> None:
+def test_each_replay_of_a_captured_step_counts_as_a_step(trial: Trial, words: tuple[str, ...], source: str) -> None:
     run = trial("captured.py", *words)
     found = run.result()
     assert (found.status, found.error) == ("measured", None)
@@ -23,7 +23,7 @@ def test_replays_of_a_recorded_step_are_steps(trial: Trial, words: tuple[str, ..
     assert found.loss["curve"][3:20] == pytest.approx(losses[:17])
 
 
-def test_what_needs_hooks_between_passes_is_left_alone_and_says_why(trial: Trial) -> None:
+def test_accumulation_is_not_applicable_to_captured_steps(trial: Trial) -> None:
     found = trial("captured.py", "loader", knobs={"step.accumulation": 2}).result()
     assert found.status == "measured"
     assert (found.knobs["step.accumulation"].status, found.knobs["step.accumulation"].reason) == (NOT_APPLICABLE, CAPTURED)

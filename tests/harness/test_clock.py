@@ -19,7 +19,7 @@ class Event:
         self.device = device
 
     def record(self, stream: Any) -> None:
-        assert not self.device.is_capturing, "a captured event tells no time, and asking for it ends the capture"
+        assert not self.device.is_capturing, "a captured event has no time, and reading it ends the capture"
         self.device.streams.append(stream)
         self.device.queued_s += 0.01
         self.at_s = self.device.queued_s
@@ -65,7 +65,7 @@ def clock_of(device: Device, index: int | None = None) -> Any:
     return clock
 
 
-def test_steps_are_read_when_the_device_has_done_them_and_never_waited_for() -> None:
+def test_steps_are_read_once_the_device_has_finished_without_waiting_for_it() -> None:
     device = Device()
     clock = clock_of(device)
     for _ in range(4):
@@ -77,7 +77,7 @@ def test_steps_are_read_when_the_device_has_done_them_and_never_waited_for() -> 
     assert [round(step.end_s, 6) for step in steps] == [0.01, 0.02]
 
 
-def test_noise_sticks_to_the_steps_it_came_with_even_when_they_finish_later() -> None:
+def test_noise_marks_all_steps_so_far_even_if_they_finish_later() -> None:
     device = Device()
     clock = clock_of(device)
     clock.mark(8, 0.0, False)
@@ -88,7 +88,7 @@ def test_noise_sticks_to_the_steps_it_came_with_even_when_they_finish_later() ->
     assert [step.is_quiet for step in clock.finished()] == [False, True]
 
 
-def test_the_host_is_never_further_ahead_than_ranks_can_hear_of_the_last_step() -> None:
+def test_host_runs_ahead_of_the_device_by_a_limited_number_of_steps() -> None:
     device = Device()
     clock = clock_of(device)
     for _ in range(50):
@@ -96,7 +96,7 @@ def test_the_host_is_never_further_ahead_than_ranks_can_hear_of_the_last_step() 
         assert (device.queued_s - device.now_s) / 0.01 <= RUN_AHEAD + 1.01
 
 
-def test_a_window_begins_after_the_step_for_which_the_device_waited() -> None:
+def test_window_begins_after_the_step_that_the_device_had_to_wait_for() -> None:
     device = Device()
     clock = clock_of(device)
     clock.mark(8, 0.0, False)
@@ -109,7 +109,7 @@ def test_a_window_begins_after_the_step_for_which_the_device_waited() -> None:
         assert [round(step.step_s, 6) for step in clock.finished()] == [0.01, 0.01]
 
 
-def test_the_device_rate_counts_from_the_first_forward() -> None:
+def test_busy_time_of_a_step_counts_from_its_first_forward_pass() -> None:
     device = Device()
     clock = clock_of(device)
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_the_device_rate_counts_from_the_first_forward() -> None:
     assert [(round(s.step_s, 6), round(s.busy_s, 6)) for s in clock.finished()] == [(0.02, 0.01)] * 2
 
 
-def test_the_device_that_trains_is_timed_not_the_current_one() -> None:
+def test_clock_times_the_device_that_trains_and_not_the_current_one() -> None:
     device = Device()
     clock = clock_of(device, 1)
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_the_device_that_trains_is_timed_not_the_current_one() -> None:
     assert device.waited == [1, 1]
 
 
-def test_the_device_that_trains_holds_the_trained_parameters() -> None:
+def test_device_that_trains_is_the_one_that_holds_the_trained_parameters() -> None:
     optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda", 1))]}])
     optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list)
     watch: Any = ModuleWatch.__new__(ModuleWatch)
@@ -172,8 +172,8 @@ def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.Monk
     assert set(device.streams) == {"stream of 1"}
 
 
-def test_copies_on_a_stream_of_their_own_are_no_work_of_the_stream_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The events of two streams are in no order: a phase between them could take less than no time."""
+def test_copies_on_another_stream_are_not_counted_as_training_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of two streams have no defined order, so a phase between them could have a negative duration."""
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases(1)
@@ -186,7 +186,7 @@ def test_copies_on_a_stream_of_their_own_are_no_work_of_the_stream_that_trains(m
     assert set(device.streams) == {"stream of 1"}
 
 
-def test_the_clock_s_own_wait_is_no_wait_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_of_the_clock_itself_is_not_reported_as_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     clock = CudaClock()
@@ -204,7 +204,7 @@ def test_the_clock_s_own_wait_is_no_wait_of_the_program(monkeypatch: pytest.Monk
     assert [site.kind for site in sites.sites(1.0)] == ["synchronize"]
 
 
-def test_phases_of_the_device_can_leave_a_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_phases_exclude_a_step_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases(1)
@@ -220,7 +220,7 @@ def test_phases_of_the_device_can_leave_a_step_out(monkeypatch: pytest.MonkeyPat
     assert "left out" not in found
 
 
-def test_a_long_evaluation_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_evaluation_is_excluded_entirely_from_device_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases()
@@ -236,7 +236,7 @@ def test_a_long_evaluation_is_left_out_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert (found["input"], found["other"]) == (pytest.approx(0.02), pytest.approx(0.02))
 
 
-def test_the_host_s_clock_takes_the_wait_off() -> None:
+def test_host_clock_subtracts_the_wait_for_a_batch_from_the_busy_time() -> None:
     clock = make_clock("cpu")
     assert isinstance(clock, HostClock)
     for _ in range(3):
@@ -244,7 +244,7 @@ def test_the_host_s_clock_takes_the_wait_off() -> None:
     assert [step.busy_s for step in clock.finished()] == [0.0, 0.0]
 
 
-def test_what_is_left_out_belongs_to_no_step_of_the_device() -> None:
+def test_device_clock_excludes_time_that_is_left_out() -> None:
     device = Device()
     clock = clock_of(device)
     for _ in range(2):
@@ -256,7 +256,7 @@ def test_what_is_left_out_belongs_to_no_step_of_the_device() -> None:
     assert [(round(step.step_s, 6), round(step.end_s, 6)) for step in clock.finished()] == [(0.01, 0.01), (0.01, 1.03)]
 
 
-def test_what_is_left_out_belongs_to_no_step_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_clock_excludes_time_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     times_s = iter([1.0, 3.0, 10.0, 14.0])
     monkeypatch.setattr("autotune.harness.clock.time", SimpleNamespace(monotonic=lambda: next(times_s)))
     clock = HostClock()

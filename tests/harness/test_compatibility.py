@@ -11,7 +11,7 @@ FILES = sorted((REPOSITORY / "autotune" / "harness").rglob("*.py"))
 
 
 def evaluated(node: ast.AST) -> list[ast.AST]:
-    """Returns the nodes that are evaluated at run time: all but annotations, which `from __future__` leaves alone."""
+    """Returns the nodes that are evaluated at run time: all but annotations, which `from __future__` keeps as text."""
     found = [node]
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns"):
@@ -23,7 +23,7 @@ def evaluated(node: ast.AST) -> list[ast.AST]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_file_is_python_3_9(path: Path) -> None:
+def test_every_file_of_the_harness_is_valid_python_3_9(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 9))
     annotated = [node for node in ast.walk(tree) if getattr(node, "returns", None) or isinstance(node, ast.AnnAssign)]
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]

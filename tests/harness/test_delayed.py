@@ -35,7 +35,7 @@ FLOAT = v2.ToDtype(torch.float32, scale=True)
 ARRAY = np.random.default_rng(0).integers(0, 256, (40, 36, 3), np.uint8)
 ARRAY.reshape(-1)[:256] = np.arange(256)
 
-HAS_WRAP = hasattr(tv_tensors.Image, "wrap")  # before torchvision 0.28, nothing can stand in for its classes of images
+HAS_WRAP = hasattr(tv_tensors.Image, "wrap")  # before torchvision 0.28, its image classes cannot be replaced
 
 
 def steps_of(*rest: Any) -> Any:
@@ -99,7 +99,7 @@ def image() -> Any:
 
 
 @pytest.mark.parametrize("name", [*STAYING, *CONVERTED])
-def test_a_data_set_s_images_are_the_same_to_the_last_bit(fetching: Callable[..., Any], name: str) -> None:
+def test_images_that_stay_bytes_have_bit_for_bit_the_same_values(fetching: Callable[..., Any], name: str) -> None:
     pipeline = STAYING.get(name) or CONVERTED[name]
     torch.manual_seed(1)
     expected = pipeline(image())
@@ -137,13 +137,15 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("is_fetching", [True, False])
-def test_whatever_a_program_does_is_done_with_the_floats(fetching: Callable[..., Any], name: str, is_fetching: bool) -> None:
+def test_operations_of_the_program_are_computed_on_the_floats(
+    fetching: Callable[..., Any], name: str, is_fetching: bool
+) -> None:
     operation, found = OPERATIONS[name], fetching(steps_of(), image())
     result = fetching(operation, found) if is_fetching else operation(found)
     assert same(delayed.plain(result), operation(steps_of()(image())))
 
 
-def test_files_hold_floats_and_workers_send_bytes(fetching: Callable[..., Any]) -> None:
+def test_saved_files_hold_floats_and_workers_send_bytes(fetching: Callable[..., Any]) -> None:
     found, expected = fetching(steps_of(), image()), steps_of()(image())
     file = io.BytesIO()
     torch.save({"image": found}, file)
@@ -159,7 +161,7 @@ def test_files_hold_floats_and_workers_send_bytes(fetching: Callable[..., Any]) 
     assert same(sent[0](*sent[1]), expected + 1)
 
 
-def test_names_for_the_same_image_change_together(fetching: Callable[..., Any]) -> None:
+def test_aliases_of_an_image_share_in_place_changes(fetching: Callable[..., Any]) -> None:
     expected, found = (run(v2.Compose([v2.ToImage(), FLOAT]), image()) for run in (lambda work, *args: work(*args), fetching))
     assert isinstance(found, tv_tensors.Image)
     for each in (expected, found):
@@ -169,7 +171,7 @@ def test_names_for_the_same_image_change_together(fetching: Callable[..., Any]) 
     assert same(delayed.plain(found), expected)
 
 
-def test_bytes_that_the_program_writes_to_later_are_not_its_samples(fetching: Callable[..., Any]) -> None:
+def test_samples_do_not_change_if_the_program_overwrites_the_bytes_later(fetching: Callable[..., Any]) -> None:
     buffer = torch.full((3, 20, 20), 7, dtype=torch.uint8)
 
     def sample() -> Any:
@@ -180,14 +182,14 @@ def test_bytes_that_the_program_writes_to_later_are_not_its_samples(fetching: Ca
     assert float(delayed.plain(fetching(sample))[0, 0, 0]) == float(torch.tensor(7.0) / 255)
 
 
-def test_samples_with_different_arithmetic_are_collated_as_floats(fetching: Callable[..., Any]) -> None:
+def test_samples_with_different_conversions_are_collated_as_floats(fetching: Callable[..., Any]) -> None:
     one, other = fetching(steps_of(), image()), fetching(transforms.ToTensor(), image())
     batch = fetching(default_collate, [one, other, one + 0])
     assert type(batch) is torch.Tensor
     assert same(batch, torch.stack([steps_of()(image()), transforms.ToTensor()(image()), steps_of()(image())]))
 
 
-def test_small_tensors_and_those_of_other_kinds_are_let_be(fetching: Callable[..., Any]) -> None:
+def test_small_tensors_and_other_dtypes_are_converted_as_usual(fetching: Callable[..., Any]) -> None:
     for tensor in (torch.ones(4, 4, dtype=torch.uint8), torch.ones(999, dtype=torch.uint8), torch.ones(30, 30)):
         assert type(fetching(tensor.float)) is torch.Tensor
     assert fetching(torch.ones(30, 30, dtype=torch.uint8).to, torch.float64).dtype is torch.float64
@@ -202,7 +204,7 @@ class Images(Dataset[Any]):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_bytes_are_what_is_copied_to_the_device(
+def test_images_are_copied_to_the_device_as_bytes(
     fetching: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
     copied: list[Any] = []
@@ -243,7 +245,7 @@ def test_bytes_are_what_is_copied_to_the_device(
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_values_are_the_cpu_s(fetching: Callable[..., Any]) -> None:
+def test_gpu_computes_the_same_values_as_the_cpu(fetching: Callable[..., Any]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: whether it computes the same bits is not known")
     for pipeline in STAYING.values():
@@ -265,7 +267,7 @@ def test_a_gpu_s_values_are_the_cpu_s(fetching: Callable[..., Any]) -> None:
         ("text", False),
     ],
 )
-def test_images_of_bytes_are_told_by_their_values(batch: Any, expected: bool) -> None:
+def test_images_that_came_from_bytes_are_recognised_by_their_values(batch: Any, expected: bool) -> None:
     assert eight_bits.are_bytes(batch) == expected
 
 
@@ -274,7 +276,7 @@ def losses(run: Run) -> str:
 
 
 @pytest.mark.thorough
-def test_a_program_trains_as_before_and_its_other_loader_has_plain_tensors(trial: Trial, plain: Trial) -> None:
+def test_losses_are_unchanged_and_the_evaluation_loader_has_plain_tensors(trial: Trial, plain: Trial) -> None:
     words = (f"pipeline={'v2' if HAS_WRAP else 'v1'}", "workers=1", "persistent=1", "evaluate=1", "steps=14")
     alone = losses(plain("images.py", *words))
     baseline = trial("images.py", *words, mode="inspect").result()
@@ -308,7 +310,7 @@ def test_a_program_trains_as_before_and_its_other_loader_has_plain_tensors(trial
         ),
     ],
 )
-def test_what_cannot_stay_bytes_is_told_and_trains_as_before(
+def test_losses_are_unchanged_and_pipelines_that_need_floats_are_reported(
     trial: Trial, plain: Trial, words: tuple[str, ...], reason: str
 ) -> None:
     run = trial("images.py", *words, "steps=10", knobs=ON, mode="parity", max_steps=99)
@@ -317,11 +319,11 @@ def test_what_cannot_stay_bytes_is_told_and_trains_as_before(
     assert losses(run) == losses(plain("images.py", *words, "steps=10"))
 
 
-def test_a_program_without_such_images_is_told_beforehand(trial: Trial) -> None:
+def test_baseline_reports_a_program_without_images_of_bytes(trial: Trial) -> None:
     assert trial("basic.py", mode="inspect").result().applicability[KEY] == eight_bits.NO_IMAGES
 
 
-def test_images_that_are_to_be_floats_are_let_be() -> None:
+def test_uint8_transfer_false_is_reported_as_applied() -> None:
     trained = context({KEY: False}, "cpu", loaders=SimpleNamespace(training=SimpleNamespace(total_batches=10)))
     report = eight_bits.EightBitKnobs(trained).verify()[KEY]
     assert (report.status, report.observed) == (APPLIED, False)
@@ -336,7 +338,7 @@ def test_without_workers_the_program_gets_floats(fetching: Callable[..., Any]) -
 
 
 @pytest.mark.thorough
-def test_a_real_run_with_a_file_s_knobs_has_it_in_every_epoch(trial: Trial) -> None:
+def test_run_with_a_best_yaml_transfers_bytes_in_every_epoch(trial: Trial) -> None:
     run = trial("images.py", "pipeline=v1", "workers=1", "steps=30", knobs=ON, mode="apply", origin="best.yaml")
     assert "the setting of best.yaml is in effect" in run.stderr
     assert json.loads((run.folder / "seen.json").read_text()) == [[True, "torch.float32", True]]

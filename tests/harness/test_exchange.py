@@ -45,7 +45,7 @@ CASES = ["", pytest.param("static clip momentum", marks=pytest.mark.thorough)]
 
 
 @pytest.mark.parametrize("words", CASES)
-def test_gathered_gradients_are_exchanged_once_to_a_step_and_train_the_same(job: Any, words: str) -> None:
+def test_accumulated_gradients_are_exchanged_once_per_step_with_the_same_result(job: Any, words: str) -> None:
     each = job(f"{words} batch=8 own=2")
     once = job(f"{words} batch=8", knobs={KEY: 2})
     assert once.result.knobs[KEY].status == APPLIED
@@ -57,7 +57,7 @@ def test_gathered_gradients_are_exchanged_once_to_a_step_and_train_the_same(job:
     assert all(torch.equal(*pair) for pair in zip(once.weights(0), once.weights(1), strict=True))
 
 
-def test_a_program_that_holds_its_gradients_back_itself_goes_on_doing_so(job: Any) -> None:
+def test_no_sync_of_the_program_is_respected_with_accumulation(job: Any) -> None:
     own = job("batch=4 own=2 quiet", knobs={KEY: 1})
     assert own.exchanges == list(range(2, 2 * STEPS + 1, 2))
     both = job("batch=4 own=2 quiet", knobs={KEY: 2})
@@ -65,7 +65,7 @@ def test_a_program_that_holds_its_gradients_back_itself_goes_on_doing_so(job: An
     assert both.exchanges == [2, 4, 6, 8, *range(12, 4 * STEPS + 1, 4)]
 
 
-def test_gradients_that_were_held_back_are_exchanged_when_the_program_steps_on_them(job: Any) -> None:
+def test_held_back_gradients_are_exchanged_if_a_second_optimizer_steps(job: Any) -> None:
     found = job("batch=8 late", knobs={KEY: 4})
     report = found.result.knobs[KEY]
     assert (report.status, report.reason.split(":")[0]) == (NOT_APPLICABLE, "several optimizers step")
@@ -75,7 +75,7 @@ def test_gradients_that_were_held_back_are_exchanged_when_the_program_steps_on_t
 
 
 @pytest.mark.thorough
-def test_a_global_batch_is_that_of_all_ranks(job: Any) -> None:
+def test_global_batch_counts_the_samples_of_all_ranks(job: Any) -> None:
     parts, whole = job("batch=8", global_batch=32), job("batch=16", global_batch=32)
     for found, every in ((parts, 2), (whole, 1)):
         assert (found.result.knobs[KEY].status, found.result.knobs[KEY].observed) == (APPLIED, every)
@@ -84,7 +84,7 @@ def test_a_global_batch_is_that_of_all_ranks(job: Any) -> None:
     assert torch.allclose(parts.weights()[-1], whole.weights()[-1], atol=1e-5)
 
 
-def test_only_wrappers_that_the_program_lets_exchange_are_held_back() -> None:
+def test_exchange_is_held_back_only_in_wrappers_where_the_program_allows_it() -> None:
     class Wrapper:
         require_backward_grad_sync = True
 

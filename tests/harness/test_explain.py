@@ -68,7 +68,7 @@ def test_phases_sum_to_the_step_and_the_slow_line_is_named(trial: Trial) -> None
     assert slow["text"].startswith(("while", "pass"))
 
 
-def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) -> None:
+def test_synchronisations_are_attributed_to_the_line_of_the_program(trial: Trial) -> None:
     found = document(explain(trial, LINES, "sync"), LINES)
     site = next(site for site in found["syncs"] if site["function"] == "report")
     assert (site["kind"], site["line"], site["phase"]) == ("item", line_of("the place of the sync"), "other")
@@ -76,7 +76,7 @@ def test_synchronisations_are_counted_at_the_program_s_own_line(trial: Trial) ->
 
 
 @pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
-def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
+def test_evaluations_are_excluded_from_the_pass_lines(trial: Trial, words: tuple[str, ...]) -> None:
     found = document(explain(trial, LINES, *words), LINES)
     step_s = found["seconds"] / found["steps"]
     assert step_s < 0.008  # with evaluations of 40 ms after every fourth step, it would be 10 ms or more
@@ -86,13 +86,13 @@ def test_evaluations_are_left_out(trial: Trial, words: tuple[str, ...]) -> None:
     assert not [line for line in found["lines"] if line["text"].startswith("time.sleep(0.01)")]
 
 
-def test_pages_that_the_kernel_gives_again_are_counted(trial: Trial) -> None:
+def test_page_faults_are_counted_unless_the_program_evaluates(trial: Trial) -> None:
     assert document(explain(trial, LINES, "blocks"), LINES)["page_faults"] >= 2**26 / 4096
     assert document(explain(trial, LINES), LINES)["page_faults"] < 1000
     assert document(explain(trial, LINES, "evaluate"), LINES)["page_faults"] is None
 
 
-def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
+def test_work_of_workers_is_reported_by_stage_and_line(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}
     assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.8)
@@ -107,7 +107,7 @@ def test_what_workers_do_is_told_by_stage_and_line(trial: Trial) -> None:
     assert found["phases_s"]["input"] >= 0.9 * found["wait_s"]
 
 
-def test_without_workers_stages_are_those_of_the_training_process(trial: Trial) -> None:
+def test_without_workers_stages_are_reported_for_the_training_process(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"]}
     assert stages["item"]["where"] == MAIN
@@ -116,13 +116,13 @@ def test_without_workers_stages_are_those_of_the_training_process(trial: Trial) 
     assert slow["phase"] == "input"
 
 
-def test_cheap_items_are_timed_now_and_then(trial: Trial) -> None:
+def test_only_some_cheap_items_are_timed(trial: Trial) -> None:
     found = document(explain(trial, LINES), LINES)
     item = next(stage for stage in found["stages"] if stage["name"] == "item")
     assert 0 < item["count"] < 0.2 * found["steps"] + 2
 
 
-def test_both_ranks_tell_of_the_same_steps(trial: Trial) -> None:
+def test_both_ranks_report_the_same_steps(trial: Trial) -> None:
     run = explain(trial, LINES, "ranks", "rank1", ranks=2)
     first, second = document(run, LINES, 0), document(run, LINES, 1)
     assert first["steps"] == second["steps"] > 0
@@ -154,7 +154,7 @@ def test_trace_has_the_phases_of_each_step(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
-def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[str, ...]) -> None:
+def test_traced_steps_with_an_evaluation_are_listed_as_left_out(trial: Trial, words: tuple[str, ...]) -> None:
     run = explain(trial, TRACE, *words)
     found = document(run, TRACE)
     trace = read_trace(run.folder / found["file"])
@@ -166,7 +166,7 @@ def test_traced_steps_with_an_evaluation_are_named(trial: Trial, words: tuple[st
     assert sum(seconds) / len(seconds) <= found["step_s"] < 0.04
 
 
-def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:
+def test_trace_that_cannot_be_written_is_reported_in_a_note(trial: Trial) -> None:
     run = explain(trial, TRACE, "blocked")
     found = document(run, TRACE)
     assert found["file"] == ""
@@ -175,14 +175,14 @@ def test_a_trace_that_cannot_be_written_is_a_note(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize(("step_s", "events", "steps"), [(1.0, 10, MIN_STEPS), (1e-4, 10, MAX_STEPS), (0.1, MAX_EVENTS, 1)])
-def test_steps_to_trace_are_bounded_by_number_and_events(step_s: float, events: int, steps: int) -> None:
+def test_number_of_traced_steps_is_limited_directly_and_by_their_events(step_s: float, events: int, steps: int) -> None:
     assert _num_wanted(step_s, events) == steps
 
 
 # --- memory ---
 
 
-def test_memory_is_told_by_its_parts_and_flops_are_exact(trial: Trial) -> None:
+def test_memory_is_reported_by_category_and_flops_are_exact(trial: Trial) -> None:
     run = explain(trial, MEMORY, "wide")
     found = document(run, MEMORY)
     parts = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")
@@ -202,7 +202,7 @@ def test_memory_is_told_by_its_parts_and_flops_are_exact(trial: Trial) -> None:
     assert run.stderr == ""
 
 
-def test_gradients_are_the_peak_of_a_small_batch(trial: Trial) -> None:
+def test_peak_of_a_small_batch_contains_all_gradients(trial: Trial) -> None:
     found = document(explain(trial, MEMORY), MEMORY)
     assert found["gradients"] == found["parameters"]
     assert found["activations"] < found["gradients"]
@@ -211,13 +211,13 @@ def test_gradients_are_the_peak_of_a_small_batch(trial: Trial) -> None:
 # --- programs that end, and bad input ---
 
 
-def test_program_that_ends_before_it_is_warm_has_no_document(trial: Trial) -> None:
+def test_program_that_ends_during_warm_up_writes_no_document(trial: Trial) -> None:
     run = explain(trial, LINES, "short")
     assert run.result().status == "ended"
     assert not (run.folder / documents.document_file(LINES, 0)).exists()
 
 
-def test_program_that_ends_in_the_middle_tells_what_was_seen(trial: Trial) -> None:
+def test_program_that_ends_during_a_pass_reports_what_was_seen(trial: Trial) -> None:
     run = trial(PROGRAM, "burn", "crash", mode="explain", explain=LINES, max_s=60.0)
     assert run.result().status == "failed"
     found = document(run, LINES)
@@ -225,14 +225,14 @@ def test_program_that_ends_in_the_middle_tells_what_was_seen(trial: Trial) -> No
     assert "ended by itself" in found["notes"][0]
 
 
-def test_program_that_crashes_in_a_pass_says_where(trial: Trial) -> None:
+def test_program_that_crashes_in_a_pass_prints_the_line(trial: Trial) -> None:
     run = trial(PROGRAM, "segfault", mode="explain", explain=LINES, max_s=60.0)
     assert run.returncode == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in run.stderr
     assert f"line {line_of('os.kill(os.getpid()')} in main" in run.stderr
 
 
-def test_unknown_pass_is_a_failed_trial(trial: Trial) -> None:
+def test_unknown_pass_fails_the_trial(trial: Trial) -> None:
     run = trial(PROGRAM, mode="explain", explain="everything")
     assert not (run.folder / documents.document_file(LINES, 0)).exists()
     assert "no such pass, got 'everything'" in run.stderr
@@ -241,18 +241,18 @@ def test_unknown_pass_is_a_failed_trial(trial: Trial) -> None:
 # --- nothing is left behind ---
 
 
-def test_a_measured_trial_knows_nothing_of_passes(trial: Trial) -> None:
+def test_measured_trial_does_not_load_the_module_of_passes(trial: Trial) -> None:
     run = trial(PROGRAM, "seen", "workers")
     assert run.stdout.splitlines()[0] == "[]"
     assert not list(run.folder.glob("stages*"))
 
 
-def test_files_of_workers_are_removed(trial: Trial) -> None:
+def test_stage_files_of_workers_are_removed(trial: Trial) -> None:
     run = explain(trial, LINES, "item", "workers")
     assert not list(run.folder.glob("stages*"))
 
 
-def test_stages_give_back_what_they_replace() -> None:
+def test_stages_restore_the_functions_that_they_replace() -> None:
     import builtins
 
     from torch.utils.data._utils import fetch
@@ -266,18 +266,18 @@ def test_stages_give_back_what_they_replace() -> None:
     assert isinstance(patches, Patches)
 
 
-def test_time_waited_for_a_core_between_two_readings_counts_on_both_clocks() -> None:
+def test_wait_for_a_core_between_two_readings_counts_on_both_clocks() -> None:
     """The first reading is interrupted: the thread waits 5 ms for a core after the clock was read."""
     delays_s, clock_s = iter([1.0, 1.005, 1.005, 1.005]), iter([10.0, 10.006])
     assert read_together(delays_s.__next__, clock_s.__next__) == (1.005, 10.006)
 
 
-def test_a_thread_that_is_interrupted_again_and_again_is_read_all_the_same() -> None:
+def test_clocks_are_read_after_a_few_attempts_if_each_is_interrupted() -> None:
     delay_s, clock_s = itertools.count(), itertools.count()
     assert read_together(delay_s.__next__, clock_s.__next__)[1] < 10
 
 
-def test_the_switch_interval_is_given_back() -> None:
+def test_sampler_restores_the_switch_interval() -> None:
     before = sys.getswitchinterval()
     sampler = LineSampler(Sources(), 0.002, lambda: "other")
     sampler.start()
@@ -291,7 +291,7 @@ def test_the_switch_interval_is_given_back() -> None:
 # --- parts ---
 
 
-def test_what_the_compiler_did_is_told_by_place_and_reason() -> None:
+def test_graph_breaks_and_recompilations_are_reported_with_place_and_reason() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
         torch._dynamo.graph_break()  # the place of the break
@@ -318,10 +318,10 @@ def test_what_the_compiler_did_is_told_by_place_and_reason() -> None:
     assert found.seconds > 0
 
 
-def test_a_stack_is_read_innermost_first() -> None:
+def test_stack_is_read_from_the_innermost_frame() -> None:
     stack = stack_of(threading.get_ident())
     names = [code.co_name for code, _ in stack]
-    assert names.index("stack_of") < names.index("test_a_stack_is_read_innermost_first")
+    assert names.index("stack_of") < names.index("test_stack_is_read_from_the_innermost_frame")
     assert stack_of(1) == []
 
 
@@ -355,12 +355,12 @@ assert gc.isenabled()
 """
 
 
-def test_reading_stacks_of_a_running_thread_does_not_crash_if_the_collector_runs() -> None:
+def test_reading_stacks_during_garbage_collection_does_not_crash() -> None:
     done = subprocess.run([sys.executable, "-c", READS_STACKS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_reading_stacks_leaves_the_collector_as_it_is() -> None:
+def test_reading_stacks_does_not_enable_the_garbage_collector() -> None:
     gc.disable()
     try:
         assert threading.get_ident() in threads()
@@ -370,15 +370,15 @@ def test_reading_stacks_leaves_the_collector_as_it_is() -> None:
         gc.enable()
 
 
-def test_a_frame_without_a_line_counts_for_its_function() -> None:
+def test_frame_without_a_line_is_attributed_to_its_function() -> None:
     sampler = LineSampler(Sources(), 0.002, lambda: "other")
-    code = test_a_frame_without_a_line_counts_for_its_function.__code__
+    code = test_frame_without_a_line_is_attributed_to_its_function.__code__
     sampler._note([(code, None)], "other", MAIN, 0.5)
     (line,) = sampler.lines(1.0)
     assert (line.line, line.self_s) == (code.co_firstlineno, 0.5)
 
 
-def test_code_is_the_program_s_a_library_s_or_ours() -> None:
+def test_source_files_are_classified_as_program_library_or_harness() -> None:
     sources = Sources()
     assert sources.kind_of_file(__file__) == OWN
     assert sources.kind_of_file(os.path.join(os.path.dirname(torch.__file__), "nn", "x.py")) == LIBRARY
@@ -388,7 +388,7 @@ def test_code_is_the_program_s_a_library_s_or_ours() -> None:
     assert sources.kind_of_file("/tmp/torchinductor_me/ab/cab.py") == LIBRARY
 
 
-def test_what_kineto_says_is_kept_from_the_log_and_a_refusal_is_noted(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_kineto_is_hidden_and_missing_gpu_permission_becomes_a_note(capfd: pytest.CaptureFixture[str]) -> None:
     notes: list[str] = []
     with kineto.quiet(notes):
         os.write(2, b"USDT: registered\nERROR: a b\n[rank0]:[W1124 CPUAllocator.cpp:245] x\nthe program's own\n")
@@ -397,7 +397,7 @@ def test_what_kineto_says_is_kept_from_the_log_and_a_refusal_is_noted(capfd: pyt
     assert notes == ["GPU kernels are not known: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"]
 
 
-def test_history_of_the_gpu_s_allocator_is_reduced_to_its_peak() -> None:
+def test_history_of_the_gpu_allocator_is_reduced_to_its_peak() -> None:
     own, library = ({"filename": name, "line": 7, "name": "f"} for name in (__file__, torch.__file__))
 
     def entry(action: str, address: int, size: int, time_us: int, *frames: Any) -> dict[str, Any]:
@@ -428,7 +428,7 @@ def test_history_of_the_gpu_s_allocator_is_reduced_to_its_peak() -> None:
     assert history.fragmentation_frac == pytest.approx(0.5)
 
 
-def test_documents_are_read_back_as_what_they_are(trial: Trial) -> None:
+def test_documents_can_be_read_back_into_their_dataclasses(trial: Trial) -> None:
     run = explain(trial, LINES)
     raw = document(run, LINES)
     raw["lines"] = [documents.Line(**line) for line in raw["lines"]]

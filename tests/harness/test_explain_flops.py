@@ -1,4 +1,4 @@
-"""FLOPs of a step against counts by hand; matrix products in two precisions and the peaks, measured on this device."""
+"""FLOPs of a step agree with counts by hand. Products in two precisions and peaks are measured on this device."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_flops_of_a_small_gpt() -> None:
     assert counter.total == pytest.approx(3 * forward + batch * depth * attention / 2, rel=WITHIN)
 
 
-def test_products_of_a_step_are_timed_again_in_two_precisions() -> None:
+def test_matrix_products_of_a_step_are_timed_in_two_precisions() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 14 * 14, 32))
     found = counted(model, torch.randn(4, 3, 16, 16), mean).products.timed("cpu")
     assert set(found) == {WIDE, NARROW, CASTS, TIMED_FRAC}
@@ -122,7 +122,7 @@ def test_products_in_16_bits_are_not_timed_again() -> None:
     assert counted(model, torch.randn(8, 64).to(torch.bfloat16), mean).products.timed("cpu") == {}
 
 
-def test_peaks_of_this_device_are_rates() -> None:
+def test_peaks_of_this_device_are_plausible() -> None:
     found = peaks("cpu")
     assert set(found) == {WIDE, NARROW, BYTES}
     assert found[WIDE] > 1e9
@@ -130,7 +130,7 @@ def test_peaks_of_this_device_are_rates() -> None:
 
 
 class Queue:
-    """Simulated clocks of GPU and host. A call takes 30 us on the GPU and 5 us on the host; a wait adds 10 us to the queue."""
+    """Simulated clocks of GPU and host. A call takes 30 us on the GPU and 5 us on the host; a wait takes 10 us more."""
 
     now_s = busy_until_s = 0.0
 
@@ -142,7 +142,7 @@ class Queue:
         self.now_s = max(self.now_s, self.busy_until_s) + 10e-6
 
 
-def test_short_calls_on_a_gpu_are_timed_without_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_of_short_gpu_calls_excludes_the_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue()
     monkeypatch.setattr(torch.cuda, "synchronize", queue.synchronize)
     monkeypatch.setattr(peaks_of_device, "time", SimpleNamespace(perf_counter=lambda: queue.now_s))

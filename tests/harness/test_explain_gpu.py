@@ -58,22 +58,22 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> TracePass:
     return made
 
 
-def test_the_second_trace_is_not_disturbed_by_the_end_of_the_first(traced: TracePass) -> None:
+def test_cupti_is_not_torn_down_between_two_traces(traced: TracePass) -> None:
     assert Profiler.teardown == ["0", "0"]
 
 
-def test_a_profiled_step_takes_as_long_as_the_step_not_the_profiler_s_end(traced: TracePass) -> None:
+def test_time_of_profiled_steps_excludes_the_stop_of_the_profiler(traced: TracePass) -> None:
     assert traced._num_steps == MIN_STEPS
     assert traced._seconds == pytest.approx(MIN_STEPS * STEP_S)
 
 
-def test_steps_that_a_gpu_had_not_finished_have_samples_too() -> None:
+def test_samples_of_steps_that_the_gpu_has_not_finished_are_estimated() -> None:
     assert samples_of([32.0] * 12, 20) == pytest.approx(640.0)
     assert samples_of([30.0, 31.0, 33.0], 3) == 94.0
     assert samples_of([], 3) == 0.0
 
 
-def test_peaks_and_products_are_those_of_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peaks_and_products_are_measured_on_the_gpu_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     entered: list[int] = []
 
     @contextlib.contextmanager

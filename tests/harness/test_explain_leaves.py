@@ -23,7 +23,7 @@ from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.syncs import SyncSites
 from tests.harness.conftest import REPOSITORY, Trial
 
-LEAST_STEPS = 10  # a program makes at least this many steps within a pass, on a busy machine, too
+LEAST_STEPS = 10  # a program makes at least this many steps within a pass, even on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ LEAST_STEPS = 10  # a program makes at least this many steps within a pass, on a
         *(pytest.param(*row, marks=pytest.mark.thorough) for row in ((LINES, ()), (LINES, ("workers",)), (MEMORY, ()))),
     ],
 )
-def test_losses_under_a_pass_are_those_of_the_plain_program(trial: Trial, plain: Trial, which: str, words: Any) -> None:
+def test_losses_during_a_pass_equal_those_without_the_harness(trial: Trial, plain: Trial, which: str, words: Any) -> None:
     alone = plain("seeded.py", *words).stdout.split()
     seen = trial("seeded.py", *words, mode="explain", explain=which, max_s=0.3)
     assert (seen.folder / f"explained.{which}.rank0.json").exists(), seen.stderr
@@ -67,7 +67,7 @@ def state() -> dict[str, Any]:
     return {**found, "open": open, "hooks": hooks, "switch": sys.getswitchinterval()}
 
 
-def test_a_process_is_bit_for_bit_as_before_once_lines_were_looked_at() -> None:
+def test_pass_lines_restores_everything_that_it_changes_in_a_process() -> None:
     # A new process, because other tests may have patched torch, and torch completes some classes at their first use.
     code = "from tests.harness.test_explain_leaves import look_at_lines; look_at_lines()"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -26,7 +26,7 @@ def runs(trial: Trial) -> Any:
 
 
 def skip_without(scaling: str) -> None:
-    """Skips a test if torchao is missing, or if this torch cannot multiply so on a CPU: torch 2.11 cannot, row by row."""
+    """Skips a test if torchao is missing, or if this torch lacks the product on a CPU. torch 2.11 lacks the rowwise one."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install '.[float8]'")
     layers = nn.Sequential(nn.Linear(32, 32))
     float8.convert(layers, scaling)
@@ -37,7 +37,7 @@ def skip_without(scaling: str) -> None:
 
 
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
-def test_layers_of_fitting_sizes_are_replaced_and_learn_as_before(runs: Any, scaling: str) -> None:
+def test_layers_of_suitable_size_are_converted_and_train_similarly(runs: Any, scaling: str) -> None:
     skip_without(scaling)
     (plain, told), (found, seen) = runs("off"), runs(scaling)
     assert (plain.knobs[KEY].status, plain.knobs[KEY].observed) == (APPLIED, "off")
@@ -61,7 +61,7 @@ def test_rowwise_scaling_needs_bf16(runs: Any) -> None:
     assert CONVERTED in seen["layers"]
 
 
-def test_a_model_without_fitting_layers_is_told_from_one_that_is_in_float8(trial: Trial) -> None:
+def test_model_without_suitable_layers_is_distinguished_from_one_in_float8(trial: Trial) -> None:
     assert trial("basic.py", mode="inspect").result().applicability[KEY] == float8.NO_LINEAR
     hooked = nn.Linear(32, 32)
     hooked.register_forward_hook(lambda *_: None)
@@ -77,7 +77,7 @@ def test_a_program_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
         assert module._float8_problem(observed) == problem
 
 
-def test_a_gpu_that_is_too_old_for_float8_leaves_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_is_too_old_for_float8_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an A100 that runs with a best.yaml from an H100."""
     monkeypatch.setattr(float8, "is_installed", lambda: True)
     assert module.observe(nn.Linear(32, 32))["capability"] is None  # torch emulates the products on a CPU
@@ -89,7 +89,7 @@ def test_a_gpu_that_is_too_old_for_float8_leaves_the_model_as_it_is(monkeypatch:
         assert module._float8_problem({**observed, "capability": float8.capability(None)}) == problem
 
 
-def test_attention_s_own_projection_is_left_alone_and_a_second_conversion_is_refused() -> None:
+def test_projection_of_attention_is_not_converted_and_float8_is_recognised() -> None:
     skip_without("tensorwise")
     model = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(32, 2))
     float8.convert(model, "tensorwise")

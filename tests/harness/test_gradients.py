@@ -57,7 +57,7 @@ MANY = [pytest.param(words, marks=pytest.mark.thorough) for words in WAYS]
 
 
 @pytest.mark.parametrize("words", [*QUICK, *MANY])
-def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: str) -> None:
+def test_four_accumulated_batches_train_like_one_large_batch(trained: Any, words: str) -> None:
     whole = trained(f"{words} batch=32")
     parts = trained(f"{words} batch=8", knobs={KEY: 4})
     assert (parts.report.status, parts.report.observed) == (APPLIED, 4)
@@ -65,7 +65,7 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
     assert parts.result.steps["samples"] == whole.result.steps["samples"]
     if words != "functional":  # the harness cannot see its loss
         assert parts.result.loss["curve"] == pytest.approx(whole.result.loss["curve"], rel=1e-4)
-    assert len(whole.weights) == STEPS  # the initial ones, and those after each step but the last, during which the trial ends
+    assert len(whole.weights) == STEPS  # initial ones, and those after each step but the last, in which the trial ends
     for one, other in zip(whole.weights, parts.weights, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -82,13 +82,13 @@ def test_four_small_batches_train_as_one_large_batch_does(trained: Any, words: s
         ("discards", "throws gradients away between backward() and step()"),
     ],
 )
-def test_a_program_with_ways_of_its_own_is_left_alone_with_the_reason(trained: Any, words: str, reason: str) -> None:
+def test_accumulation_is_refused_with_a_reason_in_unsupported_programs(trained: Any, words: str, reason: str) -> None:
     found = trained(f"{words} batch=8", knobs={KEY: 4}).report
     assert found.status == NOT_APPLICABLE
     assert reason in found.reason
 
 
-def test_one_batch_to_a_step_changes_nothing(trained: Any) -> None:
+def test_accumulation_of_one_batch_changes_nothing(trained: Any) -> None:
     plain, one = trained("clip"), trained("clip", knobs={KEY: 1})
     assert (one.report.status, one.report.observed) == (APPLIED, 1)
     assert all(torch.equal(a, b) for a, b in zip(plain.weights, one.weights, strict=True))
@@ -96,7 +96,7 @@ def test_one_batch_to_a_step_changes_nothing(trained: Any) -> None:
 
 
 @pytest.mark.parametrize(("words", "every"), [("batch=32", 1), ("batch=16", 2), ("batch=4 clip", 8), ("batch=8 own=2", 2)])
-def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: Any, words: str, every: int) -> None:
+def test_global_batch_is_reached_from_any_batch_size_of_the_program(trained: Any, words: str, every: int) -> None:
     found = trained(words, global_batch=32)
     assert (found.report.status, found.report.observed) == (APPLIED, every)
     assert found.result.observed[KEY] == every
@@ -105,7 +105,7 @@ def test_a_global_batch_is_made_up_of_whatever_batch_the_program_has(trained: An
     assert torch.allclose(found.weights[-1], reference.weights[-1], atol=1e-5)
 
 
-def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
+def test_global_batch_that_cannot_be_reached_is_reported_with_the_reason(trained: Any) -> None:
     found = trained("batch=12", global_batch=32).report
     assert found.status == NOT_APPLICABLE
     uneven = "a step of the program holds 12 samples over all ranks, and train.global_batch=32 is not a multiple of this number"
@@ -115,7 +115,7 @@ def test_a_global_batch_that_cannot_be_made_up_says_why(trained: Any) -> None:
     assert (found.status, found.reason) == (OVERRIDDEN, other)
 
 
-def test_the_baseline_says_where_nothing_can_be_gathered(trained: Any) -> None:
+def test_baseline_reports_where_gradients_cannot_be_accumulated(trained: Any) -> None:
     assert KEY not in trained("").result.applicability
     assert "several optimizers" in trained("two").result.applicability[KEY]
     assert "closure" in trained("lbfgs").result.applicability[KEY]
@@ -128,7 +128,7 @@ AMP = "precision.amp"
     ("words", "every"),
     [("clip batch=16", 1), ("adam batch=8", 2), pytest.param("closure after batch=4", 4, marks=pytest.mark.thorough)],
 )
-def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, words: str, every: int) -> None:
+def test_float16_with_scaled_losses_trains_like_float32(trained: Any, words: str, every: int) -> None:
     kept = " ".join(word for word in words.split() if not word.startswith("batch="))
     plain = trained(f"{kept} batch=16", max_steps=12)
     half = trained(words, knobs={AMP: "fp16", KEY: every}, max_steps=12)
@@ -149,7 +149,7 @@ def test_float16_trains_as_float32_does_with_its_losses_scaled(trained: Any, wor
         pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
     ],
 )
-def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str, reason: str) -> None:
+def test_float16_is_not_applicable_if_losses_cannot_be_scaled(trained: Any, words: str, reason: str) -> None:
     found = trained(words, knobs={AMP: "fp16"}).result
     assert found.knobs[AMP].status == NOT_APPLICABLE
     assert reason in found.knobs[AMP].reason
@@ -157,7 +157,7 @@ def test_float16_is_left_where_losses_cannot_be_scaled(trained: Any, words: str,
     assert found.loss["last"] < 2  # training continues in float32 from undamaged weights
 
 
-def test_gradients_on_several_gpus_are_divided_by_the_scale_of_a_loss_on_one_of_them() -> None:
+def test_gradients_on_several_gpus_are_divided_by_a_scale_on_one_gpu() -> None:
     with FakeTensorMode():  # tensors that say they are on GPUs
         parameters = [torch.nn.Parameter(torch.ones(2, device=f"cuda:{number}")) for number in range(2)]
         for parameter in parameters:
@@ -170,10 +170,10 @@ def test_gradients_on_several_gpus_are_divided_by_the_scale_of_a_loss_on_one_of_
     ("words", "reason"),
     [
         ("assigned clip", "computes its gradients by other means than backward()"),
-        ("assigned two half", "several optimizers step"),  # the first one has no gradients
+        ("assigned two half", "several optimizers step"),  # the first optimizer has no gradients
     ],
 )
-def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any, words: str, reason: str) -> None:
+def test_float16_is_not_applicable_without_a_backward_pass_to_scale(trained: Any, words: str, reason: str) -> None:
     found = trained(words, knobs={AMP: "fp16"}).result
     assert (found.status, found.error) == ("measured", None)
     assert (found.knobs[AMP].status, found.loss) == (NOT_APPLICABLE, None)
@@ -181,7 +181,7 @@ def test_float16_is_left_where_there_is_no_backward_pass_to_scale(trained: Any, 
 
 
 @pytest.mark.parametrize("knobs", [{AMP: "fp16"}, {KEY: 2}])
-def test_a_step_without_gradients_stays_one(trained: Any, knobs: dict[str, Any]) -> None:
+def test_steps_without_gradients_do_not_disturb_float16_or_accumulation(trained: Any, knobs: dict[str, Any]) -> None:
     found = trained("skips", knobs=knobs, max_steps=12).result
     assert (found.status, found.error) == ("measured", None)
     assert {report.status for report in found.knobs.values()} == {APPLIED}

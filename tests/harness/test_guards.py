@@ -1,4 +1,4 @@
-"""Detects whether workers that import the main module would train, in programs with main guards of every spelling."""
+"""Main guards are detected in every spelling. Without one, workers that import the main module would train."""
 
 import subprocess
 import sys
@@ -47,22 +47,22 @@ def found(folder: Path, body: str, *words: str, name: str = "train.py") -> str:
 
 
 @pytest.mark.parametrize("spelling", GUARDED)
-def test_a_guard_is_seen_however_it_is_spelled(tmp_path: Path, spelling: str) -> None:
+def test_main_guard_is_recognised_in_every_spelling(tmp_path: Path, spelling: str) -> None:
     assert found(tmp_path, GUARDED[spelling]) == ""
 
 
-def test_a_program_without_a_guard_is_told_by_its_file(tmp_path: Path) -> None:
+def test_program_without_a_guard_is_reported_with_its_file(tmp_path: Path) -> None:
     said = found(tmp_path, "main()")
     assert "main module (train.py)" in said
     assert said.endswith('it has no `if __name__ == "__main__":`')
 
 
-def test_a_guard_round_something_else_is_no_guard_and_not_said_to_be_missing(tmp_path: Path) -> None:
+def test_guard_that_does_not_contain_the_training_is_reported(tmp_path: Path) -> None:
     said = found(tmp_path, "main()\nif __name__ == '__main__':\n    pass")
     assert said.endswith('it trains outside its `if __name__ == "__main__":`')
 
 
-def test_a_batch_taken_at_module_level_starts_workers_whatever_trains_under_the_guard(tmp_path: Path) -> None:
+def test_batch_fetched_at_module_level_counts_as_training_outside_the_guard(tmp_path: Path) -> None:
     assert "it trains outside its" in found(tmp_path, "begin()\nif __name__ == '__main__':\n    main()")
 
 
@@ -72,28 +72,28 @@ def test_a_loader_made_at_module_level_may_be_used_under_the_guard(tmp_path: Pat
 
 
 @pytest.mark.parametrize("words", [("-m", "pkg"), ("pkg",)])
-def test_the_main_file_of_a_package_is_imported_by_no_worker(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_workers_do_not_import_the_main_file_of_a_package(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert found(tmp_path, "main()", *words, name="pkg/__main__.py") == ""
 
 
-def test_a_module_that_is_run_by_its_name_is_imported_by_workers(tmp_path: Path) -> None:
+def test_module_that_is_run_with_m_is_imported_by_workers(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     assert "main module (train.py)" in found(tmp_path, "main()", "-m", "pkg.train", name="pkg/train.py")
     assert found(tmp_path, GUARDED["single quotes"], "-m", "pkg.train", name="pkg/train.py") == ""
 
 
-def test_the_guard_of_a_program_that_another_one_runs_in_its_place_counts(tmp_path: Path) -> None:
+def test_guard_of_a_program_that_runpy_runs_counts(tmp_path: Path) -> None:
     (tmp_path / "launch.py").write_text("import runpy\n\nrunpy.run_path('train.py', run_name='__main__')\n")
     assert found(tmp_path, GUARDED["single quotes"], "launch.py") == ""
 
 
-def test_a_launcher_of_two_lines_is_what_workers_import(tmp_path: Path) -> None:
+def test_workers_import_an_unguarded_launcher_instead_of_the_program(tmp_path: Path) -> None:
     (tmp_path / "launch.py").write_text("import train\ntrain.main()\n")
     assert "main module (launch.py)" in found(tmp_path, GUARDED["single quotes"], "launch.py")
 
 
 @pytest.mark.thorough
-def test_a_program_with_its_loader_at_module_level_can_be_turned(trial: Trial) -> None:
+def test_start_method_can_be_set_for_a_loader_at_module_level(trial: Trial) -> None:
     baseline = trial("module_level.py", mode="inspect").result()
     assert CONTEXT not in baseline.applicability
     run = trial("module_level.py", knobs={CONTEXT: "spawn"}, target=baseline.target, mode="inspect")
@@ -101,6 +101,6 @@ def test_a_program_with_its_loader_at_module_level_can_be_turned(trial: Trial) -
 
 
 @pytest.mark.thorough
-def test_a_rank_that_was_started_by_spawn_has_left_the_guard_behind(trial: Trial) -> None:
+def test_rank_that_was_started_by_spawn_needs_no_guard(trial: Trial) -> None:
     run = trial("module_level.py", "spawned", mode="inspect", is_fresh=True)
     assert CONTEXT not in run.result().applicability

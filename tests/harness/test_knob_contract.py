@@ -46,7 +46,7 @@ CONTRACT: dict[str, tuple[Any, Any]] = {
     "nccl.socket_ifname": ("=eth0", "^docker"),
     "nccl.cross_nic": (0, 1),
 }
-# Tested in test_blocks.py, whose model has blocks. The last one needs a GPU, so that test fakes the CUDA runtime.
+# Tested in test_blocks.py, whose model has blocks. The last knob needs a GPU, so its test fakes the CUDA runtime.
 BLOCKS = {
     "memory.activation_checkpointing": (True, False),
     "backend.sdpa": ("flash", "math"),
@@ -97,7 +97,7 @@ def test_each_value_takes_effect_and_is_read_back(trial: Trial, which: int) -> N
 
 
 @pytest.mark.parametrize(("mode", "is_compiled"), [pytest.param("default", True, marks=pytest.mark.thorough), ("off", False)])
-def test_compilation_makes_graphs_or_none(trial: Trial, mode: str, is_compiled: bool) -> None:
+def test_compilation_creates_graphs_only_if_it_is_on(trial: Trial, mode: str, is_compiled: bool) -> None:
     found = trial("basic.py", knobs={"compile.mode": mode, "compile.dynamic": "true"}, mode="inspect").result()
     assert found.knobs["compile.mode"].status == APPLIED
     assert found.knobs["compile.dynamic"].status == (APPLIED if is_compiled else NOT_APPLICABLE)

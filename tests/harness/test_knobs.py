@@ -83,7 +83,7 @@ def test_a_precision_that_the_program_changes_later_by_the_new_api_is_read(trial
     assert (found.knobs["precision.matmul"].status, found.knobs["precision.matmul"].observed) == (OVERRIDDEN, "highest")
 
 
-def test_knobs_that_cannot_be_read_back_leave_the_others_reports_alone() -> None:
+def test_knob_that_cannot_be_read_back_does_not_affect_other_reports() -> None:
     broken, other = KnobHandler(context({"a": 1})), KnobHandler(context({"b": 2}))
     broken.keys, other.keys = ("a",), ("b",)
     broken.observe = lambda: torch.cuda.not_there()  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ def read_back(model: nn.Module, asked: bool):
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_depthwise_convolutions_say_nothing_of_the_format(asked):
+def test_depthwise_convolutions_are_ignored_when_the_format_is_read_back(asked):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 1))
     if asked:
         model.to(memory_format=torch.channels_last)

@@ -18,7 +18,7 @@ from tests.harness.conftest import RULES, Trial, baseline_then
 KNOBS = {"loader.batch_size": 6, "loader.num_workers": 1}
 
 
-def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(trial: Trial) -> None:
+def test_knobs_change_only_the_training_loader_and_keep_its_worker_init_fn(trial: Trial) -> None:
     baseline = trial("loaders.py", "validated", mode="inspect").result()
     knobs = {**KNOBS, "loader.prefetch_factor": 4, "loader.persistent_workers": True}
     run = trial("loaders.py", "validated", knobs=knobs, target=baseline.target)
@@ -46,7 +46,7 @@ def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
 
 
 @pytest.mark.thorough
-def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> None:
+def test_evaluation_between_steps_is_excluded_from_the_measured_window(trial: Trial) -> None:
     found = trial("loaders.py", "validated", "samples=2400", "pause=0.4").result()
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
@@ -56,14 +56,14 @@ def test_an_evaluation_between_steps_is_no_part_of_the_window(trial: Trial) -> N
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("words", [("validated",), ("validated", "workers=1"), ("on_itself",)])
-def test_all_steps_of_short_epochs_count_and_no_evaluation_between_them(trial: Trial, words: tuple[str, ...]) -> None:
+def test_short_epochs_count_every_step_and_exclude_evaluations_between_them(trial: Trial, words: tuple[str, ...]) -> None:
     window = trial("loaders.py", *words, "samples=18", "slow=1", "pause=0.4").result().window
     assert window is not None
-    assert window.samples == pytest.approx(9 * window.steps, rel=0.1)  # 12 and 6
+    assert window.samples == pytest.approx(9 * window.steps, rel=0.1)  # batches of 12 and 6
     assert window.seconds / window.steps < 0.15  # 0.04 to prepare a batch; with the evaluation, it would be 0.25
 
 
-def test_batches_of_the_training_loader_that_are_evaluated_are_not_trained_on(trial: Trial) -> None:
+def test_evaluated_batches_of_the_training_loader_are_not_counted_as_trained(trial: Trial) -> None:
     found = trial("loaders.py", "on_itself", "samples=48").result()
     assert set(found.steps["samples"]) == {12}
     assert found.detected["batches_per_step"] == 1
@@ -71,7 +71,7 @@ def test_batches_of_the_training_loader_that_are_evaluated_are_not_trained_on(tr
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["rebuilt", "sampler"])
-def test_loaders_built_anew_or_round_a_sampler_are_turned(trial: Trial, kind: str) -> None:
+def test_knobs_apply_to_rebuilt_loaders_and_to_loaders_with_a_sampler(trial: Trial, kind: str) -> None:
     baseline, found = baseline_then(trial, "loaders.py", kind, knobs=KNOBS)
     assert baseline.observed["loader.batch_size"] == 12
     assert len(baseline.target) == 1
@@ -82,20 +82,20 @@ def test_loaders_built_anew_or_round_a_sampler_are_turned(trial: Trial, kind: st
 
 
 @pytest.mark.thorough
-def test_a_sampler_with_its_batches_ready_overrides_the_batch_size(trial: Trial) -> None:
+def test_sampler_with_precomputed_batches_overrides_the_batch_size(trial: Trial) -> None:
     _, found = baseline_then(trial, "loaders.py", "own_sampler", knobs={"loader.batch_size": 6})
     report = found.knobs["loader.batch_size"]
     assert (report.status, report.observed) == (OVERRIDDEN, 12)
 
 
 @pytest.mark.parametrize(("words", "samples"), [((), 6), (("single=1",), 1)])
-def test_samples_that_the_program_batches_itself_are_counted_singly(trial: Trial, words: tuple[str, ...], samples: int) -> None:
+def test_samples_that_the_program_batches_itself_are_counted(trial: Trial, words: tuple[str, ...], samples: int) -> None:
     found = trial("loaders.py", "unbatched", *words).result()
     assert (found.unit_source, set(found.steps["samples"])) == ("loader", {samples})
 
 
 @pytest.mark.thorough
-def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
+def test_batch_size_is_not_applicable_to_a_loader_without_one(trial: Trial) -> None:
     baseline, found = baseline_then(trial, "loaders.py", "unbatched", knobs={"loader.batch_size": 6})
     assert "loader.batch_size" in baseline.applicability
     assert found.knobs["loader.batch_size"].status == NOT_APPLICABLE
@@ -103,23 +103,23 @@ def test_a_loader_without_batch_size_says_so(trial: Trial) -> None:
 
 
 @pytest.mark.parametrize(("kind", "is_applicable"), [("iterable_asks", True), ("iterable", False)])
-def test_a_stream_that_never_asks_which_worker_it_is_in_gets_no_workers(trial: Trial, kind: str, is_applicable: bool) -> None:
+def test_stream_that_does_not_call_get_worker_info_gets_no_workers(trial: Trial, kind: str, is_applicable: bool) -> None:
     found = trial("loaders.py", kind, mode="inspect").result()
     assert ("loader.num_workers" not in found.applicability) is is_applicable
 
 
-def test_a_loader_of_which_one_batch_is_trained_on_again_and_again_does_not_feed_the_steps(trial: Trial) -> None:
+def test_loader_whose_single_batch_is_reused_is_not_the_training_loader(trial: Trial) -> None:
     found = trial("loaders.py", "once", mode="inspect").result()
     assert (found.detected["loader"], found.target, found.unit_source) == (None, None, "forward calls")
     assert "loader.num_workers" in found.applicability
 
 
-def test_pins_hold_in_the_baseline_where_nobody_knows_the_training_loader(trial: Trial) -> None:
+def test_pinned_knobs_apply_in_the_baseline_before_the_training_loader_is_known(trial: Trial) -> None:
     found = trial("loaders.py", "sampler", knobs=KNOBS, mode="inspect").result()
     assert {key: report.status for key, report in found.knobs.items()} == dict.fromkeys(KNOBS, APPLIED)
 
 
-def test_an_unknown_target_is_told(trial: Trial) -> None:
+def test_target_loader_that_is_not_found_is_reported(trial: Trial) -> None:
     run = trial("loaders.py", "plain", knobs=KNOBS, target=[{"site": "elsewhere.py:1", "ordinal": 0}], mode="inspect")
     report = run.result().knobs["loader.num_workers"]
     assert report.status == OVERRIDDEN
@@ -152,7 +152,7 @@ def test_workers_that_compute_share_the_cores_and_those_that_wait_do_not(trial: 
 
 
 @pytest.mark.parametrize(("num_workers", "is_free"), [(0, False), (1, False), (2, True)])
-def test_one_worker_does_not_prove_that_a_stream_is_shared_out(num_workers: int, is_free: bool) -> None:
+def test_one_worker_does_not_prove_that_a_stream_is_split_among_workers(num_workers: int, is_free: bool) -> None:
     class Silent(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter(range(8))

@@ -27,7 +27,7 @@ def curve(run: Run, rank: int = 0) -> list[Any]:
 
 
 @pytest.mark.thorough
-def test_a_parity_run_ends_after_its_steps_and_has_their_losses_the_same_twice_under_one_seed(trial: Trial) -> None:
+def test_parity_run_ends_after_its_steps_and_is_reproducible_under_one_seed(trial: Trial) -> None:
     run = trial("unseeded.py", **PARITY)
     found = run.result()
     assert (run.returncode, found.status, found.window, found.detected["num_steps"]) == (0, "measured", None, 12)
@@ -63,25 +63,25 @@ def test_a_step_has_one_loss_however_often_backward_is_called(trial: Trial, kind
         assert found[-1] < found[0]
 
 
-def test_a_loss_of_a_class_of_its_own_is_kept_once(trial: Trial) -> None:
+def test_loss_of_a_tensor_subclass_is_kept_once(trial: Trial) -> None:
     found = curve(trial("kinds.py", "tensors_of_its_own", **PARITY))
     assert len(found) == 12
     assert max(found) < 2 * min(found)
 
 
-def test_a_scaled_loss_is_kept_as_it_was_before(trial: Trial) -> None:
+def test_scaled_loss_is_kept_without_its_scale(trial: Trial) -> None:
     found = curve(trial("kinds.py", "scaler", **PARITY))
     assert len(found) == 5
     assert [loss is None for loss in found] == [False, True, False, True, False]
     assert all(loss < 4 for loss in found if loss is not None)  # a loss that is still scaled would exceed 4
 
 
-def test_a_program_that_hides_its_loss_has_none(trial: Trial) -> None:
+def test_program_that_hides_its_loss_has_no_losses_in_its_result(trial: Trial) -> None:
     assert trial("unseeded.py", "backward=functional", **PARITY).result().loss is None
 
 
 @pytest.mark.thorough
-def test_every_rank_keeps_its_own_and_all_leave_together(trial: Trial) -> None:
+def test_every_rank_keeps_its_own_losses_and_all_ranks_end_together(trial: Trial) -> None:
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     run = trial(f"{SCRIPTS}/ddp.py", argv=words, **PARITY)
     assert run.returncode == 0, run.stderr

@@ -16,7 +16,7 @@ from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
 from tests.harness.contexts import context
 
-# Calls on tensors that the harness or a GradScaler has made: (file, call).
+# Allowed calls, on tensors that the harness or a GradScaler has created: (file, call).
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
@@ -31,7 +31,7 @@ OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startsw
 OF_TORCH = {"members", "torch", "Tensor", "Module", "Optimizer", "DistributedDataParallel", "Wrapped", "re"}
 
 
-class OfAllRanks(nn.Module):
+class ConvolutionsOfAllDimensions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.line, self.plane, self.space = nn.Conv1d(2, 3, 3), nn.Conv2d(2, 3, 3), nn.Conv3d(2, 3, 3)
@@ -43,8 +43,8 @@ class OfAllRanks(nn.Module):
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_layout_is_that_of_weights_of_four_dimensions_and_no_other_weight_s(is_asked: bool) -> None:
-    net = OfAllRanks()
+def test_layout_changes_only_weights_of_four_dimensions(is_asked: bool) -> None:
+    net = ConvolutionsOfAllDimensions()
     before = {name: (parameter, parameter.stride()) for name, parameter in net.named_parameters()}
     knobs = ModuleKnobs(context({LAYOUT: is_asked}))
     knobs.on_module(net, observe(net))
@@ -56,8 +56,8 @@ def test_layout_is_that_of_weights_of_four_dimensions_and_no_other_weight_s(is_a
     assert verify_layout([net], is_asked).status == APPLIED
 
 
-def test_inputs_of_four_dimensions_are_laid_out_and_others_left_as_they_are() -> None:
-    net, seen = OfAllRanks(), list[Any]()
+def test_layout_changes_only_inputs_of_four_dimensions() -> None:
+    net, seen = ConvolutionsOfAllDimensions(), list[Any]()
     around = ModuleKnobs(context({LAYOUT: True})).around_calls(net)
     assert around is not None
     given = [torch.rand(2, *(5,) * (rank - 1)) for rank in (2, 3, 4, 5)]
@@ -67,7 +67,7 @@ def test_inputs_of_four_dimensions_are_laid_out_and_others_left_as_they_are() ->
 
 
 @pytest.mark.parametrize("make", [lambda net: net, torch.compile, lambda net: nn.DataParallel(nn.Sequential(net, net))])
-def test_what_a_module_holds_is_what_torch_says_it_holds(make: Any) -> None:
+def test_members_of_a_module_are_those_that_torch_lists(make: Any) -> None:
     net = make(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ModuleList([nn.Linear(2, 2)])))
     net.register_parameter("none", None)
     assert list(members.modules(net)) == list(net.modules())
@@ -75,7 +75,7 @@ def test_what_a_module_holds_is_what_torch_says_it_holds(make: Any) -> None:
     assert [name for name, _ in members.named_parameters(net)] == [name for name, _ in net.named_parameters()]
 
 
-def test_an_attribute_is_the_object_s_own_and_one_that_cannot_be_read_is_missing() -> None:
+def test_attributes_are_read_directly_and_an_unreadable_one_counts_as_missing() -> None:
     class Odd(nn.Module):
         steps = 3
 
@@ -93,7 +93,7 @@ def test_an_attribute_is_the_object_s_own_and_one_that_cannot_be_read_is_missing
     assert members.attribute(odd, "module", "none") == members.attribute(odd, "anything", "none") == "none"
 
 
-def test_an_object_whose_attributes_cannot_be_read_has_none() -> None:
+def test_object_with_unreadable_attributes_counts_as_having_none() -> None:
     class Lazy:
         @property
         def __dict__(self) -> Any:  # type: ignore[override]
@@ -113,7 +113,7 @@ def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
     assert "does not let its batch_size be set" in knobs.verify()["loader.batch_size"].reason
 
 
-def test_methods_that_programs_override_are_called_by_torch_s_own_name() -> None:
+def test_harness_calls_no_overridable_method_of_modules_and_optimizers() -> None:
     harness = REPOSITORY / "autotune" / "harness"
     assert {(path.name, call) for path in harness.rglob("*.py") for call in calls(path)} == ALLOWED
 

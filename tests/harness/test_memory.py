@@ -61,12 +61,12 @@ def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library
         ("tcmalloc", NOT_APPLICABLE, "no libtcmalloc was preloaded: it is not installed here"),
     ],
 )
-def test_an_allocator_that_is_not_installed_says_so(trial: Trial, asked: str, status: str, reason: str) -> None:
+def test_allocator_that_is_not_installed_is_not_applicable(trial: Trial, asked: str, status: str, reason: str) -> None:
     report = trial("basic.py", knobs={"memory.malloc": asked}, mode="inspect").result().knobs["memory.malloc"]
     assert (report.status, report.reason, report.observed) == (status, reason, "glibc")
 
 
-def test_what_else_is_preloaded_stays() -> None:
+def test_other_preloaded_libraries_are_kept() -> None:
     mine = {"LD_PRELOAD": "/opt/libprofile.so:/usr/lib/libtcmalloc.so.4"}
     installed = {"jemalloc": "/usr/lib/libjemalloc.so.2"}
     assert malloc.variables_for("jemalloc", mine, installed) == {"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libprofile.so"}
@@ -107,7 +107,7 @@ def page_faults(source: str, allocator: str) -> int:
 
 
 def test_the_c_library_keeps_freed_memory() -> None:
-    """With variables from the start, and in a process that runs already."""
+    """Both with variables at the start and in a running process."""
     usual = page_faults(BLOCKS, "glibc")
     assert usual > 20 * 2**26 // 4096
     assert page_faults(BLOCKS, "glibc_keep") < 0.1 * usual
@@ -115,8 +115,8 @@ def test_the_c_library_keeps_freed_memory() -> None:
 
 
 @pytest.mark.parametrize("at_start", [{}, KEEPING, {**KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
-def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
-    """Also if variables of the user's own take precedence over those that autotune sets."""
+def test_glibc_keep_is_read_back_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
+    """Even if the user's own variables take precedence over those that autotune sets."""
     knobs = {"memory.malloc": "glibc_keep"}
     run = trial("basic.py", "blocks=1", knobs=knobs, mode="inspect", env=at_start, is_fresh=bool(at_start))
     found = run.result()
@@ -125,24 +125,24 @@ def test_keeping_is_seen_in_the_process(trial: Trial, at_start: dict[str, str]) 
     assert int(run.stdout.split()[0]) < 1000  # of 9,766 pages
 
 
-def test_what_the_user_s_variables_keep_is_kept(trial: Trial) -> None:
+def test_glibc_is_overridden_if_variables_of_the_user_keep_freed_memory(trial: Trial) -> None:
     found = trial("basic.py", knobs={"memory.malloc": "glibc"}, mode="inspect", env=KEEPING, is_fresh=True).result()
     assert found.knobs["memory.malloc"].status == OVERRIDDEN
     assert found.knobs["memory.malloc"].reason.endswith("; unset MALLOC_MMAP_MAX_ and MALLOC_TRIM_THRESHOLD_")
 
 
-def test_workers_do_not_hold_what_their_parent_has_kept() -> None:
+def test_forked_workers_do_not_hold_freed_memory_that_their_parent_keeps() -> None:
     """A forked process sees as little memory as without keeping."""
     ended = subprocess.run([sys.executable, "-c", FORKING], env=os.environ, capture_output=True, text=True, timeout=60)
     assert int(ended.stdout) < 2**27 // 1024, ended.stderr
 
 
-def test_a_c_library_that_cannot_keep_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_c_library_that_cannot_keep_memory_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     assert not memory.keep_freed_memory()
 
 
-def test_the_plain_build_is_taken_and_the_first_folder_counts(tmp_path: Path) -> None:
+def test_allocator_search_skips_debug_builds_and_prefers_the_first_folder(tmp_path: Path) -> None:
     for name in ("a/libtcmalloc_minimal.so.4", "a/libtcmalloc_minimal_debug.so.4", "b/libtcmalloc.so.4", "b/libjemalloc.so"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -203,7 +203,7 @@ class FakeCuda:
         return self.fraction
 
 
-def test_every_configuration_of_the_device_s_allocator_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_configuration_of_the_gpu_allocator_is_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("default", "expandable_segments", "max_split_256", "roundup_8", "collect_80", "cuda_malloc_async")
     for given in names:
         text = configuration(given).get("PYTORCH_CUDA_ALLOC_CONF", "")
@@ -214,7 +214,7 @@ def test_every_configuration_of_the_device_s_allocator_is_told_apart(monkeypatch
             assert report.status == (APPLIED if asked == given else OVERRIDDEN), (given, asked, report.reason)
 
 
-def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lower_of_memory_fraction_and_memory_limit_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit_bytes, fraction in ((None, 0.5), (300, 0.3), (900, 0.5)):
         fake = FakeCuda("")
         monkeypatch.setattr(torch, "cuda", fake)
@@ -222,14 +222,14 @@ def test_the_lower_bound_of_the_device_s_memory_holds(monkeypatch: pytest.Monkey
         knobs = memory.MemoryKnobs(trial)
         knobs.on_activate()
         assert fake.fraction == fraction
-        assert fake.is_emptied, "what is cached is not checked against the limit"
+        assert fake.is_emptied, "torch does not check cached memory against the limit"
         assert knobs.verify()["memory.fraction"].status == APPLIED
         fake.fraction = 1.0  # as if the program set it
         assert knobs.verify()["memory.fraction"].status == OVERRIDDEN
 
 
 @pytest.mark.parametrize(("allocator", "is_limited"), [("collect_80", True), ("expandable_segments", False)])
-def test_collecting_sets_the_limit_without_which_torch_does_not_collect(
+def test_allocator_that_collects_garbage_gets_the_limit_that_torch_needs_for_it(
     allocator: str, is_limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCuda("")
@@ -290,7 +290,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Statistics, MemoryWatch]:
     return statistics, watch
 
 
-def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, MemoryWatch]) -> None:
+def test_memory_is_reported_for_the_gpu_that_trains(watched: tuple[Statistics, MemoryWatch]) -> None:
     statistics, watch = watched
     assert (statistics.limits, statistics.num_emptied) == ([(0.25, INDEX)], 1)
     assert watch.summary() == {
@@ -304,7 +304,7 @@ def test_memory_is_that_of_the_gpu_that_trains(watched: tuple[Statistics, Memory
     assert watch.summary()["capacity_bytes"] == 1000
 
 
-def test_a_limit_holds_on_each_gpu_that_the_program_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_applies_to_each_gpu_that_the_program_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = Statistics()
     statistics.reserved = [100, 800]
     monkeypatch.setattr(torch, "cuda", statistics)
@@ -313,7 +313,7 @@ def test_a_limit_holds_on_each_gpu_that_the_program_uses(monkeypatch: pytest.Mon
     assert statistics.current == 0, "what the program allocates next must not move to another GPU"
 
 
-def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Statistics, MemoryWatch]) -> None:
+def test_growth_is_seen_in_an_allocator_that_counts_no_segments(watched: tuple[Statistics, MemoryWatch]) -> None:
     statistics, watch = watched
     before = watch.movement()
     assert watch.movement() == before
@@ -325,7 +325,7 @@ def test_an_allocator_that_counts_no_segments_is_seen_to_grow(watched: tuple[Sta
     ("visible", "uuid"),
     [("", "GPU-12"), ("0,1", "GPU-12"), ("GPU-12", "GPU-12"), ("GPU-5, MIG-34", "MIG-34"), ("MIG-34", "GPU-12")],
 )
-def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mig_slice_is_named_by_its_own_uuid(visible: str, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties if index == INDEX else None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -333,7 +333,7 @@ def test_a_slice_of_a_gpu_is_named_by_its_own_uuid(visible: str, uuid: str, monk
 
 
 @pytest.mark.parametrize(("reserved", "used"), [([0, 8, 0], [1]), ([6, 8, 0], [1, 0]), ([0, 8, 0.5], [1]), ([0, 0, 0], [1])])
-def test_gpus_that_hold_a_part_of_the_model_are_named_too(
+def test_all_gpus_that_hold_a_part_of_the_model_are_named(
     reserved: list[float], used: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def properties(index: int) -> SimpleNamespace:
@@ -357,7 +357,7 @@ def test_gpus_that_hold_a_part_of_the_model_are_named_too(
         ("cpu", ("triton", "gcc"), False),
     ],
 )
-def test_a_compiler_is_there_if_all_that_it_needs_is(
+def test_compiler_is_available_only_if_everything_it_needs_is_installed(
     device: str, there: tuple[str, ...], has_compiler: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "Python.h").touch()
@@ -375,7 +375,7 @@ def test_a_compiler_is_there_if_all_that_it_needs_is(
 @pytest.mark.parametrize(
     ("kind", "before", "after"), [("auto", [500], [500, 500]), ("cpu", [500], [500, 500]), ("cuda", [], [500])]
 )
-def test_the_host_s_memory_is_limited_where_it_is_what_trains(
+def test_host_memory_is_limited_if_the_program_trains_on_the_cpu(
     kind: str, before: list[int], after: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[int] = []

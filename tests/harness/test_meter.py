@@ -36,7 +36,7 @@ def test_warm_up_ends_after_a_second_of_equal_steps(step_s: float, least: int) -
     assert feed_until(Meter(MeasureRules()), step_s, STEADY) == pytest.approx(least, abs=1)
 
 
-def test_slow_steps_need_two_to_warm_up_and_six_to_measure() -> None:
+def test_program_with_slow_steps_warms_up_for_two_and_is_measured_for_six() -> None:
     meter = Meter(MeasureRules())
     assert feed_until(meter, 1.0, STEADY) == 2
     assert feed_until(meter, 1.0, DONE) == 6
@@ -45,7 +45,7 @@ def test_slow_steps_need_two_to_warm_up_and_six_to_measure() -> None:
     assert (window.steps, window.rate_per_s, window.half_width_frac, window.is_steady) == (6, 8.0, None, True)
 
 
-def test_slow_steps_that_never_agree_stop_at_their_own_cap() -> None:
+def test_slow_steps_with_a_wide_spread_stop_at_the_cap_for_slow_steps() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 1.0, STEADY)
     for number in range(100):
@@ -57,7 +57,7 @@ def test_slow_steps_that_never_agree_stop_at_their_own_cap() -> None:
     assert "slow steps" in window.reason
 
 
-def test_noise_of_a_compiler_starts_warm_up_anew() -> None:
+def test_compilation_during_warm_up_restarts_the_warm_up() -> None:
     meter = Meter(MeasureRules())
     assert feed(meter, 0.01, 99) == WARMUP
     feed(meter, 5.0, 1, is_quiet=False)
@@ -65,7 +65,7 @@ def test_noise_of_a_compiler_starts_warm_up_anew() -> None:
     assert feed(meter, 0.01, 2) == STEADY
 
 
-def test_a_rate_that_still_moves_is_no_steady_state() -> None:
+def test_rate_that_keeps_changing_is_not_a_steady_state() -> None:
     meter = Meter(MeasureRules(warmup_max_s=5.0))
     while meter.phase == WARMUP:  # each block of five steps is twice or half as fast as the last one
         meter.feed(0.02 if meter.warmup_steps // 5 % 2 else 0.01, 8)
@@ -74,20 +74,20 @@ def test_a_rate_that_still_moves_is_no_steady_state() -> None:
     assert "no steady state" in meter.reason
 
 
-def test_a_program_that_compiles_for_ever_is_measured_all_the_same_but_not_steady() -> None:
+def test_program_that_never_stops_compiling_is_measured_but_not_steady() -> None:
     meter = Meter(MeasureRules(warmup_max_s=5.0))
     assert feed(meter, 0.1, 110, is_quiet=False) != WARMUP
     assert meter.is_steady is False
 
 
-def test_a_compilation_longer_than_the_warm_up_may_be_is_no_lack_of_a_steady_state() -> None:
+def test_compilation_longer_than_the_warm_up_limit_still_allows_a_steady_state() -> None:
     meter = Meter(MeasureRules(warmup_max_s=5.0))
     feed(meter, 170.0, 1, is_quiet=False)
     feed_until(meter, 0.01, DONE)
     assert (meter.is_steady, meter.reason) == (True, "interval narrow enough")
 
 
-def test_compiling_inside_the_window_begins_it_anew() -> None:
+def test_compilation_inside_the_window_restarts_it() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)
     num_before = meter.warmup_steps
@@ -118,7 +118,7 @@ def test_a_program_that_compiles_in_every_window_is_not_steady() -> None:
     assert steps * 0.01 < 20 + 10
 
 
-def test_a_queue_that_empties_is_waited_for_so_long_and_no_longer() -> None:
+def test_warm_up_waits_for_a_draining_queue_up_to_a_limit() -> None:
     meter = Meter(MeasureRules(drain_max_s=3.0))
     meter.is_draining = True
     assert feed(meter, 0.01, 200) == WARMUP
@@ -129,7 +129,7 @@ def test_a_queue_that_empties_is_waited_for_so_long_and_no_longer() -> None:
     assert feed_until(endless, 0.01, STEADY) == pytest.approx(400, abs=6)
 
 
-def test_bursts_of_a_loader_are_measured_by_whole_multiples_of_its_workers() -> None:
+def test_bursty_loader_is_measured_in_whole_multiples_of_its_workers() -> None:
     workers = 4
     meter = Meter(MeasureRules(), width=workers)
     # The mean step takes 25 ms, the median step 5 ms.
@@ -190,7 +190,7 @@ def test_measuring_stops_at_its_cap_or_when_the_interval_no_longer_shrinks() -> 
     assert window.reason.startswith(("time cap", "a longer window no longer narrows the interval"))
 
 
-def test_a_window_whose_blocks_depend_on_each_other_goes_on() -> None:
+def test_window_with_correlated_blocks_is_extended() -> None:
     waves = (0.01 * (1 + 0.02 * (number // 100 % 2)) for number in range(10**6))  # one second slow, one second fast
     meter = Meter(MeasureRules())
     for step_s in waves:
@@ -202,7 +202,7 @@ def test_a_window_whose_blocks_depend_on_each_other_goes_on() -> None:
     assert len(window.block_s) == len(window.block_rates_per_s)
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+def test_interval_covers_the_true_rate_in_about_95_percent_of_cases() -> None:
     chance = random.Random(1)
     hits = 0
     for _ in range(400):
@@ -214,7 +214,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.92 <= hits / 400 <= 0.98
 
 
-def test_no_interval_from_few_blocks_or_from_blocks_that_say_little() -> None:
+def test_few_or_correlated_blocks_give_no_interval() -> None:
     assert mean_half_width_frac([1.0] * (MIN_BLOCKS - 1), [1.0] * (MIN_BLOCKS - 1)) == (
         None,
         "31 blocks of steps, 32 are needed",
@@ -225,7 +225,7 @@ def test_no_interval_from_few_blocks_or_from_blocks_that_say_little() -> None:
     assert "correlated blocks" in reason
 
 
-def test_a_pause_weighs_as_many_seconds_as_it_takes() -> None:
+def test_interval_weights_blocks_by_their_length() -> None:
     rates, seconds = [100.0, 50.0] * 20, [1.0, 9.0] * 20
     width, _ = mean_half_width_frac(rates, seconds)
     equal, _ = mean_half_width_frac(rates, [1.0] * 40)
@@ -239,7 +239,7 @@ def test_spread_needs_five_blocks() -> None:
     assert spread_frac([2.0] * 5) == 0.0
 
 
-def test_many_blocks_are_merged_so_that_neighbours_do_not_count_twice() -> None:
+def test_many_blocks_are_merged_because_neighbours_are_correlated() -> None:
     rates = [90.0] * 50 + [110.0] * 50  # one slow wave, so the blocks are not independent
     merged, naive = spread_frac(rates), spread_frac(rates[::3][:MERGED_BLOCKS])
     assert merged is not None
@@ -248,18 +248,18 @@ def test_many_blocks_are_merged_so_that_neighbours_do_not_count_twice() -> None:
 
 
 @pytest.mark.parametrize("degrees", [4, 5, 7, 10, 20, 39, 100])
-def test_student_s_t_is_scipy_s(degrees: int) -> None:
+def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
     assert student_t(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=0.003)
 
 
-def test_blocks_close_at_multiples_of_their_width_and_their_least_length() -> None:
+def test_blocks_close_at_a_multiple_of_their_width_after_their_minimum_length() -> None:
     blocks = Blocks(3, 0.05)
     closed = [number for number in islice(range(1, 100), 30) if blocks.add(0.01, 2)]
     assert closed == [6, 12, 18, 24, 30]
     assert blocks.rates_per_s == pytest.approx([200.0] * 5)
 
 
-def test_the_meter_and_the_protocol_load_no_torch_and_no_tuner() -> None:
+def test_meter_and_protocol_import_neither_torch_nor_the_tuner() -> None:
     code = (
         "import sys, autotune.harness.meter, autotune.harness.protocol, autotune.harness.session;"
         "loaded = {name.split('.')[0] for name in sys.modules};"
@@ -283,7 +283,7 @@ def test_a_window_that_is_certainly_too_slow_ends_early_and_keeps_its_rate() -> 
     assert window is not None
     assert window.is_raced
     assert window.is_steady
-    assert 1.0 <= window.seconds <= 1.2, "not before it can be said whether it was disturbed"
+    assert 1.0 <= window.seconds <= 1.2, "it must be long enough to tell whether it was disturbed"
     assert window.rate_per_s == pytest.approx(800, rel=0.05)
     assert len(window.block_rates_per_s) >= 5
     assert "slower than 0.8 times" in window.reason
@@ -297,14 +297,14 @@ def test_a_window_that_may_be_fast_enough_is_measured_to_the_end(limit_per_s: fl
     assert window.seconds >= 2.0
 
 
-def test_slow_steps_race_too() -> None:
+def test_window_of_slow_steps_is_raced_too() -> None:
     window = race(10.0, 1.0, half_width_frac=0.001).window()  # 8 per second
     assert window is not None
     assert window.is_raced
     assert window.steps < 15
 
 
-def test_what_would_win_is_hardly_ever_raced_away() -> None:
+def test_trial_that_would_win_is_not_raced_in_300_simulations() -> None:
     lost = 0
     for seed in range(300):  # a quarter faster than the limit, with correlated steps
         meter, source, drift = (
@@ -332,14 +332,14 @@ def half_width(meter: Meter) -> float:
     return width
 
 
-def test_what_may_be_the_best_is_measured_more_narrowly() -> None:
+def test_candidate_for_the_best_is_measured_with_a_narrower_interval() -> None:
     plain, far, near = (promoted(above_per_s, promoted_max_s=60.0) for above_per_s in (None, 200.0, 161.0))
     assert [meter.window().seconds for meter in (plain, far)] == [plain.window().seconds] * 2  # type: ignore[union-attr]
     assert 0.01 < half_width(plain) <= 0.03
     assert half_width(near) < 0.7 * half_width(plain)
 
 
-def test_narrower_measuring_has_a_bound_of_its_own() -> None:
+def test_measuring_a_narrower_interval_has_its_own_time_limit() -> None:
     window = promoted(161.0, spread_frac=0.2, promoted_max_s=4.0, half_width_frac=0.2).window()
     assert window is not None
     assert 4.0 <= window.seconds <= 4.5

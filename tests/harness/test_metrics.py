@@ -1,4 +1,4 @@
-"""How often metrics are read: libraries' loops are set, recipes' loops are asked, and a program's own loop is left alone.
+"""How often metrics are read: set in loops of libraries, passed to recipes, and left alone in a program's own loop.
 
 tests/programs tests real Trainers of transformers and Lightning.
 """
@@ -47,13 +47,13 @@ def test_a_recipe_reads_its_loss_as_often_as_asked(trial: Trial, asked: int, tol
     assert set(steps) == {step for step in range(1, 12) if step % told == 0}  # eleven steps per epoch
 
 
-def test_a_program_s_own_loop_is_left_alone(trial: Trial) -> None:
+def test_training_loop_of_the_program_itself_is_left_alone(trial: Trial) -> None:
     found = trial("basic.py", knobs={KEY: 5}, mode="inspect").result()
     assert found.knobs[KEY].status == NOT_APPLICABLE
     assert "{step.metrics_sync_interval=10}" in found.knobs[KEY].reason == found.applicability[KEY]
 
 
-def test_a_recipe_that_gathers_gradients_reads_as_often_as_asked_too(trial: Trial) -> None:
+def test_recipe_that_accumulates_gradients_reads_its_loss_as_often_as_asked(trial: Trial) -> None:
     asked = {"knobs": {"step.accumulation": 4}, "passed": {KEY: 5}}
     run = trial(TABULAR, *TABLE, "--print-every", "5", **asked, mode="parity", seed=1, max_steps=20)
     assert (run.result().knobs[KEY].status, run.result().observed[KEY]) == (APPLIED, 5)
@@ -76,7 +76,7 @@ def watching(knobs: dict[str, Any], passed: dict[str, Any], monkeypatch: pytest.
         ([10], 10, None),
     ],
 )
-def test_a_loop_s_own_readings_are_told_by_the_longest_time_without_one(
+def test_observed_interval_is_the_largest_gap_between_readings_of_a_loop(
     read_at: Iterable[int], asked: int, observed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch, session = watching({}, {KEY: asked}, monkeypatch)
@@ -94,28 +94,28 @@ def of_transformers(**changed: Any) -> Any:
     return Trainer(args=SimpleNamespace(**given))
 
 
-def test_a_trainer_that_read_its_losses_for_the_filter_alone_reads_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_that_reads_losses_only_for_the_nan_filter_stops_reading_them(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = watching({KEY: 100}, {}, monkeypatch)
     trainer = of_transformers(logging_strategy="epoch")
     watch._meet(trainer, TRANSFORMERS)
     assert (watch.verify()[KEY].status, trainer.args.logging_nan_inf_filter) == (APPLIED, False)
 
 
-def test_a_trainer_that_reads_nothing_has_nothing_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interval_is_not_applicable_to_a_trainer_that_reads_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = watching({KEY: 100}, {}, monkeypatch)
     trainer = of_transformers(logging_strategy="epoch", logging_nan_inf_filter=False)
     watch._meet(trainer, TRANSFORMERS)
     assert (watch.verify()[KEY].status, watch.verify()[KEY].reason) == (NOT_APPLICABLE, NEVER)
 
 
-def test_a_trainer_that_is_gone_by_the_end_is_told_of_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_trainer_is_reported_with_its_last_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = watching({}, {}, monkeypatch)
     watch._meet(of_transformers(logging_nan_inf_filter=False), TRANSFORMERS)
     gc.collect()
     assert (watch.observe(), watch.applicability()) == ({KEY: 500}, {})
 
 
-def test_a_bar_that_reads_at_every_batch_is_the_reason_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_that_reads_every_batch_is_given_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = watching({}, {}, monkeypatch)
     trainer = Trainer(progress_bar_callback=RichProgressBar(), loggers=[1], log_every_n_steps=50)
     watch._meet(trainer, LIGHTNING)
@@ -162,7 +162,7 @@ class RichProgressBar:
         (RichProgressBar(), [1], 1, 1),  # the overridden bar reads every batch
     ],
 )
-def test_a_trainer_of_lightning_reads_for_its_log_and_for_its_bar(
+def test_lightning_trainer_reads_metrics_for_its_log_and_its_progress_bar(
     bar: Any, loggers: list[int], own: int | None, after: int | None
 ) -> None:
     reader = LIGHTNING

@@ -1,4 +1,4 @@
-"""What the class swap must not change, and which modules train."""
+"""The harness swaps the class of a model: what this must not change, and which modules are found to train."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import SCRIPTS, Run, Trial
 
 
-def test_blocks_that_are_computed_again_in_the_backward_pass_are_no_models(trial: Trial) -> None:
+def test_blocks_recomputed_in_the_backward_pass_are_not_counted_as_models(trial: Trial) -> None:
     assert trial("blocks.py", "checkpointed", mode="inspect").result().detected["modules"] == ["Net"]
 
 
@@ -21,18 +21,18 @@ def seen(run: Run) -> dict[str, Any]:
     return found
 
 
-def test_another_model_of_a_root_s_class_runs_its_own_weights(trial: Trial) -> None:
+def test_second_model_of_the_same_class_runs_with_its_own_weights(trial: Trial) -> None:
     assert seen(trial("models.py", "another")) == {"sums": [0.0, True]}
 
 
-def test_a_wrapper_that_programs_know_by_its_type_keeps_it(trial: Trial) -> None:
+def test_wrapper_keeps_the_type_that_programs_check(trial: Trial) -> None:
     run = trial("models.py", "wrapped", knobs={"precision.amp": "bf16"})
     assert seen(run) == {"names": ["layer.weight", "layer.bias"]}
     assert run.result().detected["modules"] == ["DataParallel(Net)"]
     assert run.result().knobs["precision.amp"].status == APPLIED
 
 
-def test_a_root_that_is_computed_again_in_the_backward_pass_keeps_its_precision(trial: Trial) -> None:
+def test_model_recomputed_in_the_backward_pass_keeps_its_precision(trial: Trial) -> None:
     run = trial("models.py", "checkpointed", knobs={"precision.amp": "bf16"})
     assert seen(run) == {}
     assert run.result().knobs["precision.amp"].status == APPLIED
@@ -42,7 +42,7 @@ def test_an_argument_of_a_model_may_have_any_name(trial: Trial) -> None:
     assert seen(trial("models.py", "named")) == {}
 
 
-def test_what_the_program_compiles_is_compiled_once_and_as_without_the_harness(trial: Trial) -> None:
+def test_program_that_compiles_its_model_gets_one_graph_as_without_the_harness(trial: Trial) -> None:
     assert seen(trial("models.py", "compiled", is_fresh=True)) == {"graphs": 1, "keeps_original": True}
 
 
@@ -57,14 +57,14 @@ def test_what_the_program_compiles_is_compiled_once_and_as_without_the_harness(t
 def test_several_models_with_cuda_graphs_are_evaluated_uncompiled(
     trial: Trial, words: tuple[str, ...], mode: str, compiled: list[str]
 ) -> None:
-    """Otherwise, torch frees the first one's output before the second one reads it (pytorch #160281)."""
+    """Otherwise, torch frees the first model's output before the second model reads it (pytorch #160281)."""
     for run_mode in ("measure", "apply"):
         run = trial("models.py", "evaluated", "ends", *words, knobs={"compile.mode": mode}, mode=run_mode)
         assert json.loads(run.stdout.splitlines()[0]) == {"compiled": compiled, "trained": True}, run.stderr
 
 
 @pytest.mark.thorough
-def test_copies_pickles_and_looks_are_those_of_the_program_s_own_class(trial: Trial, plain: Trial) -> None:
+def test_copies_pickles_and_attributes_of_a_model_show_its_original_class(trial: Trial, plain: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})
     seen = json.loads(run.stdout.splitlines()[0])
     assert run.result().knobs["precision.amp"].status == APPLIED

@@ -1,4 +1,4 @@
-"""What a rank knows of other nodes: its place, the clock of the tuner's machine, and when a step must be told."""
+"""What a rank knows of other nodes: its place, the clock of the tuner's machine, and how early a step must be announced."""
 
 import json
 import os
@@ -25,15 +25,15 @@ TWO_NODES = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_N
         ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", **TWO_NODES}, (1, 4), True),
         (TWO_NODES, (3, 8), True),
         ({**TWO_NODES, "SLURM_STEP_NUM_NODES": "1"}, (3, 8), False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, False),  # a batch script, which is no rank
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None, False),  # a batch script, which is not a rank
         ({"RANK": "first", "WORLD_SIZE": "2"}, None, False),
     ],
 )
-def test_place_and_spread_are_what_the_launcher_says(environment, place, spread):
+def test_rank_and_number_of_nodes_are_read_from_the_variables_of_the_launcher(environment, place, spread):
     assert (place_of(environment), num_nodes(environment) > 1) == (place, spread)
 
 
-def test_the_clock_of_another_machine_is_read_off_the_time_of_day():
+def test_clock_offset_to_another_machine_is_computed_from_the_time_of_day():
     here_s = time.time() - time.monotonic()
     specs = [Spec(trial=0, nonce="", folder="", epoch_s=epoch_s) for epoch_s in (None, here_s, here_s + 1000)]
     offsets_s = [clock_offset_s(spec) for spec in specs]
@@ -41,7 +41,7 @@ def test_the_clock_of_another_machine_is_read_off_the_time_of_day():
     assert offsets_s[2] == pytest.approx(-1000, abs=0.1)
 
 
-def test_on_several_nodes_a_step_is_told_long_enough_ahead(monkeypatch):
+def test_last_step_is_announced_earlier_on_several_nodes(monkeypatch):
     ends_s = SimpleNamespace(steps={"end_s": [0.07 * n for n in range(20)]})
     made = context(clock=SimpleNamespace(run_ahead=1), window=ends_s)
     assert num_ahead(made) == 3
@@ -50,7 +50,7 @@ def test_on_several_nodes_a_step_is_told_long_enough_ahead(monkeypatch):
     assert num_ahead(made) == 3 + 5
 
 
-def test_a_step_is_heard_through_the_store_where_the_file_is_not_seen(monkeypatch, tmp_path):
+def test_announcement_is_read_from_the_store_if_its_file_is_not_visible(monkeypatch, tmp_path):
     told = {}
     store = SimpleNamespace(set=told.__setitem__, check=lambda keys: keys[0] in told, get=lambda key: told[key].encode())
     monkeypatch.setattr(announcement, "_store", lambda: store)

@@ -57,7 +57,7 @@ def test_a_step_without_any_batch_counts_as_a_step(trial: Trial, kind: str) -> N
 
 
 def test_the_last_step_of_a_program_that_fetches_ahead_is_not_measured(trial: Trial) -> None:
-    """Its batch was counted in an earlier step."""
+    """The batch of this step was counted in an earlier step."""
     rules = dataclasses.replace(RULES, slow_step_s=60.0, min_s=60.0, max_s=60.0)
     found = trial("kinds.py", "fetched_ahead", rules=rules).result()
     assert (found.status, found.unit_source, found.steps["samples"][-1]) == ("ended", "loader", 0)
@@ -72,7 +72,7 @@ def test_a_device_whose_steps_cannot_be_timed_is_refused_at_the_first_step(trial
     assert f"autotune: {reason}; autotune ends the program here" in run.stdout
 
 
-def test_a_copy_of_an_optimizer_does_not_make_a_real_run_search_for_models_for_ever(trial: Trial) -> None:
+def test_copied_optimizer_does_not_keep_the_search_for_models_running(trial: Trial) -> None:
     assert trial("kinds.py", "copied_optimizer", mode="apply").stdout.split()[-1] == "True"
 
 
@@ -83,14 +83,14 @@ def test_a_model_that_is_compiled_after_some_steps_keeps_its_precision_in_a_real
 
 @pytest.mark.parametrize("flags", [(), ("fused",)])
 @pytest.mark.thorough
-def test_iterations_that_a_scaler_skips_are_iterations(trial: Trial, flags: tuple[str, ...]) -> None:
+def test_iterations_that_a_scaler_skips_are_counted(trial: Trial, flags: tuple[str, ...]) -> None:
     found = trial("kinds.py", "scaler", *flags).result()
     assert (found.status, found.detected["num_steps"]) == ("ended", 5)
     assert set(found.steps["samples"]) == {12}
     assert found.scaling == {"scale": 0.5, "skipped": 2, "skipped_in_window": 2}
 
 
-def test_steps_that_a_fused_optimizer_skips_are_counted_and_never_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_steps_of_a_fused_optimizer_are_counted_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     parameter, overflows = torch.nn.Parameter(torch.ones(2)), Overflows()
     optimizer, scaler = torch.optim.SGD([parameter], fused=True), torch.amp.GradScaler("cpu")
     optimizer.register_step_post_hook(lambda stepped, args, kwargs: overflows.note(stepped))
@@ -108,8 +108,8 @@ def test_steps_that_a_fused_optimizer_skips_are_counted_and_never_waited_for(mon
 
 
 @pytest.mark.parametrize("value", ["default", "foreach"])
-def test_a_fused_optimizer_under_a_scaler_can_become_another_one(trial: Trial, value: str) -> None:
-    """A scaler passes its scale to a fused optimizer and unscales for others, so it must meet the one that the knob sets."""
+def test_knob_can_replace_a_fused_optimizer_under_a_scaler(trial: Trial, value: str) -> None:
+    """A scaler passes its scale to a fused optimizer but unscales for others, so it must see the implementation that is set."""
     found = trial("kinds.py", "scaler", "fused", knobs={"optimizer.implementation": value}).result()
     assert (found.status, found.detected["num_steps"], found.error) == ("ended", 5, None)
     assert found.knobs["optimizer.implementation"].status == APPLIED
@@ -157,7 +157,7 @@ class OwnStep(torch.optim.SGD):
             parameter.sub_(parameter.grad)
 
 
-def test_a_step_of_the_program_s_own_gets_unscaled_gradients() -> None:
+def test_optimizer_with_its_own_step_method_gets_unscaled_gradients() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer, scaler = OwnStep([parameter], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
     OptimizerKnobs(context({"optimizer.implementation": "fused"})).on_optimizer(optimizer)
@@ -183,7 +183,7 @@ class Counter(torch.Tensor):
     ("value", "capturable", "device"),
     [("fused", False, "meta"), ("foreach", False, "cpu"), ("default", False, "cpu"), ("foreach", True, "meta")],
 )
-def test_step_counters_of_a_checkpoint_go_where_the_implementation_reads_them(
+def test_step_counters_of_a_checkpoint_move_to_the_device_of_the_implementation(
     value: str, capturable: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Counter, "moves", [])

@@ -46,7 +46,7 @@ def patches() -> Any:
 
 
 @pytest.mark.parametrize("name", ["method", "inherited", "static"])
-def test_what_is_uninstalled_leaves_the_owner_as_it_was(patches: Patches, name: str) -> None:
+def test_uninstalled_patch_leaves_its_owner_unchanged(patches: Patches, name: str) -> None:
     before = dict(vars(Owner))
     patch = patches.install(Owner, name, (lambda below: lambda *_: "ours") if name == "static" else around("ours"))
     assert "ours" in getattr(Owner(), name)()
@@ -55,7 +55,7 @@ def test_what_is_uninstalled_leaves_the_owner_as_it_was(patches: Patches, name: 
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_patches_of_one_function_go_in_any_order(patches: Patches, order: tuple[int, ...]) -> None:
+def test_patches_of_one_function_can_be_uninstalled_in_any_order(patches: Patches, order: tuple[int, ...]) -> None:
     before = dict(vars(Owner))
     made = [patches.install(Owner, "method", around(word)) for word in "abc"]
     assert Owner().method() == "c(b(a(own)))"
@@ -67,7 +67,7 @@ def test_patches_of_one_function_go_in_any_order(patches: Patches, order: tuple[
     assert dict(vars(Owner)) == before
 
 
-def test_what_the_program_has_put_over_ours_stays(patches: Patches) -> None:
+def test_patch_that_the_program_has_wrapped_stays_in_place(patches: Patches) -> None:
     own = Owner.method
     patch = patches.install(Owner, "method", around("ours"))
     below = Owner.method
@@ -83,7 +83,7 @@ def test_what_the_program_has_put_over_ours_stays(patches: Patches) -> None:
         Owner.method = own  # type: ignore[method-assign]
 
 
-def test_what_was_taken_away_can_be_put_back(patches: Patches) -> None:
+def test_uninstalled_patch_can_be_installed_again(patches: Patches) -> None:
     lower, upper = (patches.install(Owner, "method", around(word)) for word in "ab")
     assert lower.uninstall()
     lower.install()
@@ -101,7 +101,7 @@ def test_each_thread_counts_its_own_module_calls() -> None:
     assert (seen, nesting.depth) == ([0], 1)
 
 
-def test_what_another_library_does_to_module_calls_outlives_the_search_for_roots() -> None:
+def test_replacement_of_module_calls_by_another_library_survives_uninstalling() -> None:
     done = run(
         """
         own = torch.nn.Module.__call__
@@ -120,7 +120,7 @@ def test_what_another_library_does_to_module_calls_outlives_the_search_for_roots
     assert done == "kept"
 
 
-def test_a_process_is_bit_for_bit_unpatched_afterwards() -> None:
+def test_uninstalling_all_patches_restores_every_function() -> None:
     done = run(
         """
         changed = differences()
@@ -133,7 +133,7 @@ def test_a_process_is_bit_for_bit_unpatched_afterwards() -> None:
     assert done == "as it was"
 
 
-def test_functions_of_torch_stay_what_programs_take_them_for() -> None:
+def test_patched_functions_of_torch_can_still_be_pickled_and_called() -> None:
     done = run(
         """
         import pickle
@@ -195,7 +195,7 @@ session.is_over = True
 
 
 @pytest.mark.parametrize("path", sorted(HARNESS.rglob("*.py")), ids=lambda path: str(path.relative_to(HARNESS)))
-def test_nothing_but_patches_replaces_a_function(path: Path) -> None:
+def test_only_the_module_patches_replaces_functions(path: Path) -> None:
     if str(path.relative_to(HARNESS)) in SET_BY_NAME:
         return
     tree = ast.parse(path.read_text())

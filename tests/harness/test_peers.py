@@ -43,14 +43,14 @@ def test_processes_that_share_one_model_are_counted_together_over_one_span(trial
 
 
 @pytest.mark.thorough
-def test_inspect_tells_of_both(trial: Trial) -> None:
+def test_inspect_reports_both_processes(trial: Trial) -> None:
     run = trial("hogwild.py", "shared", is_fresh=True, mode="inspect")
     assert [run.result(rank).world_size for rank in (0, 1)] == [2, 2]
     assert [run.result(rank).detected.get("harness_problems") for rank in (0, 1)] == [None, None]
 
 
 @pytest.mark.thorough
-def test_processes_that_train_models_of_their_own_are_refused_with_their_numbers(trial: Trial) -> None:
+def test_processes_that_train_separate_models_are_refused_with_their_pids(trial: Trial) -> None:
     found = trial("hogwild.py", "apart", is_fresh=True, rules=LONGER).result()
     assert found.error is not None
     assert found.error["type"] == protocol.UNMEASURABLE
@@ -63,20 +63,20 @@ def test_processes_that_train_models_of_their_own_are_refused_with_their_numbers
 
 
 @pytest.mark.thorough
-def test_one_that_does_not_train_is_not_counted(trial: Trial) -> None:
+def test_process_that_does_not_train_is_not_counted(trial: Trial) -> None:
     found = trial("hogwild.py", "idle", is_fresh=True, rules=LONGER).result()
     assert (found.status, found.rank, found.world_size, found.is_at_own_pace) == ("measured", 0, 1, False)
 
 
 @pytest.mark.thorough
-def test_what_is_left_when_one_has_ended_is_not_measured_alone(trial: Trial) -> None:
+def test_remaining_process_is_not_measured_alone_after_the_other_has_ended(trial: Trial) -> None:
     run = trial("hogwild.py", "ending", is_fresh=True, rules=dataclasses.replace(RULES, min_s=20.0, max_s=30.0))
     told = [run.result(rank) for rank in (0, 1)]
     assert [found.window for found in told] == [None, None]
     assert {"type": protocol.UNMEASURABLE, "message": peers.LESS, "traceback": ""} in [found.error for found in told]
 
 
-def test_shared_memory_has_one_name_and_private_memory_none() -> None:
+def test_shared_memory_is_identified_by_its_place_and_private_memory_is_not() -> None:
     import torch
 
     shared, private = torch.zeros(8).share_memory_(), torch.zeros(8)

@@ -67,7 +67,7 @@ def true_per_s(program: Program, seed: int = 1) -> float:
         Program(workers=2, prefetch=8, batch_sleep_s=0.03, batch_cpu_s=0.01, step_cpu_s=0.012),  # enough cores
     ],
 )
-def test_predictions_hold_where_workers_have_cores_of_their_own(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_hold_if_workers_have_their_own_cores(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     found, regime, meter = predicted(program, monkeypatch)
     assert regime == SEPARATE
     assert meter.is_steady, meter.reason
@@ -91,7 +91,7 @@ def test_predictions_hold_where_workers_have_cores_of_their_own(program: Program
         Program(workers=2, prefetch=1, batch_cpu_s=0.9, step_cpu_s=0.9, threads=2),  # slow steps
     ],
 )
-def test_predictions_hold_where_workers_and_steps_share_the_cores(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_hold_if_workers_and_steps_share_the_cores(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     found, regime, meter = predicted(program, monkeypatch)
     assert regime == SHARED
     assert meter.is_steady, meter.reason

@@ -14,7 +14,7 @@ from tests.harness.contexts import context
 
 
 @pytest.mark.thorough
-def test_a_slow_rank_is_named_and_what_the_others_wait_is_not_called_communication(trial: Trial) -> None:
+def test_slow_rank_is_named_and_waiting_for_it_is_not_counted_as_communication(trial: Trial) -> None:
     run = trial("wrapped.py", "slow", ranks=2)
     results = [run.result(rank) for rank in (0, 1)]
     found = joined(results)
@@ -36,7 +36,9 @@ def test_a_slow_rank_is_named_and_what_the_others_wait_is_not_called_communicati
         ("bare", NOT_APPLICABLE, "no module is wrapped in DistributedDataParallel"),
     ],
 )
-def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status: str, reason: str) -> None:
+def test_compression_that_cannot_be_applied_is_reported_with_the_reason(
+    trial: Trial, word: str, status: str, reason: str
+) -> None:
     run = trial("wrapped.py", word, ranks=2, knobs={"parallel.gradient_compression": "bf16"}, mode="inspect")
     for rank in (0, 1):
         found = run.result(rank)
@@ -45,7 +47,7 @@ def test_compression_that_cannot_be_had_says_why(trial: Trial, word: str, status
         assert found.applicability["parallel.gradient_compression"] == reason
 
 
-def test_a_wrapper_without_timers_tells_nothing_and_fails_nothing() -> None:
+def test_wrapper_without_timers_reports_no_communication_and_does_not_fail() -> None:
     class Wrapper:  # as with torch's Python reducer
         def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
             raise AttributeError("reducer")
@@ -72,7 +74,7 @@ class Work:
         self.waited.append(timeout)
 
 
-def test_a_collective_on_a_gpu_is_timed_without_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_on_a_gpu_is_timed_without_sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work()
     await_end(work, "cuda")
     assert (work.num_asked, work.waited) == (3, [None])  # no timeout: with one, NCCL's wait() polls and sleeps

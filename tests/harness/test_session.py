@@ -15,7 +15,7 @@ from tests.harness.conftest import RULES, SCRIPTS, Trial
 from tests.harness.contexts import context
 
 
-def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) -> None:
+def test_measured_trial_ends_the_program_and_reports_its_result(trial: Trial) -> None:
     run = trial("basic.py", "catch=1", is_fresh=True)
     found = run.result()
     assert (run.returncode, found.status, found.error) == (0, "measured", None)
@@ -34,7 +34,7 @@ def test_a_measured_trial_ends_the_program_and_tells_everything(trial: Trial) ->
 
 
 @pytest.mark.parametrize(("program", "ranks"), [("basic.py", 1), (str(SCRIPTS / "ddp.py"), 2)])
-def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial, program: str, ranks: int) -> None:
+def test_trial_whose_time_is_up_reports_the_window_so_far(trial: Trial, program: str, ranks: int) -> None:
     endless = dataclasses.replace(RULES, min_s=600.0, max_s=600.0, slow_max_s=600.0, race_min_s=0.2)
     run = trial(program, ranks=ranks, rules=endless, end_s=0.0)
     for rank in range(ranks):
@@ -49,7 +49,7 @@ def test_a_trial_whose_time_is_up_ends_its_window_with_what_it_has(trial: Trial,
         assert rank or found.window.reason == "the study's time was up"
 
 
-def test_a_unit_that_was_told_is_counted_everywhere(trial: Trial) -> None:
+def test_tokens_per_sample_applies_to_all_counts_and_rates(trial: Trial) -> None:
     found = trial("basic.py", tokens_per_sample=10).result()
     assert (found.unit, found.unit_source) == ("tokens", "loader")
     assert found.window is not None
@@ -61,7 +61,7 @@ def test_a_unit_that_was_told_is_counted_everywhere(trial: Trial) -> None:
 
 
 @pytest.mark.thorough
-def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
+def test_graph_compiled_in_the_window_restarts_it(trial: Trial) -> None:
     found = trial("recompiling.py", rules=dataclasses.replace(RULES, warmup_max_s=20.0, min_s=1.0, max_s=2.0)).result()
     assert found.compiled["graphs"] == 2
     assert found.window is not None
@@ -70,7 +70,7 @@ def test_a_graph_compiled_in_the_window_begins_it_anew(trial: Trial) -> None:
     assert found.steps["warmup"] + found.window.steps <= len(found.steps["end_s"]) + 1
 
 
-def test_the_program_s_own_exception_is_the_result(trial: Trial) -> None:
+def test_exception_of_the_program_is_reported_in_the_result(trial: Trial) -> None:
     run = trial("basic.py", "raise=5", "sleep=0.01")
     found = run.result()
     assert (run.returncode, found.status) == (1, "failed")
@@ -79,14 +79,14 @@ def test_the_program_s_own_exception_is_the_result(trial: Trial) -> None:
     assert found.detected["num_steps"] == 5
 
 
-def test_an_exception_before_training_is_the_result(trial: Trial) -> None:
+def test_exception_before_training_is_reported_in_the_result(trial: Trial) -> None:
     found = trial("basic.py", "raise=0").result()
     assert found.status == "failed"
     assert found.error is not None
     assert found.error["type"] == "ArithmeticError"
 
 
-def test_a_program_that_ends_early_says_so_with_the_steps_it_made(trial: Trial) -> None:
+def test_program_that_ends_early_is_reported_with_its_number_of_steps(trial: Trial) -> None:
     run = trial("basic.py", "steps=7")
     found = run.result()
     assert (run.returncode, found.status, found.detected["num_steps"]) == (0, "ended", 7)
@@ -94,7 +94,7 @@ def test_a_program_that_ends_early_says_so_with_the_steps_it_made(trial: Trial) 
     assert found.throughput_per_s is None
 
 
-def test_a_loss_that_is_not_finite_is_seen(trial: Trial) -> None:
+def test_loss_that_is_not_finite_is_reported(trial: Trial) -> None:
     loss = trial("basic.py", "nan=1").result().loss
     assert loss is not None
     assert loss["is_finite"] is False
@@ -110,14 +110,14 @@ def test_inspect_stops_after_five_steps_with_everything_detected(trial: Trial) -
     assert found.detected["optimizers"] == ["SGD"]
 
 
-def test_apply_never_stops_nor_measures_and_writes_no_result(trial: Trial) -> None:
+def test_apply_does_not_stop_the_program_and_writes_no_result(trial: Trial) -> None:
     run = trial("basic.py", "steps=60", mode="apply", knobs={"precision.amp": "bf16", "loader.batch_size": 8})
     assert run.returncode == 0, run.stderr
     assert len((run.folder / "losses.txt").read_text().split()) == 60
     assert sorted(path.name for path in run.folder.iterdir()) == ["losses.txt", "spec.json"]
 
 
-def test_apply_names_what_did_not_take_effect_and_on_what_else_the_file_was_made(trial: Trial) -> None:
+def test_apply_reports_settings_without_effect_and_a_different_torch(trial: Trial) -> None:
     knobs = {"precision.amp": "bf16", "loader.batch_size": 8}
     elsewhere = {"target": [{"site": "/elsewhere.py:1", "ordinal": 0}], "origin": "best.yaml", "made_on": {"torch": "1.0"}}
     run = trial("basic.py", "steps=20", mode="apply", knobs=knobs, **elsewhere)
@@ -130,7 +130,7 @@ def test_apply_names_what_did_not_take_effect_and_on_what_else_the_file_was_made
 
 
 @pytest.mark.parametrize("mode", ["measure", "apply"])
-def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial: Trial, mode: str) -> None:
+def test_fault_of_the_harness_is_reported_and_not_raised_in_the_program(trial: Trial, mode: str) -> None:
     run = trial("faulty_module.py", mode=mode)
     assert "the harness failed while preparing a module for training" in run.stderr
     if mode == "apply":
@@ -142,7 +142,7 @@ def test_a_fault_of_the_harness_is_told_and_never_raised_into_the_program(trial:
     assert found.error["message"].startswith("autotune's harness failed while preparing a module for training")
 
 
-def test_what_fails_while_a_knob_is_set_names_the_knob(trial: Trial) -> None:
+def test_failure_while_a_knob_is_set_names_the_knob(trial: Trial) -> None:
     run = trial("faulty_module.py", "stubborn", knobs={"layout.channels_last": True, "precision.amp": "bf16"})
     error = run.result().error
     assert error is not None
@@ -152,7 +152,7 @@ def test_what_fails_while_a_knob_is_set_names_the_knob(trial: Trial) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("workers", "optimizer"), [(0, "sgd"), (2, "adam")])
-def test_without_knobs_the_losses_are_the_same_bit_by_bit(trial: Trial, plain: Trial, workers: int, optimizer: str) -> None:
+def test_without_knobs_the_losses_are_bit_for_bit_the_same(trial: Trial, plain: Trial, workers: int, optimizer: str) -> None:
     words = (f"workers={workers}", f"optimizer={optimizer}", "steps=120")
     mine, own = trial("basic.py", *words), plain("basic.py", *words)
     watched = (mine.folder / "losses.txt").read_text().split()
@@ -166,7 +166,7 @@ def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
     trial: Trial, limit_per_s: float, is_raced: bool
 ) -> None:
     rules = dataclasses.replace(RULES, race_min_s=0.1, min_s=0.8, max_s=3.0)
-    if is_raced:  # no window is raced while a pause of the machine may be a cycle: leave time for that
+    if is_raced:  # while a pause of the machine may be a cycle, no window is raced: this needs more time
         rules = dataclasses.replace(rules, warmup_max_s=20.0, min_s=20.0, max_s=30.0)
     found = trial("basic.py", race_below_per_s=limit_per_s, rules=rules).result()
     assert found.status == "measured"
@@ -177,7 +177,7 @@ def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
 
 
 @pytest.mark.parametrize("error", [{"type": "torch.AcceleratorError", "message": "device-side assert triggered"}, None])
-def test_a_dead_device_does_not_hide_the_program_s_own_error(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_device_does_not_hide_an_error_of_the_program(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def dead() -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
@@ -197,7 +197,7 @@ ADDRESS = "CUDA error: operation not supported on global/shared address space"
 @pytest.mark.parametrize(
     ("message", "is_program_s"), [(KERNEL, True), (ADDRESS, True), ("CUDA error: invalid resource handle", False)]
 )
-def test_a_kernel_that_failed_before_is_no_fault_of_the_harness(
+def test_earlier_kernel_failure_is_not_reported_as_a_fault_of_the_harness(
     message: str, is_program_s: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ending = Ending(context(is_applying=False, is_over=False, clock_offset_s=0.0))

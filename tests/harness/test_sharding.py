@@ -15,7 +15,7 @@ from tests.harness.contexts import context
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
-KEPT, AGAIN = 4, 7  # all-gathers in a step: three blocks and the rest, once each, or the blocks twice
+KEPT, AGAIN = 4, 7  # all-gathers in a step: one for the rest, and one or two for each of three blocks
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_parameters_are_kept_or_gathered_again_as_asked(trial: Trial, asked: boo
 
 
 @SHARDS
-def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) -> None:
+def test_knob_reshards_parameters_that_the_program_would_keep(trial: Trial) -> None:
     run = trial("sharded.py", "own=false", ranks=2, knobs={RESHARD: True}, mode="inspect")
     assert (seen(run)["gathers"], run.result().knobs[RESHARD].status) == (AGAIN, APPLIED)
 
@@ -55,7 +55,9 @@ def test_what_the_program_keeps_is_given_back_where_that_is_asked(trial: Trial) 
         ("loose", APPLIED, ""),
     ],
 )
-def test_where_there_is_nothing_to_keep_it_is_said(trial: Trial, word: str, status: str, why: str) -> None:
+def test_reshard_after_forward_is_reported_with_the_reason_if_it_has_no_effect(
+    trial: Trial, word: str, status: str, why: str
+) -> None:
     found = trial("sharded.py", word, ranks=2, knobs={RESHARD: False}, mode="inspect").result()
     assert found.knobs[RESHARD].status == status
     assert why in found.knobs[RESHARD].reason
@@ -63,7 +65,7 @@ def test_where_there_is_nothing_to_keep_it_is_said(trial: Trial, word: str, stat
 
 @SHARDS
 @pytest.mark.parametrize(("asked", "share"), [("fsdp", 0.5), pytest.param("ddp", 1.0, marks=pytest.mark.thorough)])
-def test_a_program_that_takes_the_strategy_is_looked_at(trial: Trial, asked: str, share: float) -> None:
+def test_strategy_that_is_passed_to_the_program_is_read_back(trial: Trial, asked: str, share: float) -> None:
     run = trial("sharded.py", "--strategy", asked, ranks=2, passed={STRATEGY: asked}, mode="inspect")
     for rank in (0, 1):
         found = run.result(rank)
@@ -78,7 +80,7 @@ def test_a_strategy_that_the_program_does_not_follow_is_overridden(trial: Trial)
 
 
 @SHARDS
-def test_shares_and_replicas_train_the_same_with_other_knobs_beside(trial: Trial) -> None:
+def test_sharded_model_with_other_knobs_has_the_same_losses_as_with_ddp(trial: Trial) -> None:
     knobs = {"memory.activation_checkpointing": True, "optimizer.implementation": "foreach", RESHARD: True}
     shares = trial("sharded.py", ranks=2, knobs=knobs, mode="parity", seed=3, max_steps=6)
     whole = trial("sharded.py", "ddp", ranks=2, mode="parity", seed=3, max_steps=6)
@@ -86,15 +88,15 @@ def test_shares_and_replicas_train_the_same_with_other_knobs_beside(trial: Trial
     assert seen(shares)["losses"] == pytest.approx(seen(whole)["losses"], rel=1e-5)
 
 
-def test_modules_that_do_not_like_questions_are_asked_none() -> None:
-    class Proud(torch.nn.Linear):
+def test_modules_that_raise_on_unknown_attributes_are_tolerated() -> None:
+    class Strict(torch.nn.Linear):
         def __getattr__(self, name: str) -> Any:
             if name == "sharding_strategy":
                 raise KeyError(name)
             return super().__getattr__(name)
 
     sharding = ShardingKnobs(context())
-    sharding.meet(torch.nn.Sequential(Proud(2, 2)))
+    sharding.meet(torch.nn.Sequential(Strict(2, 2)))
     assert not sharding.is_found
 
 
@@ -108,7 +110,7 @@ TEXT = (
 
 @SHARDS
 @pytest.mark.parametrize("words", [TABLE, *(pytest.param(words, marks=pytest.mark.thorough) for words in (IMAGES, TEXT))])
-def test_a_recipe_trains_the_same_in_shares(trial: Trial, words: tuple[str, ...]) -> None:
+def test_recipe_has_the_same_losses_with_fsdp_as_with_ddp(trial: Trial, words: tuple[str, ...]) -> None:
     curves = []
     for strategy in ("ddp", "fsdp"):
         command = (str(RECIPES / words[0]), *words[1:], "--device", "cpu", "--strategy", strategy)

@@ -15,8 +15,8 @@ PROGRAM = "simulated_gpu.py"
 
 
 @pytest.mark.parametrize("words", [(), ("host",)])
-def test_the_rate_is_the_device_s_and_does_not_hold_the_first_step_after_a_wait(trial: Trial, words: tuple[str, ...]) -> None:
-    for _ in range(3):  # a pause of the machine makes a window too slow, though not three in a row
+def test_rate_is_that_of_the_device_and_excludes_the_first_step_after_a_wait(trial: Trial, words: tuple[str, ...]) -> None:
+    for _ in range(3):  # a pause of the machine can make one window too slow, but hardly three in a row
         found = trial(PROGRAM, *words, rules=dataclasses.replace(RULES, min_s=0.4)).result()
         if found.window is None or found.window.rate_per_s == pytest.approx(BATCH / STEP_S, rel=0.005):
             break
@@ -28,7 +28,7 @@ def test_the_rate_is_the_device_s_and_does_not_hold_the_first_step_after_a_wait(
 
 
 @pytest.mark.parametrize("words", [(), ("copies",)])
-def test_phases_are_those_of_the_device_and_it_is_not_waited_for(trial: Trial, words: tuple[str, ...]) -> None:
+def test_phases_are_timed_on_the_device_without_synchronisation(trial: Trial, words: tuple[str, ...]) -> None:
     run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.7)
     assert run.result().status == "measured"
     found: dict[str, Any] = json.loads((run.folder / documents.document_file(LINES, 0)).read_text())

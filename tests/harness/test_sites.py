@@ -25,50 +25,50 @@ def here(depth=0):
     return code_of(sys._getframe(depth), lambda name: False)
 
 
-def test_the_same_code_is_known_again_whatever_its_line():
+def test_same_code_is_recognised_at_another_line():
     first = [here() for _ in range(2)]
     assert first[0] == first[1]
     assert first[0].startswith("test_sites.py:here:")
-    assert ":test_the_same_code_is_known_again_whatever_its_line:" in here()
-    assert here() != first[0]  # called by another line
+    assert ":test_same_code_is_recognised_at_another_line:" in here()
+    assert here() != first[0]  # here() is called by another line
 
 
-def test_code_counts_and_the_line_does_not():
+def test_loader_is_identified_by_its_code_and_not_by_its_line():
     sites = TargetSites([target(site="elsewhere.py:3")])
     assert made(sites, "train")
     assert not made(sites, "evaluate")
-    assert not made(sites, "train")  # the second of one line is another loader
+    assert not made(sites, "train")  # the second loader that this line makes is another one
 
 
-def test_without_code_the_line_counts():
+def test_loader_is_identified_by_its_line_if_no_code_is_recorded():
     sites = TargetSites([{"site": "train.py:1", "ordinal": 0}])
     assert made(sites, "train")
     assert not made(sites, "train", site="train.py:2")
     assert not made(sites, "train", ordinal=1)
 
 
-def test_while_training_what_an_epoch_makes_anew_is_known_by_its_turn():
+def test_loaders_that_each_epoch_rebuilds_are_identified_by_their_order():
     sites = TargetSites([target(nth=1)])
     assert [made(sites, "train") for _ in range(2)] == [False, True]
     sites.begin_training([])
     assert [made(sites, "train") for _ in range(4)] == [False, True, False, True]
 
 
-def test_while_training_all_that_shuffle_and_are_made_by_that_code_are_known():
+def test_during_training_every_shuffled_loader_of_the_same_code_is_a_target():
     sites = TargetSites([target(code="train:shuffled", nth=1)])
     assert [made(sites, "train:shuffled") for _ in range(2)] == [False, True]
     sites.begin_training([])
     assert [made(sites, "train:shuffled") for _ in range(3)] == [True, True, True]
 
 
-def test_a_loader_around_a_target_is_one_and_the_same_code_around_another_is_not():
+def test_wrapping_loader_is_a_target_only_if_it_wraps_a_target():
     sites = TargetSites([target(), target(code="accelerate")])
     info = SimpleNamespace(code="accelerate", site="", ordinal=0, nth=0)
     assert sites.is_target(info, {}, is_chained=True)
     assert not sites.is_target(info, {}, is_chained=False)
 
 
-def test_a_batch_sampler_that_cannot_be_remembered_is_no_trouble():
+def test_batch_samplers_without_weak_references_are_tolerated():
     sites, known = TargetSites(None), in_order(range(4))
     for batch_sampler in ([[0, 1]], known, None):
         sites.made(batch_sampler, SimpleNamespace(is_target=True))
@@ -99,7 +99,7 @@ def in_order(data):
         ({"batch_sampler": [[0, 1], [3, 2]]}, True),
     ],
 )
-def test_a_file_that_names_no_loader_means_those_that_shuffle(given, trains):
+def test_file_without_a_target_applies_to_loaders_that_shuffle(given, trains):
     info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
     assert TargetSites(None).is_target(info, {"dataset": range(4), **given}, is_chained=False) is trains
     assert marked("code", {"dataset": range(4), **given}) == ("code:shuffled" if trains else "code")

@@ -1,4 +1,4 @@
-"""A trial without some stages of the loader runs them a few times only, and trains on what they made then."""
+"""A trial that skips stages of the loader runs them only a few times and then reuses their results."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ PROGRAM = "stages.py"
 CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions that are called once a step
 STAGES = ("item", "halve", "tensor", "collate", *CALLED)
 FILE = os.path.join(PROGRAMS, PROGRAM)
-BATCH = 8  # the first one may import what is then patched
+BATCH = 8  # samples per batch; the first batch may import what is then patched
 PREFETCHED = 4  # batches that two workers make ahead
-OFTEN = 3  # a stage that is not skipped runs at least this many times as often
+OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
 
 
 def ran(run: Run) -> dict[str, int]:
@@ -57,7 +57,7 @@ def ran(run: Run) -> dict[str, int]:
         ("item", ("item", "halve", "tensor"), KEPT),
     ],
 )
-def test_a_stage_that_is_skipped_runs_a_few_times_in_each_process(
+def test_skipped_stage_runs_only_a_few_times_in_each_process(
     trial: Trial, words: tuple[str, ...], skipped: str, fewer: tuple[str, ...], most: int
 ) -> None:
     run = trial(PROGRAM, *words, skipped=[skipped])
@@ -90,13 +90,13 @@ def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: 
     ("skipped", "stage", "most"),
     [("transform: Halve", "halve", KEPT), *more(("collate", "collate", KEPT_BATCHES), ("item", "item", KEPT))],
 )
-def test_workers_of_later_epochs_begin_with_the_results_of_earlier_ones(
+def test_workers_of_later_epochs_start_with_results_of_earlier_workers(
     trial: Trial, skipped: str, stage: str, most: int
 ) -> None:
     run = trial(PROGRAM, "workers", "short", skipped=[skipped], rules=dataclasses.replace(RULES, min_s=2.0, max_s=4.0))
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    assert counts["loss"] >= 3 * 5  # batches of an epoch, and epochs
+    assert counts["loss"] >= 3 * 5  # three epochs of five batches
     assert 0 < counts[stage] <= most * 2  # of two workers in the first epoch
 
 
@@ -106,7 +106,7 @@ def test_only_samples_of_the_loader_that_trains_are_skipped(trial: Trial, words:
     run = trial(PROGRAM, *words, skipped=["item"], target=baseline.target)
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    evaluated = counts["loss"] // 4 + 1 + PREFETCHED  # batches of the other loader
+    evaluated = counts["loss"] // 4 + 1 + PREFETCHED  # batches of the evaluation loader
     assert counts["item"] <= BATCH * evaluated + 2 * (KEPT + BATCH * PREFETCHED) < BATCH * (counts["loss"] + evaluated)
 
 
@@ -126,12 +126,12 @@ def test_a_function_that_cannot_be_skipped_fails_the_trial(trial: Trial, name: s
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["moved", "Log.decorated"])  # called at several places; inside a decorator
-def test_functions_of_other_kinds_are_skipped(trial: Trial, name: str) -> None:
+def test_function_that_is_decorated_or_called_at_several_places_is_skipped(trial: Trial, name: str) -> None:
     run = trial(PROGRAM, skipped=[f"function: {FILE}: {name}"])
     assert run.result().status == "measured", run.stderr
 
 
-def test_a_function_s_result_is_whole_though_the_program_has_taken_an_earlier_one_apart() -> None:
+def test_reused_result_is_complete_although_the_program_changed_an_earlier_one() -> None:
     def prepared() -> dict[str, Any]:
         return {"images": torch.ones(2), "sizes": [1, 2]}
 
@@ -142,13 +142,13 @@ def test_a_function_s_result_is_whole_though_the_program_has_taken_an_earlier_on
         assert batch["sizes"].pop() == 2
 
 
-def test_a_result_that_holds_a_part_of_the_graph_anywhere_is_not_used_again() -> None:
+def test_result_that_contains_a_part_of_the_graph_is_not_reused() -> None:
     loss = torch.ones(1, requires_grad=True).sum()
     with pytest.raises(RuntimeError, match="part of the model's graph"):
         _skipping("losses", lambda: {"aux": [1.0, (loss,)]})()
 
 
-def test_only_rank_0_needs_to_have_a_function() -> None:
+def test_missing_function_is_an_error_only_if_it_is_needed() -> None:
     name = f"function: {FILE}: gone"
     skip_functions([name], is_needed=False)
     with pytest.raises(RuntimeError, match="gone cannot be skipped"):
@@ -163,48 +163,48 @@ def test_a_function_that_is_never_skipped_fails_the_trial(trial: Trial) -> None:
 
 @pytest.mark.parametrize("skipped", ["item", "collate"])
 @pytest.mark.parametrize("words", ["dicts workers", *more("two", "dicts")])
-def test_stages_are_skipped_whatever_the_program_does_with_loaders_and_samples(trial: Trial, words: str, skipped: str) -> None:
+def test_stages_are_skipped_with_alternating_loaders_and_emptied_samples(trial: Trial, words: str, skipped: str) -> None:
     run = trial(PROGRAM, *words.split(), skipped=[skipped])
     assert run.result().status == "measured", run.stderr
     assert 0 < ran(run)[skipped] <= (KEPT + BATCH) * 2
 
 
 @pytest.mark.thorough
-def test_samples_that_a_data_set_makes_together_are_skipped_too(trial: Trial) -> None:
+def test_samples_that_a_data_set_returns_together_are_skipped_too(trial: Trial) -> None:
     run = trial(PROGRAM, "many", skipped=["item"])
     assert run.result().status == "measured", run.stderr
     assert 0 < ran(run)["item"] <= KEPT
 
 
-def test_decoded_pixels_are_used_again(trial: Trial) -> None:
+def test_decoded_pixels_are_reused(trial: Trial) -> None:
     run = trial(PROGRAM, skipped=["decode"])
     assert run.result().status == "measured", run.stderr
     counts = ran(run)
-    assert counts["item"] == counts["halve"] == counts["tensor"]  # the program itself notices nothing
+    assert counts["item"] == counts["halve"] == counts["tensor"]  # the program still runs every stage
 
 
-def test_samples_of_a_stream_cannot_be_skipped_and_the_trial_fails(trial: Trial) -> None:
+def test_skipping_samples_of_a_stream_fails_the_trial(trial: Trial) -> None:
     run = trial(PROGRAM, "stream", skipped=["item"])
     assert run.returncode != 0
     assert "samples of a stream cannot be skipped" in run.stderr
 
 
 @pytest.mark.parametrize(("words", "is_stream"), [(("stream",), True), *more(((), False), (("valid",), False))])
-def test_whether_the_loader_that_trains_reads_a_stream_is_known_before(
+def test_explain_reports_whether_the_training_loader_reads_a_stream(
     trial: Trial, words: tuple[str, ...], is_stream: bool
 ) -> None:
     run = trial(PROGRAM, *words, mode="explain", explain=LINES, max_s=0.3)
     assert json.loads((run.folder / document_file(LINES, 0)).read_text())["is_stream"] is is_stream
 
 
-def test_a_trial_that_skips_nothing_is_measured_as_always(trial: Trial) -> None:
+def test_trial_that_skips_nothing_runs_every_stage(trial: Trial) -> None:
     run = trial(PROGRAM)
     counts = ran(run)
     assert counts["item"] == counts["halve"] == counts["tensor"]
     assert counts["item"] >= 8 * run.result().window.steps
 
 
-def test_pixels_of_another_picture_stand_in_for_those_of_a_picture() -> None:
+def test_pixels_of_an_earlier_image_replace_those_of_a_later_one() -> None:
     import io
 
     from PIL import Image, ImageFile
@@ -233,19 +233,19 @@ def test_pixels_of_another_picture_stand_in_for_those_of_a_picture() -> None:
     assert (other.mode, other.size) == ("L", (2, 2))
 
 
-def test_results_are_handed_out_in_turn_once_there_are_enough_of_them() -> None:
+def test_kept_results_are_reused_in_turn_once_there_are_enough() -> None:
     again = Again(None, most=2)
     assert not again.is_full
     again.keep("a")
     again.keep("b")
     assert again.is_full
-    assert [again.next() for _ in range(4)] == ["a", "b", "a", "b"]  # what takes turns stays in turn
+    assert [again.next() for _ in range(4)] == ["a", "b", "a", "b"]  # alternating results keep alternating
     large = Again(None, most=1000)
-    large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that nothing writes take no memory
+    large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that are never written take no memory
     assert large.is_full
 
 
-def test_later_workers_begin_with_what_several_have_left(tmp_path: Path) -> None:
+def test_later_workers_start_with_the_merged_results_of_earlier_workers(tmp_path: Path) -> None:
     places = []
     for _ in range(2):
         places.append(again := Again(list_of))
@@ -256,14 +256,14 @@ def test_later_workers_begin_with_what_several_have_left(tmp_path: Path) -> None
         leave(f"{left.prefix}.{number}", {("halve", 0): again})
     assert left.read()[("halve", 0)].is_full
     assert not list(tmp_path.iterdir())
-    known = pickle.loads(pickle.dumps(left.read()))  # workers that are not forked
+    known = pickle.loads(pickle.dumps(left.read()))  # as for workers that are not forked
     taken = known[("halve", 0)].taken_over(list_of)
     assert taken.is_full
     assert not taken.new()
     assert taken.next().equal(torch.zeros(2))
 
 
-def test_results_are_sent_to_workers_that_are_not_forked_without_shared_memory_or_open_files(tmp_path: Path) -> None:
+def test_results_are_sent_to_spawned_workers_without_shared_memory_or_open_files(tmp_path: Path) -> None:
     again = Again(list_of)
     again.keep(torch.ones(3))
     left = Left(str(tmp_path / "left"))
@@ -273,12 +273,12 @@ def test_results_are_sent_to_workers_that_are_not_forked_without_shared_memory_o
     assert pickle.loads(sent)["item", 0].next().equal(torch.ones(3))
 
 
-def test_what_cannot_be_pickled_or_is_large_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_are_large_or_cannot_be_pickled_are_not_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "LEFT_BYTES", 1 << 16)
     known = {(name, 0): Again(list_of) for name in ("thread", "large", "row", "pixels")}
     known["thread", 0].keep(threading.Lock())
     known["large", 0].keep(torch.zeros(1 << 16))
-    known["row", 0].keep(torch.arange(1 << 20).view(-1, 4)[3])  # of a tensor that holds the whole data set
+    known["row", 0].keep(torch.arange(1 << 20).view(-1, 4)[3])  # a row of a tensor that holds the whole data set
     known["pixels", 0].keep(Pixels(Image.new("RGB", (4, 3), (7, 8, 9))))
     left = Left(str(tmp_path / "left"))
     leave(left.prefix, known)
@@ -301,7 +301,7 @@ def test_results_of_another_stage_are_not_taken_over() -> None:
     assert stages._results(2, list_of, ("item",)).next() == 1
 
 
-def test_a_batch_is_copied_whatever_it_is_made_of() -> None:
+def test_batch_of_nested_containers_is_copied_deeply() -> None:
     pair = torch.ones(2), {"x": [torch.ones(3), "word"]}
     found = copied(pair)
     assert found[0].equal(pair[0])
@@ -310,7 +310,7 @@ def test_a_batch_is_copied_whatever_it_is_made_of() -> None:
     assert found[1]["x"][1] == "word"
 
 
-def test_a_batch_and_a_sample_keep_what_the_program_takes_out_of_another() -> None:
+def test_kept_batches_and_samples_are_unaffected_by_changes_to_a_copy() -> None:
     class Encoding(UserDict[str, Any]):  # such as BatchEncoding of transformers
         pass
 
@@ -328,7 +328,7 @@ def test_a_batch_and_a_sample_keep_what_the_program_takes_out_of_another() -> No
     assert samples == ([{"x": 1}], {"y": [2]})
 
 
-def test_loaders_that_take_turns_stand_in_for_their_data_sets_once() -> None:
+def test_data_sets_of_alternating_loaders_are_wrapped_only_once() -> None:
     stages = SkippedStages(["item"])
     fetchers = [SimpleNamespace(dataset=dataset, collate_fn=list_of) for dataset in ("a", "b")]
     for _ in range(3):
@@ -352,14 +352,14 @@ def composed(stages: SkippedStages, *transforms: Plus) -> Any:
     return functools.partial(stages._around_compose(None), SimpleNamespace(transforms=transforms))
 
 
-def test_a_transform_that_a_compose_has_several_times_has_results_at_each_of_its_places() -> None:
+def test_transform_used_several_times_in_a_compose_has_separate_results() -> None:
     plus = Plus(1)
-    call = composed(SkippedStages(["transform: Plus"]), plus, plus, plus)  # the number of results is no multiple of 3
+    call = composed(SkippedStages(["transform: Plus"]), plus, plus, plus)  # the number of results is not a multiple of 3
     assert {call(0) for _ in range(4 * KEPT)} == {3}
 
 
 def test_results_of_two_transforms_of_one_class_are_not_swapped_between_workers() -> None:
-    """A worker that first makes a sample without the first transform takes over those of the second one all the same."""
+    """A worker whose first sample lacks the first transform still takes over the results of the second one."""
     one, ten, names = Plus(1), Plus(10), ["transform: Plus"]
     earlier = SkippedStages(names)
     call = composed(earlier, one, ten)
@@ -384,12 +384,12 @@ def test_batches_of_two_data_sets_are_kept_apart() -> None:
             assert stages.timed("collate", list_of, ([dataset],), {}) == [[dataset]]
 
 
-def test_results_of_data_sets_that_are_made_again_and_again_do_not_add_up() -> None:
+def test_results_of_data_sets_that_are_rebuilt_repeatedly_do_not_accumulate() -> None:
     stages = SkippedStages(["item"])
     for number in range(12):
         stages._results(number, None, ("item",)).keep(
             torch.empty(2**28, dtype=torch.uint8)
-        )  # pages that nothing writes take no memory
+        )  # pages that are never written take no memory
     assert len(stages._again) <= MOST_BYTES // 2**28 + 1
     assert list(stages.by_place.values()) == list(stages._again.values())  # nothing else keeps what was dropped
     assert list(stages.by_place)[-1] == ("item", 11)
@@ -404,7 +404,7 @@ def test_a_data_set_that_makes_whole_batches_cannot_be_skipped() -> None:
         Items(Batches(), Again(None)).__getitems__([1, 2])
 
 
-def test_the_data_set_s_own_attributes_stay() -> None:
+def test_attributes_of_the_data_set_remain_available() -> None:
     class Numbers:
         classes = ("even", "odd")
 
@@ -424,14 +424,14 @@ def list_of(samples: Any) -> list[Any]:
     return [samples]
 
 
-def test_a_last_batch_with_fewer_samples_stays_one() -> None:
+def test_smaller_last_batch_is_not_replaced_by_a_full_one() -> None:
     stages = SkippedStages(["collate"])
     stages._is_timing = True
     for samples in 9 * ([1, 2, 3], [1], 7):
         assert stages.timed("collate", list_of, (samples,), {}) == [samples]
 
 
-def test_other_threads_run_a_stage_as_always() -> None:
+def test_other_threads_run_a_skipped_stage_normally() -> None:
     stages, calls = SkippedStages(["collate"]), []
     stages._is_timing = True
 

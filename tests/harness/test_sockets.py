@@ -29,17 +29,17 @@ def holder():
         process.kill()
 
 
-def test_sockets_of_these_processes_are_found_and_go_with_their_folder(holder):
+def test_sockets_of_the_given_processes_are_found_and_removed_with_their_folder(holder):
     process, folder = holder
     (listener,) = folder.iterdir()
-    assert sockets.listening([os.getpid()]) == [], "another's"
+    assert sockets.listening([os.getpid()]) == [], "the socket belongs to another process"
     assert sockets.listening([]) == []
     assert sockets.listening([os.getpid(), process.pid, 2**22 + 1]) == [str(listener)]
     sockets.remove([str(listener), str(folder.with_name("pymp-gone") / "listener")])
     assert not folder.exists()
 
 
-def test_a_folder_in_which_others_have_something_stays(holder):
+def test_folder_that_contains_other_files_is_kept(holder):
     process, folder = holder
     (folder / "listener-another").touch()
     sockets.remove(sockets.listening([process.pid]))
@@ -48,7 +48,7 @@ def test_a_folder_in_which_others_have_something_stays(holder):
     folder.rmdir()
 
 
-def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
+def test_missing_list_of_sockets_in_the_kernel_is_tolerated(holder, monkeypatch):
     process, folder = holder
     monkeypatch.setattr(sockets, "BOUND", "/nowhere")
     assert sockets.listening([process.pid]) == []
@@ -60,7 +60,7 @@ def test_a_kernel_that_does_not_tell_is_borne(holder, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["forkserver", *more("spawn")])
-def test_semaphores_of_workers_that_are_not_forked_go_with_the_trial(trial: Trial, method: str) -> None:
+def test_semaphores_of_workers_that_are_not_forked_are_removed_with_the_trial(trial: Trial, method: str) -> None:
     run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True)
     assert run.result().status == "measured"
     assert "leaked" not in run.stderr  # what multiprocessing's resource tracker says if it has to remove them

@@ -61,7 +61,7 @@ def test_the_measured_rate_is_sustained_if_the_queue_keeps_its_length(monkeypatc
     assert found.lasting_per_s(rate, found.capacity_per_s()) == rate == pytest.approx(50 * BATCH)
 
 
-def test_while_the_queue_shrinks_the_rate_of_workers_with_their_own_cores_is_sustained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_queue_shrinks_the_sustained_rate_is_that_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     found, rate = window(Queue(workers=2, make_per_s=40, take_per_s=100, full=1000), monkeypatch)
     assert found.is_falling
     assert rate == pytest.approx(100 * BATCH)
@@ -80,13 +80,13 @@ def test_with_shared_cores_a_step_waits_for_the_missing_part_of_a_batch(
     assert found.lasting_per_s(rate, 50.0 * BATCH) == pytest.approx(BATCH / 0.0275)  # and 5 ms for the missing 1/4 batch
 
 
-def test_capacity_is_no_more_than_all_cores_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_limited_by_what_all_cores_can_produce(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(workers=8, make_per_s=1000, take_per_s=50, full=8, batch_cpu_s=0.01)
     found, _ = window(queue, monkeypatch)
     assert found.capacity_per_s() == pytest.approx(2 / 0.01 * BATCH)
 
 
-def test_workers_that_mostly_sleep_do_not_share_the_cores_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_workers_that_mostly_sleep_do_not_count_as_sharing_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(workers=8, make_per_s=100, take_per_s=100, full=8, step_cpu_s=0.02, batch_cpu_s=0.0002)
     found, _ = window(queue, monkeypatch)
     assert found.regime(2) == SEPARATE
@@ -97,7 +97,7 @@ def test_workers_that_mostly_sleep_do_not_share_the_cores_however_many_they_are(
     ("full", "take_per_s", "is_waited_for"),
     [(100, 60, True), (1000, 60, False), (100, 40.5, False), (1, 60, False)],  # empty in 5 s, in 50 s, practically never, now
 )
-def test_a_falling_queue_is_waited_for_when_it_will_soon_be_empty(
+def test_measurement_waits_for_a_queue_that_will_soon_be_empty(
     full: float, take_per_s: float, is_waited_for: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, clock = followed(Queue(workers=2, make_per_s=40, take_per_s=take_per_s, full=full), monkeypatch)
@@ -106,7 +106,7 @@ def test_a_falling_queue_is_waited_for_when_it_will_soon_be_empty(
     assert found.drains_within(5.0) is is_waited_for
 
 
-def test_without_workers_nothing_is_corrected() -> None:
+def test_rate_is_not_corrected_without_workers() -> None:
     training = SimpleNamespace(num_workers=0, counters_file="", total_samples=80.0, total_batches=10, total_wait_s=2.0)
     found = Supply(SimpleNamespace(training=training))
     found.open_window()
@@ -117,9 +117,7 @@ def test_without_workers_nothing_is_corrected() -> None:
     assert Supply(SimpleNamespace(training=None)).capacity_per_s() is None
 
 
-def test_a_worker_counts_its_batches_and_the_next_epoch_s_worker_goes_on_counting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_counter_of_a_worker_continues_in_the_next_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "loader0.bin")
     worker.create(path, 2)
     fetcher: Any = fetch._MapDatasetFetcher(list(range(100)), True, lambda items: time.sleep(0.02), False)
@@ -141,7 +139,7 @@ def test_a_worker_counts_its_batches_and_the_next_epoch_s_worker_goes_on_countin
     assert counters.began_s == 0.0
 
 
-def test_a_batch_in_hand_counts_by_the_part_that_is_done() -> None:
+def test_unfinished_batch_counts_by_its_finished_part() -> None:
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 9.0)]).made == 4.5
     assert Reading(10.0, 0, 0, [Counters(4.0, 8.0, 0.0, 0.0, 1.0)]).made == 5.0  # an overdue batch counts as at most one
     assert Reading(10.0, 0, 0, [Counters(0.0, 0.0, 0.0, 0.0, 9.0)]).made == 0.0

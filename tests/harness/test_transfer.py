@@ -69,7 +69,7 @@ def loader(workers: int = 0, **given: Any) -> DataLoader[Any]:
 
 
 @pytest.mark.parametrize(("own", "value"), [(False, True), (True, False)])
-def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, asked: list[Any], own: bool, value: bool) -> None:
+def test_only_tensors_of_the_loader_are_copied_as_asked(transfer: Any, asked: list[Any], own: bool, value: bool) -> None:
     found, _ = transfer(non_blocking=value)
     for x, y in loader():
         assert x.to(DEVICE, torch.float64, own).dtype is torch.float64
@@ -80,7 +80,7 @@ def test_a_loader_s_tensors_are_copied_as_asked_and_no_others(transfer: Any, ask
     assert found.verify()[NON_BLOCKING].status == APPLIED
 
 
-def test_a_copy_that_the_program_asks_for_is_its_own_affair(transfer: Any, asked: list[Any]) -> None:
+def test_copy_that_the_program_requests_is_left_alone(transfer: Any, asked: list[Any]) -> None:
     transfer(non_blocking=True)
     for x, _ in loader():
         assert x.to(device=torch.device(DEVICE), copy=True).device.type == DEVICE
@@ -90,14 +90,14 @@ def test_a_copy_that_the_program_asks_for_is_its_own_affair(transfer: Any, asked
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers: int) -> None:
+def test_tensors_that_the_program_moves_are_copied_one_batch_ahead(transfer: Any, workers: int) -> None:
     found, streams = transfer(ahead=True)
     seen = []
     for x, y in loader(workers):
         assert x.to(DEVICE).device.type == DEVICE
         seen.append((float(x), float(y)))  # x is not moved in place, and y is never moved
     assert seen == [(float(n), float(n) * 10) for n in range(1, 7)]
-    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # from the third on: the first shows what is moved
+    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # from the third on: the first shows what moves
     assert found.verify()[AHEAD].status == APPLIED
 
 
@@ -106,7 +106,7 @@ def test_what_the_program_moves_is_copied_one_batch_ahead(transfer: Any, workers
     [lambda x: x.add_(1), lambda x: x.numpy().fill(1), lambda x: np.asarray(x).fill(1), lambda x: x[:1].numpy().fill(1)],
     ids=["in place", "array", "asarray", "array of a view"],
 )
-def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any, change: Callable[[Any], Any]) -> None:
+def test_tensor_that_changes_on_the_host_is_copied_again(transfer: Any, change: Callable[[Any], Any]) -> None:
     _, streams = transfer(ahead=True)
     for x, _ in loader():
         change(x)
@@ -115,7 +115,7 @@ def test_a_tensor_changed_on_the_host_is_copied_anew(transfer: Any, change: Call
     assert not streams.handed_over
 
 
-def test_batches_that_are_kept_are_not_copied_all_at_once(transfer: Any) -> None:
+def test_batches_collected_in_a_list_are_not_all_copied_ahead(transfer: Any) -> None:
     _, streams = transfer(ahead=True)
     batches = loader()
     for x, _ in batches:
@@ -126,7 +126,7 @@ def test_batches_that_are_kept_are_not_copied_all_at_once(transfer: Any) -> None
     assert streams.began == [2.0, 3.0]
 
 
-def test_an_epoch_cut_short_leaves_nothing_behind(transfer: Any) -> None:
+def test_epoch_that_ends_early_leaves_no_batches_for_the_next_one(transfer: Any) -> None:
     transfer(ahead=True)
     batches = loader(1, persistent_workers=True)
     for _ in range(3):
@@ -140,7 +140,7 @@ def test_an_epoch_cut_short_leaves_nothing_behind(transfer: Any) -> None:
     assert [float(x) for x, _ in batches] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
-def test_an_iterator_in_a_list_yields_its_last_batch_though_another_begins_before(transfer: Any) -> None:
+def test_kept_iterator_yields_its_last_batch_even_if_another_one_has_started(transfer: Any) -> None:
     transfer(ahead=True)
     persistent._install.cache_clear()
     batches = loader(1, persistent_workers=True)
@@ -153,7 +153,7 @@ def test_an_iterator_in_a_list_yields_its_last_batch_though_another_begins_befor
 
 
 @pytest.mark.parametrize("calls", [7, 6], ids=["to the end", "cut short"])
-def test_what_the_program_held_in_an_epoch_is_freed_with_it(transfer: Any, calls: int) -> None:
+def test_objects_of_an_epoch_are_freed_when_it_ends(transfer: Any, calls: int) -> None:
     transfer(ahead=True)
     freed: list[Any] = []
 
@@ -175,7 +175,7 @@ def test_what_the_program_held_in_an_epoch_is_freed_with_it(transfer: Any, calls
         gc.enable()
 
 
-def test_trouble_in_the_data_comes_when_its_batch_is_due(transfer: Any) -> None:
+def test_error_in_the_data_set_is_raised_when_its_batch_is_due(transfer: Any) -> None:
     class Faulty(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             if index == 4:
@@ -195,7 +195,7 @@ def test_trouble_in_the_data_comes_when_its_batch_is_due(transfer: Any) -> None:
     assert seen == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_a_loader_that_saves_its_position_is_never_ahead_of_the_program(transfer: Any) -> None:
+def test_nothing_is_copied_ahead_from_a_loader_that_saves_its_position(transfer: Any) -> None:
     class Iterator(_SingleProcessDataLoaderIter):
         def state_dict(self) -> int:
             return int(self._num_yielded)
@@ -212,19 +212,19 @@ def test_a_loader_that_saves_its_position_is_never_ahead_of_the_program(transfer
     assert not streams.began
 
 
-def test_an_iterator_from_before_goes_on(transfer: Any) -> None:
+def test_iterator_from_before_the_knob_is_set_yields_all_batches(transfer: Any) -> None:
     iterator = iter(loader())
     transfer(ahead=True)
     assert [float(x) for x, _ in iterator] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 @pytest.mark.parametrize(("is_changed", "reasons"), [(True, {AHEAD: TOO_EARLY}), (False, {})])
-def test_a_data_set_that_changes_between_batches_yields_none_ahead(is_changed: bool, reasons: dict[str, str]) -> None:
+def test_copying_ahead_is_refused_if_the_data_set_changes_between_batches(is_changed: bool, reasons: dict[str, str]) -> None:
     training = SimpleNamespace(is_changed_between_batches=is_changed)
     assert TransferKnobs(context(loaders=SimpleNamespace(training=training))).applicability() == reasons
 
 
-def test_a_program_that_moves_nothing_is_told(transfer: Any) -> None:
+def test_knobs_are_not_applicable_if_the_program_moves_no_tensors(transfer: Any) -> None:
     found, streams = transfer(ahead=True, non_blocking=True)
     assert [float(x) for x, _ in loader()] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert not streams.began

@@ -45,7 +45,7 @@ def is_flagged(meter: Meter) -> bool:
 @pytest.mark.parametrize(
     ("step_s", "cv"), [(0.06, 0.3), *(pytest.param(*row, marks=pytest.mark.thorough) for row in ((0.02, 0.1), (1.2, 0.6)))]
 )
-def test_steady_programs_are_hardly_ever_called_moving(
+def test_steady_programs_are_rarely_flagged_as_changing(
     kind: Callable[[float, float, random.Random], Steps], step_s: float, cv: float
 ) -> None:
     chance = random.Random(4)
@@ -54,7 +54,7 @@ def test_steady_programs_are_hardly_ever_called_moving(
 
 
 @pytest.mark.parametrize("step_s", [0.005, 0.05, 0.6])
-def test_a_growing_step_time_is_flagged_with_how_much(step_s: float) -> None:
+def test_growing_step_time_is_flagged_with_its_growth(step_s: float) -> None:
     chance = random.Random(2)
     growth = 1 + 0.08 * step_s  # 8 % per second
     meter = measured(step_s * growth**number * math.exp(0.03 * chance.gauss(0, 1)) for number in range(10**6))
@@ -62,7 +62,7 @@ def test_a_growing_step_time_is_flagged_with_how_much(step_s: float) -> None:
     assert "keeps growing: +" in meter.reason
 
 
-def test_what_settles_late_is_measured_once_it_has_settled() -> None:
+def test_program_that_settles_late_is_measured_after_it_has_settled() -> None:
     def settling() -> Steps:
         seconds = 0.0
         while True:
@@ -77,7 +77,7 @@ def test_what_settles_late_is_measured_once_it_has_settled() -> None:
     assert window.rate_per_s == pytest.approx(800.0, rel=0.03)
 
 
-def test_the_trend_is_that_of_the_step_time() -> None:
+def test_trend_is_the_relative_change_of_the_step_time() -> None:
     doubling = [100.0 * 2 ** (-number / 20) for number in range(20)]
     assert trend(doubling).moved_frac == pytest.approx(1.0)
     assert trend(doubling[::-1]).moved_frac == pytest.approx(-0.5)

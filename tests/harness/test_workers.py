@@ -30,7 +30,7 @@ def worker(folder: Path) -> dict[str, Any]:
     ("method", "strategy"),
     [("forkserver", "file_system"), pytest.param("spawn", "file_descriptor", marks=pytest.mark.thorough)],
 )
-def test_workers_are_started_and_send_as_asked(trial: Trial, method: str, strategy: str) -> None:
+def test_workers_use_the_requested_start_method_and_sharing_strategy(trial: Trial, method: str, strategy: str) -> None:
     run = trial("workers.py", "lock=1", knobs={CONTEXT: method, SHARING: strategy}, mode="inspect")
     found = run.result()
     assert {key: (report.status, report.observed) for key, report in found.knobs.items()} == {
@@ -43,7 +43,7 @@ def test_workers_are_started_and_send_as_asked(trial: Trial, method: str, strate
 
 
 @pytest.mark.thorough
-def test_the_program_s_own_sharing_strategy_is_tuned_over(trial: Trial) -> None:
+def test_knob_replaces_the_sharing_strategy_of_the_program(trial: Trial) -> None:
     run = trial("workers.py", "sharing=file_system", knobs={SHARING: "file_descriptor"}, mode="inspect")
     assert run.result().knobs[SHARING].status == APPLIED
     assert worker(run.folder)["sharing"] == "file_descriptor"
@@ -58,7 +58,7 @@ def test_the_program_s_own_sharing_strategy_is_tuned_over(trial: Trial) -> None:
         ),
     ],
 )
-def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str, reason: str) -> None:
+def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, word: str, reason: str) -> None:
     run = trial("workers.py", word, "context=fork", knobs={CONTEXT: "spawn"}, mode="inspect")
     found = run.result()
     assert found.applicability[CONTEXT].startswith(reason)
@@ -67,13 +67,13 @@ def test_what_cannot_be_started_anew_is_forked_and_told(trial: Trial, word: str,
     assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the worker is a fork of the training process
 
 
-def test_added_workers_are_forked_where_they_could_not_start_anew(trial: Trial) -> None:
+def test_added_workers_are_forked_if_no_other_start_method_works(trial: Trial) -> None:
     program = ("workers.py", "workers=0", "default=forkserver")  # the default as from Python 3.14 on
     for words, method in (("lambda=1",), "fork"), ((), "forkserver"):
         found = trial(*program, *words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
         assert found.knobs[NUM_WORKERS].status == APPLIED
         assert found.observed[CONTEXT] == method
-        report = found.knobs.get(CONTEXT)  # only of workers that the harness had to fork
+        report = found.knobs.get(CONTEXT)  # reported only if the harness had to fork the workers
         assert report is None if method == "forkserver" else report.status == APPLIED
         assert report is None or (report.observed == "fork" and report.reason == found.applicability[CONTEXT])
     report = trial(*program, "lambda=1", knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
@@ -81,7 +81,7 @@ def test_added_workers_are_forked_where_they_could_not_start_anew(trial: Trial) 
 
 
 @pytest.mark.skipif(not has_in_order(), reason="before torch 2.6, a loader cannot change the order of batches")
-def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> None:
+def test_batches_arrive_out_of_order_if_the_knob_allows_it(trial: Trial) -> None:
     knobs = {IN_ORDER: False, "loader.prefetch_factor": 4}
     run = trial("workers.py", "slow=0.3", knobs=knobs, mode="parity", max_steps=30)
     assert run.result().knobs[IN_ORDER].status == APPLIED
@@ -93,7 +93,7 @@ def test_batches_come_as_they_are_made_where_that_is_asked_for(trial: Trial) -> 
 
 
 @pytest.mark.thorough
-def test_an_order_that_may_be_meant_is_kept(trial: Trial) -> None:
+def test_order_of_a_loader_that_does_not_shuffle_is_kept(trial: Trial) -> None:
     baseline = trial("workers.py", "ordered=1", mode="inspect").result()
     assert baseline.applicability[IN_ORDER] == "the loader does not shuffle: the order of its samples may be intended"
     assert CONTEXT not in baseline.applicability
@@ -102,7 +102,7 @@ def test_an_order_that_may_be_meant_is_kept(trial: Trial) -> None:
 
 
 @pytest.mark.thorough
-def test_without_workers_they_mean_nothing(trial: Trial) -> None:
+def test_knobs_of_workers_are_not_applicable_without_workers(trial: Trial) -> None:
     found = trial("workers.py", "workers=0", knobs={CONTEXT: "spawn", IN_ORDER: False, SHARING: "file_system"}, mode="inspect")
     assert {report.status for report in found.result().knobs.values()} == {NOT_APPLICABLE}
 
@@ -122,7 +122,7 @@ def test_without_workers_they_mean_nothing(trial: Trial) -> None:
         ("array", 3, persistent.CHANGED),
     ],
 )
-def test_persistent_workers_yield_what_new_ones_would(
+def test_persistent_workers_yield_the_same_batches_as_new_workers(
     trial: Trial, plain: Trial, words: str, workers: int, reason: str
 ) -> None:
     run = trial("persistent.py", *words.split(), knobs={PERSISTENT: True})
@@ -156,12 +156,12 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
     assert told(lambda data: data.pairs.reverse())
     assert told(lambda data: data.words.update({5: "other"}))
     assert told(lambda data: setattr(data, "epoch", 1))
-    assert not told(lambda data: data.logger.isEnabledFor(17))  # which the logger remembers
+    assert not told(lambda data: data.logger.isEnabledFor(17))  # the logger caches the answer
     assert not told(lambda data: data.shared.fill_(1))
     assert not told(lambda data: setattr(data.inner, "scale", 1.0))
 
 
-def test_facts_can_be_told_of_whatever_a_data_set_holds() -> None:
+def test_facts_can_be_collected_for_objects_that_raise_errors() -> None:
     class Odd(type):
         def __eq__(cls, other: object) -> bool:
             raise ArithmeticError
@@ -180,7 +180,7 @@ def test_facts_can_be_told_of_whatever_a_data_set_holds() -> None:
     assert persistent.facts([data]) != before
 
 
-def test_what_a_collate_function_uses_is_part_of_the_facts() -> None:
+def test_objects_used_by_a_collate_function_are_part_of_the_facts() -> None:
     options = SimpleNamespace(size=4)
 
     def collate(batch: Any) -> Any:
@@ -192,7 +192,7 @@ def test_what_a_collate_function_uses_is_part_of_the_facts() -> None:
         assert persistent.facts([function]) != before
 
 
-def test_a_data_set_within_others_is_part_of_the_facts() -> None:
+def test_nested_data_set_is_part_of_the_facts() -> None:
     resize = SimpleNamespace(size=4)
     images = SimpleNamespace(transform=SimpleNamespace(transforms=[resize]))
     joined: Any = ConcatDataset([Subset[Any](images, [0])])  # type: ignore[arg-type]

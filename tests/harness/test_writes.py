@@ -13,7 +13,7 @@ FOUND_OUT_IN = 4  # at most this many steps pass before the first one is counted
 @pytest.mark.parametrize(
     ("kind", "unit"), [("bare", "steps"), ("adversaries", "samples"), ("renormed", "samples"), ("rebuilt", "samples")]
 )
-def test_each_write_that_is_a_step_is_counted_once(trial: Trial, kind: str, unit: str) -> None:
+def test_each_update_by_hand_counts_as_one_step(trial: Trial, kind: str, unit: str) -> None:
     run = trial("written.py", kind)
     found = run.result()
     assert (found.status, found.unit, found.detected["optimizers"]) == ("measured", unit, []), run.stderr
@@ -24,12 +24,12 @@ def test_each_write_that_is_a_step_is_counted_once(trial: Trial, kind: str, unit
     assert found.detected["num_steps"] > 20
 
 
-def test_batches_of_steps_before_the_first_counted_one_belong_to_no_step(trial: Trial) -> None:
+def test_batches_before_the_first_counted_step_belong_to_no_step(trial: Trial) -> None:
     found = trial("written.py", "loaded", mode="inspect").result()
     assert (set(found.steps["samples"]), found.detected["batches_per_step"]) == ({16.0}, 1.0)
 
 
-def test_steps_of_an_optimizer_are_waited_for_where_nothing_else_writes(trial: Trial) -> None:
+def test_harness_waits_for_a_late_optimizer_step_if_nothing_else_writes(trial: Trial) -> None:
     run = trial("written.py", "gathered")
     found = run.result()
     assert (found.status, found.detected["steps_seen_by"], found.detected["optimizers"]) == ("measured", "", ["SGD"])
@@ -39,7 +39,7 @@ def test_steps_of_an_optimizer_are_waited_for_where_nothing_else_writes(trial: T
 @pytest.mark.parametrize(
     ("kind", "reason"), [("functional", writes.UNSEEN), ("turned", writes.BOTH), ("resting", writes.STILL)]
 )
-def test_what_cannot_be_counted_is_refused_and_the_way_out_is_named(trial: Trial, kind: str, reason: str) -> None:
+def test_program_whose_steps_cannot_be_counted_is_refused_with_a_remedy(trial: Trial, kind: str, reason: str) -> None:
     found = trial("written.py", kind).result()
     assert found.error == {"type": protocol.UNMEASURABLE, "message": reason, "traceback": ""}
     assert "autotune.trial_step(samples=len(batch))" in reason

@@ -48,13 +48,13 @@ def test_every_domain_holds_only_allowed_values_and_no_value_twice(each: Knob) -
         assert len(set(map(repr, values))) == len(values)
 
 
-def test_every_experts_value_is_allowed(each: Knob) -> None:
+def test_every_expert_value_is_allowed(each: Knob) -> None:
     for machine in MACHINES:
         value = each.expert(machine)
         assert value is None or value_of(each, value, machine) == value
 
 
-def test_variables_that_a_value_sets_are_named_and_free_for_one_knob_only(each: Knob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_by_a_value_are_declared_and_belong_to_one_knob(each: Knob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(malloc, "installed", lambda: {"jemalloc": "/lib/libjemalloc.so.2"})
     set_by_values = {name for machine in MACHINES for value in each.domain(machine) for name in each.environment(value)}
     assert set_by_values <= {*each.variables}
@@ -72,17 +72,17 @@ def test_every_default_is_among_the_choices(each: Knob) -> None:
     assert not each.choices or each.default in each.choices
 
 
-def test_keys_are_group_and_name() -> None:
+def test_keys_consist_of_a_group_and_a_name() -> None:
     assert all(key == found.key and key.count(".") == 1 for key, found in CATALOGUE.items())
 
 
-def test_only_the_samples_of_a_step_change_the_training_and_not_where_they_are_held() -> None:
+def test_only_the_samples_per_step_change_the_training_unless_they_are_held_fixed() -> None:
     training = ["loader.batch_size", "step.accumulation"]
     assert [key for key, found in CATALOGUE.items() if found.tier is Tier.training] == training
     assert [tier_of(CATALOGUE[key], is_held=True) for key in training] == [Tier.numerics, Tier.numerics]
     assert tier_of(CATALOGUE["loader.num_workers"], is_held=True) is Tier.exact
 
 
-def test_unknown_knobs_name_the_nearest() -> None:
+def test_error_for_an_unknown_knob_suggests_the_nearest_key() -> None:
     with pytest.raises(BadInput, match=r"Did you mean 'loader\.num_workers'"):
         knob("loader.num_worker")

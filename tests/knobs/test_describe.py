@@ -31,7 +31,7 @@ def test_the_overview_has_a_row_for_every_knob_and_ends_with_the_environment() -
 
 
 @pytest.mark.parametrize("key", [*CATALOGUE, "env.SOME_SWITCH"])
-def test_what_it_says_to_type_is_accepted(key: str) -> None:
+def test_overrides_shown_for_a_knob_are_accepted(key: str) -> None:
     machine = HostContext(num_cores=2)
     for word, is_sweep in zip(uses(knob(key), machine), (False, True), strict=True):
         [typed] = shlex.split(word)
@@ -45,18 +45,18 @@ def test_what_it_says_to_type_is_accepted(key: str) -> None:
         assert word in describe(key, machine)
 
 
-def test_it_names_the_search_spaces_that_have_a_knob() -> None:
+def test_description_names_the_search_spaces_that_contain_the_knob() -> None:
     spaces = {"default": ["compile.mode"], "full": ["compile.mode", "step.accumulation"], "memory": ["step.accumulation"]}
     assert "By default, and in full." in describe("compile.mode", spaces=spaces)
     assert "If you name it, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
     assert "Only if you name it." in describe("threads.omp", spaces=spaces)
 
 
-def test_an_unknown_name_says_what_was_meant() -> None:
+def test_error_for_an_unknown_name_suggests_the_nearest_key() -> None:
     with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'"):
         describe("precision.amps")
 
 
-def test_the_last_part_of_a_key_is_enough_to_be_understood() -> None:
+def test_error_for_the_last_part_of_a_key_suggests_the_whole_key() -> None:
     with pytest.raises(BadInput, match=r"Did you mean 'precision\.amp'\? Allowed: precision\.amp, "):
         describe("amp")

@@ -45,7 +45,7 @@ def offered(machine: HostContext) -> set[str]:
         (replace(HOPPERS, world_size=None, num_nodes=None, collectives=""), {*VARIABLES} - {"nccl.p2p_level"}),
     ],
 )
-def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: HostContext, expected: set[str]) -> None:
+def test_knob_is_offered_only_if_it_matters_for_the_topology(machine: HostContext, expected: set[str]) -> None:
     assert offered(machine) == expected
 
 
@@ -68,11 +68,11 @@ def test_each_is_offered_only_where_the_topology_lets_it_matter(machine: HostCon
         ("nccl.cross_nic", replace(TWO_NODES, topology=PCIE), "one network adapter"),
     ],
 )
-def test_what_cannot_matter_says_why(key: str, machine: HostContext, reason: str) -> None:
+def test_knob_that_cannot_matter_is_blocked_with_a_reason(key: str, machine: HostContext, reason: str) -> None:
     assert reason in str(knob(key).blocked(machine))
 
 
-def test_an_older_nccl_knows_no_names_of_collectives() -> None:
+def test_values_for_an_older_nccl_do_not_name_collectives() -> None:
     algo = knob("nccl.algo").domain
     assert algo(HOPPERS) == ["allreduce:ring", "allreduce:tree", "allreduce:nvls"]
     assert algo(TWO_NODES) == ["allreduce:ring", "allreduce:tree", "allreduce:nvlstree"]
@@ -80,16 +80,16 @@ def test_an_older_nccl_knows_no_names_of_collectives() -> None:
     assert algo(replace(HOPPERS, nccl=(2, 21, 5))) == ["Ring", "Tree", "NVLS"]
 
 
-def test_levels_are_those_that_take_in_further_pairs() -> None:
+def test_p2p_levels_are_those_that_include_further_pairs_of_gpus() -> None:
     assert knob("nccl.p2p_level").domain(CARDS) == ["LOC", "PXB", "PHB", "SYS"]
 
 
-def test_names_of_adapters_and_interfaces_are_this_machines() -> None:
+def test_domains_name_the_adapters_and_interfaces_of_the_machine() -> None:
     assert knob("nccl.ib_hca").domain(TWO_NODES) == ["=mlx5_0", "=mlx5_1", "=mlx5_0,mlx5_1"]
     assert knob("nccl.socket_ifname").domain(TWO_NODES) == ["=eth0", "=eth1"]
 
 
-def test_each_is_one_variable_and_harness_and_tuner_name_the_same() -> None:
+def test_each_knob_sets_one_variable_that_harness_and_tuner_agree_on() -> None:
     assert {found.key for found in KNOBS} == {*VARIABLES}
     assert harness_nccl.VARIABLES == VARIABLES
     machine = replace(TWO_NODES, topology=replace(HGX, paths=frozenset({"NV", "SYS"})))
@@ -102,14 +102,14 @@ def test_each_is_one_variable_and_harness_and_tuner_name_the_same() -> None:
     assert knob("nccl.nthreads").environment(0) == {}
 
 
-def test_a_variable_has_one_name() -> None:
+def test_variable_of_an_nccl_knob_is_refused_as_an_env_knob() -> None:
     for key, variable in VARIABLES.items():
         with pytest.raises(BadInput, match=f"Use {key}, which is this variable"):
             knob(f"env.{variable}")
     assert knob("env.NCCL_DEBUG")
 
 
-def test_the_users_own_variable_is_the_baseline() -> None:
+def test_value_that_the_user_has_set_is_the_baseline() -> None:
     machine = replace(HOPPERS, observed={"nccl.algo": "^tree", "nccl.nthreads": 256})
     space = resolve(SearchSpace(domains={"nccl.algo": None, "nccl.nthreads": None}), machine, passed={})
     assert space.baseline == {"nccl.algo": "^tree", "nccl.nthreads": 256}
@@ -118,7 +118,7 @@ def test_the_users_own_variable_is_the_baseline() -> None:
     assert not space.domains["nccl.nthreads"].contains(0)
 
 
-def test_a_minimum_above_the_maximum_means_nothing() -> None:
+def test_minimum_of_channels_above_the_maximum_is_inactive() -> None:
     is_active = knob("nccl.min_nchannels").is_active
     assert is_active({})
     assert is_active({"nccl.min_nchannels": 8, "nccl.max_nchannels": 0})
@@ -133,7 +133,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_process_tells_what_is_set_and_what_is_not(no_variables: pytest.MonkeyPatch) -> None:
+def test_process_reports_only_the_variables_that_are_set(no_variables: pytest.MonkeyPatch) -> None:
     assert harness_nccl.NcclKnobs(context()).observe() == {}
     no_variables.setenv("NCCL_NVLS_ENABLE", "2")
     no_variables.setenv("NCCL_CROSS_NIC", "0")
@@ -151,7 +151,7 @@ def test_the_process_tells_what_is_set_and_what_is_not(no_variables: pytest.Monk
         ({"nccl.algo": "auto"}, "Ring", "overridden by the program"),
     ],
 )
-def test_a_value_that_does_not_hold_is_no_success(
+def test_value_that_is_not_in_the_variable_is_reported_as_overridden(
     no_variables: pytest.MonkeyPatch, asked: dict[str, str], variable: str | None, status: str
 ) -> None:
     if variable:

@@ -31,12 +31,12 @@ def at_batch(machine: HostContext, batch_size: int) -> HostContext:
         (replace(at_batch(HOPPER, 32), is_recipe=True), [16, 32, 64, 128, 256, 512, 1024]),
     ],
 )
-def test_batch_sizes_double_round_the_programs_own(machine: HostContext, expected: list[int]) -> None:
+def test_batch_sizes_are_that_of_the_program_halved_and_doubled(machine: HostContext, expected: list[int]) -> None:
     assert knob("loader.batch_size").domain(machine) == expected
 
 
 @pytest.mark.parametrize(("cores", "expected"), [(1, [0, 1]), (2, [0, 1, 2]), (8, [0, 1, 2, 4, 6, 8])])
-def test_workers_go_up_to_the_cores(cores: int, expected: list[int]) -> None:
+def test_number_of_workers_goes_up_to_the_number_of_cores(cores: int, expected: list[int]) -> None:
     assert knob("loader.num_workers").domain(replace(CPU, num_cores=cores)) == expected
 
 
@@ -49,12 +49,12 @@ def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
     assert knob(key).blocked(HOPPER) is None
 
 
-def test_bytes_are_tried_only_where_they_are_copied_to_a_device() -> None:
+def test_uint8_transfer_is_tried_only_with_a_gpu() -> None:
     assert knob("loader.uint8_transfer").domain(CPU) == [False]
     assert knob("loader.uint8_transfer").domain(HOPPER) == [False, True]
 
 
-def test_fused_is_tried_only_where_the_optimizer_has_it() -> None:
+def test_fused_is_tried_only_if_the_optimizer_has_it() -> None:
     without = replace(CPU, not_applicable={"optimizer.implementation=fused": "RMSprop has no fused implementation"})
     implementation = knob("optimizer.implementation")
     assert ("fused" in implementation.domain(CPU), implementation.expert(CPU)) == (True, "fused")
@@ -94,7 +94,7 @@ def test_compile_needs_a_compiler_and_cuda_graph_modes_need_cuda() -> None:
 @pytest.mark.parametrize(
     ("knobs", "expected"), [({"loader.num_workers": 0}, False), ({"loader.num_workers": 2}, True), ({}, False)]
 )
-def test_knobs_of_workers_mean_nothing_without_workers(knobs: Knobs, expected: bool) -> None:
+def test_knobs_of_workers_are_inactive_without_workers(knobs: Knobs, expected: bool) -> None:
     assert knob("loader.prefetch_factor").is_active(knobs) is expected
     assert knob("loader.persistent_workers").is_active(knobs) is expected
 
@@ -106,7 +106,7 @@ def test_knobs_of_workers_are_blocked_where_the_program_allows_no_workers() -> N
     assert knob("loader.prefetch_factor").blocked(with_workers) is None
 
 
-def test_omp_threads_travel_through_the_environment() -> None:
+def test_omp_threads_are_set_in_the_environment() -> None:
     assert knob("threads.omp").environment(4) == {"OMP_NUM_THREADS": "4"}
 
 
@@ -119,7 +119,7 @@ def test_omp_threads_travel_through_the_environment() -> None:
         (replace(CPU, num_local_ranks=4, num_numa_nodes=2), ["none", "compact", "numa"]),
     ],
 )
-def test_only_bindings_that_differ_here_are_tried(machine: HostContext, expected: list[str]) -> None:
+def test_only_affinities_that_differ_on_the_machine_are_tried(machine: HostContext, expected: list[str]) -> None:
     affinity = knob("threads.affinity")
     assert (affinity.domain(machine) if affinity.blocked(machine) is None else []) == expected
 
@@ -139,11 +139,11 @@ def test_another_malloc_is_tried_where_it_is_installed(monkeypatch: pytest.Monke
     assert knob("memory.malloc").environment("jemalloc")["LD_PRELOAD"].startswith("/usr/lib/libjemalloc.so.2")
 
 
-def test_batches_come_out_of_order_only_from_several_workers() -> None:
+def test_in_order_is_active_only_with_several_workers() -> None:
     assert [knob("loader.in_order").is_active({"loader.num_workers": n}) for n in (0, 1, 2)] == [False, False, True]
 
 
-def test_workers_are_kept_apart_from_the_step_where_there_is_a_second_core() -> None:
+def test_own_cores_need_a_second_core_and_workers() -> None:
     own_cores = knob("loader.own_cores")
     assert "one core" in str(own_cores.blocked(replace(CPU, num_cores=1)))
     assert own_cores.blocked(replace(CPU, num_cores=2)) is None
@@ -153,13 +153,13 @@ def test_workers_are_kept_apart_from_the_step_where_there_is_a_second_core() -> 
 @pytest.mark.parametrize(
     ("strategy", "expected"), [("ddp", [True, True, False]), ("fsdp", [False, False, True]), (None, [True, True, True])]
 )
-def test_knobs_of_replicas_and_of_shares_exclude_each_other(strategy: str | None, expected: list[bool]) -> None:
+def test_knobs_of_ddp_and_of_fsdp_exclude_each_other(strategy: str | None, expected: list[bool]) -> None:
     knobs: Knobs = {} if strategy is None else {"parallel.strategy": strategy}
     keys = ("parallel.bucket_cap_mb", "layout.channels_last", "parallel.reshard_after_forward")
     assert [knob(key).is_active(knobs) for key in keys] == expected
 
 
-def test_metrics_are_read_seldom_only_where_there_is_a_device_to_wait_for() -> None:
+def test_longer_metrics_interval_is_tried_only_on_a_gpu() -> None:
     assert knob("step.metrics_sync_interval").domain(CPU) == []
     assert knob("step.metrics_sync_interval").domain(HOPPER) == [100]
     assert knob("step.metrics_sync_interval").domain(replace(HOPPER, observed={"step.metrics_sync_interval": 500})) == []

@@ -32,7 +32,7 @@ CPU = HostContext(num_cores=2)
         ("env.FLAG", 0, "0"),
     ],
 )
-def test_values_are_read_as_people_mean_them(key: str, raw: Any, expected: Any) -> None:
+def test_values_are_read_from_all_usual_spellings(key: str, raw: Any, expected: Any) -> None:
     value = value_of(knob(key), raw)
     assert value == expected
     assert type(value) is type(expected)
@@ -62,7 +62,7 @@ def test_values_are_read_as_people_mean_them(key: str, raw: Any, expected: Any) 
         ("env.FLAG", "x" * 5000, "not usable text"),
     ],
 )
-def test_values_that_cannot_be_used_are_refused_by_key(key: str, raw: Any, message: str) -> None:
+def test_error_for_an_unusable_value_names_the_key(key: str, raw: Any, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         value_of(knob(key), raw, CPU)
     assert message in str(caught.value)
@@ -71,17 +71,17 @@ def test_values_that_cannot_be_used_are_refused_by_key(key: str, raw: Any, messa
 
 
 @pytest.mark.parametrize("name", ["", "1X", "A-B", "A.B", "A=B", "PYTHONPATH", "AUTOTUNE_SPEC", "AUTOTUNE_MARK"])
-def test_variables_that_cannot_exist_or_are_taken_are_refused(name: str) -> None:
+def test_invalid_and_reserved_variable_names_are_refused(name: str) -> None:
     with pytest.raises(BadInput, match=r"^env\."):
         env_knob(name)
 
 
-def test_the_variable_of_a_knob_points_to_the_knob() -> None:
+def test_error_for_the_variable_of_a_knob_names_the_knob() -> None:
     with pytest.raises(BadInput, match=r"threads\.omp"):
         env_knob("OMP_NUM_THREADS")
 
 
-def test_an_environment_knob_starts_from_the_users_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_of_an_environment_knob_is_the_value_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SWITCH", "7")
     assert env_knob("SOME_SWITCH").default == "7"
     assert env_knob("SOME_SWITCH").environment("8") == {"SOME_SWITCH": "8"}

@@ -81,7 +81,7 @@ def everything(gpus: dict[str, Any], host: dict[str, Any], python: dict[str, Any
     ]
 
 
-def test_of_a_good_machine_nothing_is_worth_mending() -> None:
+def test_good_machine_has_no_findings_to_fix() -> None:
     findings = everything(GPUS, HOST, PYTHON, DATA)
     assert {finding.status for finding in findings} == {Status.ok}
     assert not any(finding.cost or finding.command for finding in findings)
@@ -93,7 +93,7 @@ def test_of_a_good_machine_nothing_is_worth_mending() -> None:
     assert one(findings, "NUMA").found == "2 nodes; node 0 has GPU 0; node 1 has GPU 1"
 
 
-def test_a_machine_without_gpus_is_fine_where_it_has_none() -> None:
+def test_machine_without_gpus_has_no_warnings() -> None:
     host = changed(HOST, adapters=[], numa_nodes={"0": "0-31"})
     findings = everything(NO_GPUS, host, changed(PYTHON, cuda=None, is_available=None), {})
     assert {finding.status for finding in findings} == {Status.ok, Status.skipped}
@@ -101,7 +101,7 @@ def test_a_machine_without_gpus_is_fine_where_it_has_none() -> None:
     assert not any(finding.name in ("clocks", "topology", "NVLink") for finding in findings)
 
 
-def test_a_cost_and_a_command_stand_beside_everything_that_is_not_fine() -> None:
+def test_every_warning_has_a_cost_and_a_command() -> None:
     bad_host = changed(
         HOST, quota_cores=4.0, num_cores=4, swap_bytes=8 * GIB, swap_used_bytes=4 * GIB, memlock_bytes=8 << 20, open_files=1024,
         huge_pages="never", cc=None, shared_memory={"bytes": 64 << 20, "free_bytes": 64 << 20, "is_writable": True},
@@ -139,17 +139,17 @@ def test_one_bad_gpu_is_named(changes: dict[str, Any], name: str, found: str, co
     assert command in finding.command
 
 
-def test_a_power_cap_that_works_as_it_should_is_no_slowdown() -> None:
+def test_slowdown_by_the_power_cap_is_not_a_warning() -> None:
     assert one(check_gpus(with_gpu(slowdowns=["power_cap"])), "clocks").status is Status.ok
 
 
-def test_what_all_gpus_have_needs_no_list() -> None:
+def test_finding_that_applies_to_all_gpus_does_not_list_them() -> None:
     both = changed(GPUS, gpus=[changed(GPU, is_persistent=False), changed(GPU, index=1, is_persistent=False)])
     finding = one(check_gpus(both), "persistence mode")
     assert (finding.found, finding.command) == ("off on all 2 GPUs", "sudo nvidia-smi -pm 1")
 
 
-def test_what_a_gpu_does_not_tell_is_not_called_fine() -> None:
+def test_checks_of_figures_that_a_gpu_does_not_report_are_skipped() -> None:
     silent = {**dict.fromkeys(GPU), "index": 0, "processes": []}
     findings = check_gpus(changed(GPUS, gpus=[silent]))
     assert {one(findings, name).status for name in ("persistence mode", "clocks", "power cap")} == {Status.skipped}
@@ -172,20 +172,22 @@ def test_what_a_gpu_does_not_tell_is_not_called_fine() -> None:
         ({"problem": "x", "code": 12, "has_nvidia_files": False, "has_amd_files": True}, Status.skipped, "AMD", ""),
     ],
 )
-def test_a_driver_that_does_not_answer(changes: dict[str, Any], status: Status, found: str, command: str) -> None:
+def test_driver_that_does_not_answer_is_reported_with_its_cause(
+    changes: dict[str, Any], status: Status, found: str, command: str
+) -> None:
     (finding,) = check_gpus(changed(GPUS, gpus=[], **changes))
     assert finding.status is status
     assert found in finding.found
     assert command in finding.command
 
 
-def test_a_gpu_that_is_lost_is_broken() -> None:
+def test_lost_gpu_is_an_error() -> None:
     finding = one(check_gpus(changed(GPUS, num_lost=1)), "driver")
     assert finding.status is Status.error
     assert finding.found == "2 x NVIDIA H200, and 1 more that does not answer"
 
 
-def test_a_driver_that_hangs_is_broken() -> None:
+def test_driver_that_hangs_is_an_error() -> None:
     (finding,) = check_gpus({}, "no answer within 20 s")
     assert finding.status is Status.error
     assert "no answer within 20 s" in finding.found
@@ -205,13 +207,13 @@ def test_a_driver_that_hangs_is_broken() -> None:
         ({"arch_list": []}, Status.ok, "imported"),
     ],
 )
-def test_torch_is_held_against_driver_and_gpus(changes: dict[str, Any], status: Status, found: str) -> None:
+def test_torch_is_checked_against_the_driver_and_the_gpus(changes: dict[str, Any], status: Status, found: str) -> None:
     finding = one(check_program(changed(PYTHON, **changes), "", gpus=GPUS, host=HOST), "torch")
     assert finding.status is status
     assert found in finding.found
 
 
-def test_libraries_that_each_process_compiles_anew_are_named() -> None:
+def test_libraries_without_stored_bytecode_are_reported() -> None:
     assert not [each for each in check_program(PYTHON, "", gpus=GPUS, host=HOST) if each.name == "bytecode"]
     python = changed(PYTHON, bytecode="PYTHONDONTWRITEBYTECODE is set", libraries="/usr/my lib")
     finding = one(check_program(python, "", gpus=GPUS, host=HOST), "bytecode")
@@ -230,7 +232,7 @@ def test_libraries_that_each_process_compiles_anew_are_named() -> None:
         ("", "13.0", "torch.zeros(1).cuda()"),
     ],
 )
-def test_a_torch_without_a_gpu_names_what_to_do(why: str, cuda: str, command: str) -> None:
+def test_command_for_a_torch_that_sees_no_gpu_depends_on_the_cause(why: str, cuda: str, command: str) -> None:
     python = changed(PYTHON, is_available=False, why_not_available=why, cuda=cuda)
     assert command in one(check_program(python, "", gpus=GPUS, host=HOST), "torch").command
 
@@ -273,7 +275,7 @@ def test_a_torch_without_a_gpu_names_what_to_do(why: str, cuda: str, command: st
         ({}, "Ray", Status.ok, "10.0.0.1:6379 answers"),
     ],
 )
-def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -> None:
+def test_checks_of_the_host(changes: dict[str, Any], name: str, status: Status, found: str) -> None:
     finding = one(check_host(changed(HOST, **changes)), name)
     assert finding.status is status
     assert found in finding.found
@@ -289,13 +291,13 @@ def test_hosts(changes: dict[str, Any], name: str, status: Status, found: str) -
         ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "not a number of threads"),
     ],
 )
-def test_thread_variables_of_the_shell(variables: dict[str, str], status: Status, cost: str) -> None:
+def test_checks_of_thread_variables(variables: dict[str, str], status: Status, cost: str) -> None:
     finding = one(check_program(PYTHON, "", gpus=GPUS, host=changed(HOST, variables=variables)), "thread variables")
     assert finding.status is status
     assert cost in finding.cost
 
 
-def test_connections_that_are_down_or_far() -> None:
+def test_links_that_are_down_and_distant_gpus_are_reported() -> None:
     gpus = changed(
         GPUS, topology={"gpus": [LINK, {**LINK, "nvlinks_active": 17, "numa_node": 1}], "links": [["X", "?"], ["?", "X"]]}
     )
@@ -308,7 +310,7 @@ def test_connections_that_are_down_or_far() -> None:
     assert numa.command.startswith("numactl --cpunodebind=1 --membind=1")
 
 
-def test_the_table_is_that_of_nvidia_smi() -> None:
+def test_topology_table_has_the_format_of_nvidia_smi() -> None:
     links = [["X", "NV4", "SYS"], ["NV4", "X", "SYS"], ["SYS", "SYS", "X"]]
     assert matrix(links)[:2] == [["", "GPU0", "GPU1", "GPU2"], ["GPU0", "X", "NV4", "SYS"]]
     assert legend(links) == "NV#: # NVLinks, SYS: the link between NUMA nodes"
@@ -327,11 +329,11 @@ def test_the_table_is_that_of_nvidia_smi() -> None:
         ({"num_files": 0}, Status.skipped),
     ],
 )
-def test_disks(changes: dict[str, Any], status: Status) -> None:
+def test_check_of_the_disk(changes: dict[str, Any], status: Status) -> None:
     assert one(check_data(changed(DATA, **changes), host=HOST), "disk").status is status
 
 
-def test_a_disk_says_how_it_was_measured_and_whether_memory_can_hold_the_data() -> None:
+def test_disk_findings_name_the_method_and_whether_memory_can_hold_the_data() -> None:
     disk, cache = check_data(DATA, host=HOST)
     assert disk.found == "/data (ext4): 300 MiB/s, 300 files/s; 300 MiB in 300 files: existing files"
     assert "later epochs can come from memory" in cache.found
@@ -340,19 +342,19 @@ def test_a_disk_says_how_it_was_measured_and_whether_memory_can_hold_the_data() 
     assert "every epoch reads the disk again" in cache.found
 
 
-def test_what_is_no_disk_or_too_little_of_one_is_not_judged() -> None:
+def test_memory_file_systems_and_tiny_data_sets_are_not_judged() -> None:
     few = changed(DATA, read_bytes=20 << 10, num_read=1, num_files=1, bytes=20 << 10)
     assert "too little to judge its speed, 20.0 KiB in 1 file" in check_data(few, host=HOST)[0].found
     assert "in 1 file," in check_data(few, host=HOST)[1].found
     assert "in memory, not a disk" in check_data(changed(DATA, file_system="tmpfs"), host=HOST)[0].found
 
 
-def test_a_folder_s_name_is_quoted_in_what_mends_it() -> None:
+def test_folder_name_is_quoted_in_the_suggested_command() -> None:
     slow = changed(DATA, path="/tmp/sp ace", read_bytes=20 << 20)
     assert "cp -r '/tmp/sp ace' /local/disk" in check_data(slow, host=HOST)[0].command
 
 
-def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_own_pip() -> None:
+def test_named_interpreter_without_torch_is_an_error_with_its_own_pip_command() -> None:
     none = changed(PYTHON, torch=None, executable="/my env/bin/python")
     found = check_program(none, "", gpus=NO_GPUS, host={}, named="/my env/bin/python")[0]
     assert (found.status, found.command) == (Status.error, "'/my env/bin/python' -m pip install torch")
@@ -363,6 +365,6 @@ def test_a_named_interpreter_must_be_a_python_with_torch_and_is_mended_with_its_
     assert "pip" not in found.command
 
 
-def test_a_disk_that_hangs_is_broken_and_one_that_was_not_named_is_not() -> None:
+def test_disk_that_hangs_is_an_error_and_a_missing_data_root_is_a_hint() -> None:
     assert check_data({}, "no answer within 20 s", host=HOST)[0].status is Status.error
     assert "data.root=DIR" in check_data({}, host=HOST)[0].found

@@ -46,13 +46,13 @@ def test_a_container_sees_its_quota_at_the_root(tmp_path: Path, own: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "max 100000", "-1", "nonsense here", "100 0"])
-def test_no_quota_is_none(tmp_path: Path, own: Path, text: str) -> None:
+def test_missing_or_invalid_quota_is_none(tmp_path: Path, own: Path, text: str) -> None:
     own.write_text("0::/../../escape\n")
     write(tmp_path / "cpu.max", text)
     assert cpu_quota(tmp_path, own) is None
 
 
-def test_there_is_at_least_one_core_and_no_more_than_the_affinity(tmp_path: Path) -> None:
+def test_number_of_cores_is_at_least_one_and_at_most_the_affinity(tmp_path: Path) -> None:
     write(tmp_path / "cpu.max", "1000 100000")
     assert num_cores(tmp_path) == 1
     assert num_cores(tmp_path / "nothing") <= len(os.sched_getaffinity(0))

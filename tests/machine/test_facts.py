@@ -51,7 +51,7 @@ def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
     assert cpu_model("")
 
 
-def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whatever_else_changes() -> None:
+def test_comparability_depends_only_on_processor_cores_gpus_and_torch() -> None:
     facts = {"cpu_model": "x", "num_cores": 2, "isa": ["a", "b"], "gpus": [{"name": "g"}], "torch": "2.14", "hostname": "one"}
     same = {**facts, "hostname": "two", "isa": ["b", "a"], "kernel": "7"}
     assert comparable(facts) == comparable(same)
@@ -60,13 +60,13 @@ def test_results_are_comparable_on_the_same_processor_cores_gpus_and_torch_whate
     assert comparable({})
 
 
-def test_ranks_share_the_cores_out() -> None:
+def test_cores_are_divided_among_ranks() -> None:
     several = replace(baseline(device="cpu"), world_size=3)
     assert host_context({"num_cores": 8}, several, is_recipe=True).num_cores == 2
     assert host_context({"num_cores": 2}, several, is_recipe=True).num_cores == 1
 
 
-def test_host_context_come_from_the_programs_process() -> None:
+def test_host_context_comes_from_the_process_of_the_program() -> None:
     result = baseline(device="cuda", compute_capability=[9, 0], isa=["amx_bf16"], has_compiler=False)
     found = host_context({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)
     assert found.has_cuda
@@ -77,7 +77,7 @@ def test_host_context_come_from_the_programs_process() -> None:
     assert found.not_applicable == {"layout.channels_last": "no 4-D weights"}
 
 
-def test_host_context_tell_how_the_processes_communicate() -> None:
+def test_host_context_shows_how_the_processes_communicate() -> None:
     result = baseline(device="cuda", num_nodes=2, collectives="cpu:gloo,cuda:nccl", nccl=[2, 27, 3])
     found = host_context({"num_cores": 4, "topology": {"gpus": [{}, {}], "links": [["X", "NV18"], ["NV18", "X"]]}}, result,
                           is_recipe=False)  # fmt: skip
@@ -86,7 +86,7 @@ def test_host_context_tell_how_the_processes_communicate() -> None:
     assert (found.topology.num_gpus, found.topology.paths) == (2, {"NV"})
 
 
-def test_host_context_survive_a_baseline_that_tells_nothing() -> None:
+def test_host_context_can_be_built_from_a_failed_baseline() -> None:
     found = host_context({"num_cores": 4, "isa": ["avx2"]}, RankResult(0, "n", 0, 1, 1, "failed"), is_recipe=True)
     assert not found.has_cuda
     assert found.cpu_isa == {"avx2"}
@@ -94,17 +94,17 @@ def test_host_context_survive_a_baseline_that_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize(("device", "has_cuda"), [("auto", True), ("cpu", False), ("cuda", True)])
-def test_before_the_baseline_the_host_alone_speaks(device: str, has_cuda: bool) -> None:
+def test_host_context_before_the_baseline_uses_only_host_facts(device: str, has_cuda: bool) -> None:
     found = host_context({"num_cores": 4, "gpus": [{"name": "g"}]}, is_recipe=True, device=device)
     assert found.has_cuda is has_cuda
 
 
-def test_facts_load_no_torch_and_no_mlflow() -> None:
+def test_collecting_facts_imports_neither_torch_nor_mlflow() -> None:
     code = "import sys, autotune.machine as m; m.host_facts(); sys.exit(bool({'torch', 'mlflow', 'optuna'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_of_the_environment_only_what_changes_speed_is_recorded() -> None:
+def test_only_variables_that_affect_speed_are_recorded() -> None:
     found = recorded(
         {"OMP_NUM_THREADS": "4", "HF_TOKEN": "hf_x", "HOME": "/root", "CUDA_TOKEN": "abc", "NCCL_X": "http://a:b@c"}
     )

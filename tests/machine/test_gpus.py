@@ -23,12 +23,12 @@ def test_the_facts_of_a_gpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(fake.shutdowns) == 1
 
 
-def test_what_a_device_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_that_a_gpu_does_not_report_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMemoryInfo=refuse, nvmlDeviceGetUUID=refuse))
     assert gpus()[0] == {"name": "NVIDIA H200", "uuid": None, "memory_bytes": None, "driver": "580.1", **ABLE}
 
 
-def test_a_name_that_is_no_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_name_that_is_not_valid_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def garbage(_: object) -> str:
         return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what version 555 of the driver returns under WSL
 
@@ -40,23 +40,23 @@ def test_a_name_that_is_no_text_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     ("question", "fact"),
     [("nvmlDeviceGetTotalEnergyConsumption", "has_energy_counter"), ("nvmlDeviceGetPowerUsage", "has_power_reading")],
 )
-def test_what_a_device_cannot_count_is_known(monkeypatch: pytest.MonkeyPatch, question: str, fact: str) -> None:
+def test_missing_energy_counter_or_power_reading_is_reported(monkeypatch: pytest.MonkeyPatch, question: str, fact: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{question: refuse}))
     assert [gpu[fact] for gpu in gpus()] == [False, False]
 
 
-def test_a_gpu_that_mig_divides_has_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_divided_by_mig_has_no_energy_or_power_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMigMode=lambda handle: [handle, 1]))
     assert [(gpu["has_energy_counter"], gpu["has_power_reading"]) for gpu in gpus()] == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
-def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(**{broken: refuse}))
     assert gpus() == []
 
 
-def test_without_the_library_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_nvml_library_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert gpus() == []
 
@@ -75,7 +75,7 @@ def nvmlDeviceGetHandleByIndex(index): raise ValueError("bytes are wanted")
 
 
 @pytest.mark.parametrize("body", FOREIGN.values(), ids=FOREIGN)
-def test_another_package_of_that_name_is_no_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None:
+def test_other_packages_named_pynvml_are_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> None:
     (tmp_path / "pynvml.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
@@ -86,7 +86,7 @@ def test_another_package_of_that_name_is_no_nvml(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["nvidiactl", "kfd", "dxg"])
-def test_a_driver_is_seen_by_its_device_file(tmp_path, name):
+def test_driver_is_detected_by_its_device_file(tmp_path, name):
     (tmp_path / "nvme0").touch()
     assert not has_gpu_driver(tmp_path)
     (tmp_path / name).touch()
@@ -106,7 +106,7 @@ def test_a_driver_is_seen_by_its_device_file(tmp_path, name):
         ("", []),
     ],
 )
-def test_the_gpus_that_a_program_sees_are_those_of_its_environment(visible: str | None, expected: list[str | None]) -> None:
+def test_visible_gpus_are_those_in_cuda_visible_devices(visible: str | None, expected: list[str | None]) -> None:
     gpus = [{"uuid": uuid} for uuid in ("GPU-ab1", "GPU-ab2", "GPU-c3")]
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.get("uuid") for gpu in visible_gpus(gpus, environment)] == expected

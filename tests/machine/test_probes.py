@@ -27,7 +27,7 @@ def ask(code: str, *, limit_s: float = 20.0):
         return probe.answer()
 
 
-def test_the_last_line_is_the_answer() -> None:
+def test_answer_of_a_probe_is_its_last_line() -> None:
     answer = ask("print('a library says hello'); print('{\"a\": 1}')")
     assert (answer.facts, answer.problem) == ({"a": 1}, "")
     assert answer.seconds > 0
@@ -42,13 +42,13 @@ def test_the_last_line_is_the_answer() -> None:
         ("print('[1]')", "ended with status 0"),
     ],
 )
-def test_a_probe_that_fails_is_a_reason(code: str, problem: str) -> None:
+def test_probe_that_fails_gives_a_reason(code: str, problem: str) -> None:
     answer = ask(code)
     assert answer.facts == {}
     assert answer.problem == problem
 
 
-def test_a_probe_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+def test_probe_that_hangs_is_ended_with_its_child_processes(tmp_path: Path) -> None:
     mark = tmp_path / "child"
     child = f"import time, pathlib, os; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(600)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -64,28 +64,28 @@ def test_a_probe_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None
             ):
                 return
             time.sleep(0.05)
-        pytest.fail("the child lives")
+        pytest.fail("the child process still runs")
 
 
-def test_an_interpreter_that_cannot_be_started_is_a_reason(tmp_path: Path) -> None:
+def test_interpreter_that_cannot_be_started_gives_a_reason(tmp_path: Path) -> None:
     with Probe([str(tmp_path / "nosuch")], limit_s=5, env=ENVIRONMENT) as probe:
         assert "No such file" in probe.answer().problem
 
 
-def test_the_host_is_plain_facts() -> None:
+def test_facts_of_the_host_are_plain_json() -> None:
     found = host.look()
     assert json.loads(json.dumps(found)) == found
     assert 1 <= found["num_cores"] <= found["num_cpus"]
 
 
-def test_settings_of_the_kernel(tmp_path: Path) -> None:
+def test_settings_of_the_kernel_are_read(tmp_path: Path) -> None:
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     assert host.chosen(tmp_path / "enabled") == "madvise"
     assert host.chosen(tmp_path / "nosuch") == ""
     assert host.shared_memory(tmp_path / "nosuch") is None
 
 
-def test_a_gpu_tells_what_it_is_set_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_of_a_gpu_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     process = SimpleNamespace(pid=os.getpid(), usedGpuMemory=1 << 30)
     fake = fake_nvml(
         nvmlDeviceGetCount=lambda: 1,
@@ -128,7 +128,7 @@ def mismatch() -> None:
         (SimpleNamespace(nvmlInit=print), "another package named pynvml hides nvidia-ml-py: it lacks nvmlShutdown", None),
     ],
 )
-def test_a_broken_nvml_is_a_problem_and_no_gpus(
+def test_broken_nvml_is_reported_as_a_problem_without_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: object, problem: str, code: int | None
 ) -> None:
     (tmp_path / "nvidiactl").touch()
@@ -165,13 +165,13 @@ def torch_in(folder: Path, body: str) -> Path:
     return folder
 
 
-def test_a_torch_is_known_without_importing_it(tmp_path: Path) -> None:
+def test_version_of_torch_is_read_without_importing_it(tmp_path: Path) -> None:
     found = interpreter(torch_in(tmp_path, "raise OSError('libtorch.so: cannot open')"))
     assert (found["torch"], found["cuda"], found["problem"]) == ("9.9.9+cu199", "19.9", "")
     assert "arch_list" not in found
 
 
-def test_whether_bytecode_of_torch_is_stored_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bytecode_of_torch_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch_in(tmp_path, "")
     monkeypatch.setitem(ENVIRONMENT, "PYTHONDONTWRITEBYTECODE", "")
     assert interpreter(tmp_path)["bytecode"] == ""
@@ -204,7 +204,7 @@ def test_a_folder_named_torch_is_not_torch(tmp_path: Path) -> None:
     assert found["problem"] == "ImportError: a folder named torch, not the library, comes first on the path"
 
 
-def test_files_are_read_past_the_page_cache_and_it_is_said_how(tmp_path: Path) -> None:
+def test_files_are_read_past_the_page_cache_and_the_method_is_reported(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "deep").mkdir(exist_ok=True)
         (tmp_path / "deep" / f"{number}.bin").write_bytes(os.urandom(1_500_000))
@@ -214,10 +214,10 @@ def test_files_are_read_past_the_page_cache_and_it_is_said_how(tmp_path: Path) -
     assert (found["num_files"], found["bytes"], found["is_all"]) == (3, 4_500_000, True)
     assert found["method"] in (data.DIRECT, data.OWN_FILE, data.CACHED)
     assert found["read_bytes"] == (4_500_000 if found["method"] != data.OWN_FILE else data.OWN_BYTES)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "empty"], "nothing is left behind"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "empty"], "no temporary file is left behind"
 
 
-def test_where_nothing_reads_past_the_cache_a_file_of_our_own_is_dropped_from_it(
+def test_without_direct_reads_a_temporary_file_is_dropped_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100)
@@ -236,7 +236,7 @@ def test_where_nothing_reads_past_the_cache_a_file_of_our_own_is_dropped_from_it
     assert data.look(str(tmp_path))["method"] == data.CACHED
 
 
-def test_a_folder_that_is_none_is_a_problem(tmp_path: Path) -> None:
+def test_path_that_is_not_a_folder_is_reported_as_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert data.look(str(tmp_path / "nosuch"))["problem"] == "no such folder"
     assert data.look(str(tmp_path / "file"))["problem"] == "a file, not a folder"
@@ -251,7 +251,7 @@ def test_file_systems_are_found_by_the_longest_mount(tmp_path: Path) -> None:
     assert data.file_system("/", str(tmp_path / "nosuch")) == ""
 
 
-def test_a_cluster_of_ray_is_looked_for_where_ray_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_cluster_is_looked_for_where_ray_itself_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", {"ray": "2.60.0"}.__getitem__)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""How GPUs are connected, read from a fake NVML and a fake /sys: an HGX board, PCIe cards, and machines that do not tell."""
+"""How GPUs are connected, read from a fake NVML and a fake /sys: an HGX board, PCIe cards, and unknown connections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sysfs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_cards_on_pcie(monkeypatch: pytest.MonkeyPatch, sysfs: Path) -> None:
+def test_connections_of_pcie_cards_are_read(monkeypatch: pytest.MonkeyPatch, sysfs: Path) -> None:
     levels = {(0, 1): 30, (0, 2): 50, (1, 2): 50}
     fake = connected(nvmlDeviceGetTopologyCommonAncestor=lambda one, other: levels[min(one, other), max(one, other)])
     monkeypatch.setitem(sys.modules, "pynvml", fake)
@@ -70,7 +70,7 @@ def test_cards_on_pcie(monkeypatch: pytest.MonkeyPatch, sysfs: Path) -> None:
     assert len(fake.shutdowns) == 1
 
 
-def test_an_nvswitch_board_with_a_link_that_is_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nvswitch_board_with_an_inactive_link_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def state(handle: int, link: int) -> int:
         return refuse() if link >= 18 else int((handle, link) != (1, 17))
 
@@ -84,7 +84,7 @@ def test_an_nvswitch_board_with_a_link_that_is_down(monkeypatch: pytest.MonkeyPa
     assert as_host_context(found).paths == {"NV"}
 
 
-def test_two_cards_with_a_bridge_and_one_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nvlink_bridge_between_two_of_three_cards_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def state(handle: int, link: int) -> int:
         return 1 if handle < 2 and link < 4 else refuse()
 
@@ -99,7 +99,7 @@ def test_two_cards_with_a_bridge_and_one_without(monkeypatch: pytest.MonkeyPatch
     assert as_host_context(found).paths == {"NV", "NODE"}
 
 
-def test_an_nvml_that_tells_nothing_of_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_are_unknown_if_nvml_does_not_report_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", connected())
     found = topology(tmp_path)
     assert found["links"][0] == ["X", "?", "?"]
@@ -113,5 +113,5 @@ def test_without_nvml_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch, module:
     assert (found["gpus"], found["links"], found["adapters"]) == ([], [], [])
 
 
-def test_a_record_of_earlier_days_tells_nothing() -> None:
+def test_record_without_a_topology_has_no_gpus() -> None:
     assert as_host_context({}).num_gpus == 0

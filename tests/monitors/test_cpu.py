@@ -27,7 +27,7 @@ def look(time_s, processes, *, busy_s, idle_s=0.0, steal_s=0.0, read_bytes=None)
 TUNER, SUPERVISOR, TRIAL, WORKER, HOG, KERNEL = 10, 11, 12, 13, 99, 2
 
 
-def test_what_is_not_of_the_study_s_tree_is_foreign_and_the_largest_is_named():
+def test_processes_outside_the_study_are_foreign_and_the_largest_is_named():
     before = {TUNER: process(1, 5.0), SUPERVISOR: process(TUNER, 1.0), TRIAL: process(SUPERVISOR, 2.0), HOG: process(1, 7.0)}
     after = {TUNER: process(1, 5.1), SUPERVISOR: process(TUNER, 1.0), TRIAL: process(SUPERVISOR, 8.0), HOG: process(1, 10.0)}
     use = CpuMonitor(TUNER).use(look(0, before, busy_s=100.0), look(4, after, busy_s=109.3, idle_s=0.4, steal_s=0.2))
@@ -38,7 +38,7 @@ def test_what_is_not_of_the_study_s_tree_is_foreign_and_the_largest_is_named():
     assert use.metrics()["host.foreign_cores"] == use.foreign_cores
 
 
-def test_a_trial_that_is_gone_is_counted_in_its_parent():
+def test_processor_time_of_an_ended_trial_is_counted_through_its_parent():
     before = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0, 3.0), TRIAL: process(SUPERVISOR, 2.0, 1.0)}
     after = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0, 3.0 + 2.0 + 1.0 + 4.0)}
     use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=4.0))
@@ -46,7 +46,7 @@ def test_a_trial_that_is_gone_is_counted_in_its_parent():
     assert use.foreign_cores == 0.0
 
 
-def test_the_kernel_s_own_threads_are_no_strangers():
+def test_kernel_threads_are_not_foreign():
     before = {TUNER: process(1, 0.0), KERNEL: process(0, 1.0, is_kernel=True)}
     after = {TUNER: process(1, 0.0), KERNEL: process(0, 3.0, is_kernel=True)}
     use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=2.0))
@@ -55,14 +55,14 @@ def test_the_kernel_s_own_threads_are_no_strangers():
     assert use.culprits == ()
 
 
-def test_a_process_id_that_was_used_again_is_another_process():
+def test_reused_process_id_counts_as_another_process():
     before = {TUNER: process(1, 0.0), HOG: process(1, 50.0, started_ticks=1)}
     after = {TUNER: process(1, 0.0), HOG: process(1, 2.0, started_ticks=9)}
     use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=2.0))
     assert use.culprits == ((HOG, 0.5),)
 
 
-def test_what_the_machine_does_not_tell_is_unknown(tmp_path):
+def test_figures_that_the_machine_does_not_report_are_unknown(tmp_path):
     monitor = CpuMonitor(proc=tmp_path, cgroups=tmp_path)
     use = monitor.use(monitor.look(0.0), monitor.look(4.0))
     assert use.foreign_cores is use.idle_cores is use.steal_cores is use.kernel_cores is use.read_bytes is None
@@ -84,7 +84,7 @@ def stat_of(*cores):
     return "cpu  9 9 9 9 9 9 9 9\n" + "".join(f"cpu{n} {' '.join(map(str, ticks))}\n" for n, ticks in enumerate(cores))
 
 
-def test_only_the_cores_we_may_use_are_counted(tmp_path, monkeypatch):
+def test_only_cores_within_the_affinity_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {1})
     cores = [(900, 0, 0, 0, 0, 0, 0, 0, 0, 0), (100, 20, 30, 400, 50, 7, 7, 5, 60, 0)]
     found = machine(tmp_path, stat_of(*cores)).look(0.0)
@@ -94,7 +94,7 @@ def test_only_the_cores_we_may_use_are_counted(tmp_path, monkeypatch):
     assert found.steal_s * cpu.TICKS_PER_S == pytest.approx(5)
 
 
-def test_a_proc_that_does_not_show_our_cores_says_nothing(tmp_path, monkeypatch):
+def test_busy_time_is_unknown_if_proc_does_not_show_our_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0, 7})
     assert machine(tmp_path, stat_of((1,) * 8)).look(0.0).busy_s is None
 
@@ -113,7 +113,7 @@ def test_a_proc_that_does_not_show_our_cores_says_nothing(tmp_path, monkeypatch)
         ),
     ],
 )  # fmt: skip
-def test_under_a_quota_the_cgroup_s_own_account_counts_not_the_whole_host(tmp_path, monkeypatch, files, busy_s):
+def test_under_a_quota_the_busy_time_is_that_of_the_cgroup(tmp_path, monkeypatch, files, busy_s):
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: set(range(4)))
     found = machine(tmp_path, stat_of(*[(900,) * 8] * 4), **files).look(0.0)
     assert found.num_cores == 1.5
@@ -121,13 +121,13 @@ def test_under_a_quota_the_cgroup_s_own_account_counts_not_the_whole_host(tmp_pa
     assert found.idle_s is None
 
 
-def test_a_quota_of_more_than_our_cores_limits_nothing(tmp_path, monkeypatch):
+def test_quota_above_the_number_of_our_cores_is_ignored(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda _: {0})
     files = {"cgroups/cpu.max": "400000 100000\n", "cgroups/cpu.stat": "usage_usec 2500000\n"}
     assert machine(tmp_path, stat_of((100, 0, 0, 0, 0, 0, 0, 0)), **files).look(0.0).num_cores == 1
 
 
-def test_names_with_anything_in_them_are_read(tmp_path):
+def test_process_names_with_special_characters_are_parsed(tmp_path):
     folder = tmp_path / "7"
     folder.mkdir()
     rest = ["S", "3", *["0"] * 4, str(KTHREADD), *["0"] * 4, "100", "50", "20", "10", *["0"] * 4, "77"]
@@ -138,7 +138,7 @@ def test_names_with_anything_in_them_are_read(tmp_path):
     assert found.waited_for_s == pytest.approx(30 / cpu.TICKS_PER_S)
 
 
-def test_this_machine_s_processes_are_read_and_a_stranger_found():
+def test_foreign_process_is_found_on_this_machine():
     hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
     try:
         monitor = CpuMonitor(root=2**22 + 1)  # no such process, so all processes are foreign
@@ -156,13 +156,13 @@ def test_this_machine_s_processes_are_read_and_a_stranger_found():
     assert waiting.waiting_cores(0.5) is None or waiting.waiting_cores(0.5) >= 0
 
 
-def test_a_tree_is_a_process_and_all_below_it():
+def test_tree_contains_a_process_and_all_its_descendants():
     processes = {1: process(0, 0), 10: process(1, 0), 11: process(10, 0), 12: process(11, 0), 99: process(1, 0)}
     assert tree(processes, 10) == {10, 11, 12}
     assert os.getpid() in tree(read_processes(), os.getppid())
 
 
-def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_is():
+def test_foreign_process_is_named_without_arguments_and_a_study_by_its_folder():
     plain = subprocess.Popen([sys.executable, __file__, "--password=hunter2"], stdin=subprocess.PIPE)
     environment = {**os.environ, "AUTOTUNE_MARK": "/data/runs/other:7"}
     waiting = [sys.executable, "-c", "print('started', flush=True); input()"]
@@ -180,7 +180,7 @@ def test_a_stranger_is_named_without_its_arguments_and_another_study_as_what_it_
     assert describe(plain.pid) == f"pid {plain.pid}, which has ended"
 
 
-def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
+def test_waiting_is_counted_per_thread_while_the_thread_lives(tmp_path):
     def write(thread, waited_ns):
         folder = tmp_path / "5" / "task" / str(thread)
         folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ def test_waiting_is_counted_thread_by_thread_while_they_live(tmp_path):
     assert watch.waiting_cores(10.0) is None  # most of this span is unknown
 
 
-def test_what_has_ended_tells_nothing_of_the_time_in_which_it_was_gone(tmp_path):
+def test_waiting_is_unknown_if_a_process_has_ended(tmp_path):
     stat = tmp_path / "5" / "task" / "5" / "schedstat"
     stat.parent.mkdir(parents=True)
     stat.write_text("1000 0 3\n")
@@ -210,7 +210,7 @@ def test_what_has_ended_tells_nothing_of_the_time_in_which_it_was_gone(tmp_path)
     assert watch.waiting_cores(2.0) is None
 
 
-def test_the_trial_is_below_the_supervisor_and_the_helpers_are_not_of_it():
+def test_trial_contains_processes_below_the_supervisor_but_no_helpers():
     processes = {10: process(1, 0), 11: process(10, 0), 12: process(11, 0), 13: process(12, 0), 14: process(10, 0)}
     assert CpuMonitor(root=10).trial(look(0.0, processes, busy_s=0.0)) == {12, 13}
 
@@ -230,7 +230,7 @@ def on_core(monitor, after, *, busy_s, cores, seconds=4.0):
     return monitor.use(first, last, frozenset(cores))
 
 
-def test_what_goes_on_on_cores_that_the_trial_may_not_use_is_nobody_s_business():
+def test_load_on_cores_that_the_trial_may_not_use_is_not_foreign():
     after = {TUNER: process(1, 0.0), SUPERVISOR: process(TUNER, 0.0), TRIAL: process(SUPERVISOR, 3.9), HOG: process(1, 4.0)}
     found = {cores: on_core(CpuMonitor(TUNER), after, busy_s=[3.9, 4.0], cores=cores) for cores in ((0,), (0, 1))}
     assert found[0,].foreign_cores == pytest.approx(0.0)
@@ -239,14 +239,14 @@ def test_what_goes_on_on_cores_that_the_trial_may_not_use_is_nobody_s_business()
     assert (found[0, 1].num_cores, found[0, 1].is_part) == (2, False)
 
 
-def test_the_kernel_s_threads_elsewhere_hide_no_stranger():
+def test_kernel_threads_on_other_cores_do_not_hide_a_foreign_process():
     after = {TUNER: process(1, 0.0), KERNEL: process(0, 2.0, is_kernel=True, core=1), HOG: process(1, 2.0, core=0)}
     use = on_core(CpuMonitor(TUNER), after, busy_s=[2.0, 2.0], cores=(0,))
     assert use.foreign_cores == pytest.approx(0.5)
     assert use.kernel_cores == 0.0
 
 
-def test_a_thread_of_the_kernel_that_comes_along_does_not_bring_its_past():
+def test_kernel_thread_that_moves_to_our_core_does_not_bring_its_earlier_time():
     first = {TUNER: process(1, 0.0), KERNEL: process(0, 900.0, is_kernel=True, core=1)}
     last = {TUNER: process(1, 0.0), KERNEL: process(0, 900.4, is_kernel=True, core=0)}
     looks = (
@@ -258,7 +258,7 @@ def test_a_thread_of_the_kernel_that_comes_along_does_not_bring_its_past():
     assert use.foreign_cores == pytest.approx(0.5)
 
 
-def test_what_autotune_uses_itself_is_its_own_and_counts_where_it_was_used():
+def test_processor_time_of_autotune_is_counted_separately_and_by_core():
     tracker = 20
     after = {
         TUNER: process(1, 0.4, core=0), tracker: process(TUNER, 0.8, core=0),
@@ -271,11 +271,11 @@ def test_what_autotune_uses_itself_is_its_own_and_counts_where_it_was_used():
     after = {pid: process(one.parent, one.own_s, one.waited_for_s, core=0 if pid == TRIAL else 1) for pid, one in after.items()}
     away = on_core(CpuMonitor(TUNER), after, busy_s=[4.0, 1.2], cores=(0,))
     assert away.tuner_cores == 0.0
-    assert away.foreign_cores == pytest.approx(0.25), "the tuner's own work elsewhere hides none of it"
+    assert away.foreign_cores == pytest.approx(0.25), "the tuner's work on other cores must not hide foreign load"
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two cores")
-def test_a_stranger_that_is_bound_to_other_cores_is_not_named():
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_foreign_process_bound_to_other_cores_is_not_named():
     here, there, *_ = sorted(os.sched_getaffinity(0))
     hog = subprocess.Popen(["taskset", "-c", str(there), sys.executable, "-S", "-c", "while True: pass"])
     try:

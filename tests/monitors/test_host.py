@@ -4,7 +4,7 @@ from autotune.monitors import host
 from autotune.monitors.host import HostMonitor, HostTimes, oom_kills, read_times
 
 
-def test_shares_are_differences_over_the_span():
+def test_fractions_are_differences_of_two_readings_over_the_time_between():
     times = iter(
         [
             HostTimes(cpu_s=100, steal_s=1, pressure_s={"cpu": 5}, throttled_s=2),
@@ -21,7 +21,7 @@ def test_shares_are_differences_over_the_span():
     }
 
 
-def test_what_the_machine_does_not_tell_is_absent():
+def test_metrics_that_the_machine_does_not_report_are_absent():
     times = HostTimes(cpu_s=1, steal_s=0, pressure_s={}, throttled_s=None)
     assert set(HostMonitor(lambda: times, lambda: 0.0).metrics()) == {"host.load_per_core"}
 
@@ -54,7 +54,7 @@ def machine(tmp_path, cgroup, files):
         ("nonsense\n", {}, None),
     ],
 )
-def test_kills_for_memory_are_read_from_either_cgroup_version(tmp_path, cgroup, files, count):
+def test_oom_kills_are_read_from_either_cgroup_version(tmp_path, cgroup, files, count):
     assert oom_kills(*machine(tmp_path, cgroup, files)) == count
 
 

@@ -5,7 +5,7 @@ import pytest
 from autotune.monitors import logs
 
 
-def test_the_tail_starts_at_a_line_and_survives_bytes(tmp_path):
+def test_tail_starts_at_a_line_and_replaces_invalid_bytes(tmp_path):
     file = tmp_path / "log"
     file.write_bytes(b"first line\n" * 1000 + b"\xff last\n")
     end = logs.tail(file, 100)
@@ -14,7 +14,7 @@ def test_the_tail_starts_at_a_line_and_survives_bytes(tmp_path):
     assert logs.tail(tmp_path / "absent") == ""
 
 
-def test_the_tail_is_plain_text_whatever_terminal_the_program_wrote_for(tmp_path):
+def test_tail_has_no_terminal_control_sequences(tmp_path):
     file = tmp_path / "log"
     file.write_bytes(b"\x1b[1mTraceback\x1b[0m\n 10%\r 20%\n\x1b[35mValueError\x1b[0m: bad\n")
     assert logs.tail(file) == "Traceback\n 10%\n 20%\nValueError: bad\n"
@@ -44,7 +44,7 @@ def test_a_flooded_log_keeps_its_beginning_and_its_end(flooded):
     assert len(text) < 2 * logs.KEEP_BYTES
 
 
-def test_a_program_that_appends_goes_on_behind_what_was_kept(flooded):
+def test_program_can_keep_appending_to_a_log_that_was_shortened(flooded):
     with flooded.open("ab", buffering=0) as out:
         logs.bound(flooded)
         out.write(b"and on\n")

@@ -54,7 +54,7 @@ def test_metrics_come_from_the_steady_samples():
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
-def test_what_is_not_supported_is_unknown_for_good_and_asked_once(code):
+def test_unsupported_query_is_unknown_and_asked_only_once(code):
     name = "nvmlDeviceGetUtilizationRates"
     nvml = FakeNvml(**{name: FakeNvml.NVMLError(code)})
     device = NvmlDevice(nvml, "handle")
@@ -73,13 +73,13 @@ def test_what_is_not_supported_is_unknown_for_good_and_asked_once(code):
         ({"nvmlDeviceGetUUID": "MIG-1"}, False),
     ],
 )
-def test_the_energy_of_a_whole_gpu_is_no_slice_s(answers, is_known):
+def test_energy_of_a_whole_gpu_is_not_reported_for_a_mig_slice(answers, is_known):
     sample = NvmlDevice(FakeNvml(**answers), "handle").sample(is_steady=True)
     assert (sample.power_w is not None, sample.energy_j is not None) == (is_known, is_known)
     assert sample.memory_used_bytes == 100 * MIB
 
 
-def test_a_passing_failure_is_asked_again():
+def test_query_that_fails_temporarily_is_asked_again():
     nvml = FakeNvml(nvmlDeviceGetPowerUsage=FakeNvml.NVMLError(UNKNOWN))
     device = NvmlDevice(nvml, "handle")
     assert device.sample(is_steady=True).power_w is None
@@ -87,13 +87,13 @@ def test_a_passing_failure_is_asked_again():
     assert device.sample(is_steady=True).power_w == 1.0
 
 
-def test_older_drivers_know_slowdowns_by_another_name():
+def test_slowdowns_are_read_under_the_name_of_older_drivers():
     nvml = FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=0x80)
     del nvml.answers["nvmlDeviceGetCurrentClocksEventReasons"]
     assert NvmlDevice(nvml, "handle").sample(is_steady=True).slowdowns == ("power_brake",)
 
 
-def test_a_counter_that_started_again_gives_way_to_the_sampled_power():
+def test_sampled_power_is_used_if_the_energy_counter_was_reset():
     nvml, clock = FakeNvml(), Clock()
     device = NvmlDevice(nvml, "handle", clock)
     device.sample(is_steady=True)
@@ -126,7 +126,7 @@ def test_a_device_is_found_by_uuid_and_closed():
 @pytest.mark.parametrize(
     ("uuid", "found"), [("GPU-ab", None), ("GPU-abc", "GPU-abc1"), ("GPU-abd2", "GPU-abd2"), ("GPU-x", None)]
 )
-def test_the_beginning_of_a_uuid_is_enough_if_no_other_device_has_it(uuid, found):
+def test_unique_prefix_of_a_uuid_identifies_a_device(uuid, found):
     uuids = ["GPU-abc1", "GPU-abd2"]
 
     def by_uuid(whole):
@@ -143,13 +143,13 @@ def test_the_beginning_of_a_uuid_is_enough_if_no_other_device_has_it(uuid, found
     assert open_device(uuid=uuid, nvml=nvml).uuid == found
 
 
-def test_the_real_module_answers_with_a_device_or_a_null_object():
+def test_real_nvml_opens_a_device_or_a_null_object():
     device = open_device()
     device.sample(is_steady=True)
     device.close()
 
 
-def test_the_gate_waits_until_the_memory_is_back():
+def test_gate_waits_until_memory_is_released():
     nvml, clock = FakeNvml(), Clock()
     gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
     levels = iter([used(900), used(400), used(149)])
@@ -163,7 +163,7 @@ def test_the_gate_waits_until_the_memory_is_back():
     assert next(levels, None) is None
 
 
-def test_the_gate_names_who_holds_the_memory_at_its_deadline():
+def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
     clock = Clock()
     holders = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=300 * MIB), SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)]
     nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=holders)
@@ -176,7 +176,7 @@ def test_the_gate_names_who_holds_the_memory_at_its_deadline():
     assert "of another container or user" in message
 
 
-def test_the_idle_level_follows_the_memory_down():
+def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
     nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(900)), Clock()
     gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(100)
@@ -209,7 +209,7 @@ def window(nvml, before, after, seconds=4.0):
     return device.metrics()
 
 
-def test_counters_tell_the_share_of_the_window_that_clocks_were_held_down():
+def test_counters_give_the_fraction_of_the_window_with_reduced_clocks():
     counters = [{"nvmlDeviceGetFieldValues": [field(ns)] * n} for n, ns in ((1, 10**9), (1, 3 * 10**9))]
     energy = [{"nvmlDeviceGetTotalEnergyConsumption": joules * 1000} for joules in (500, 1300)]
     metrics = window(with_fields(FakeNvml()), counters[0] | energy[0], counters[1] | energy[1])
@@ -218,7 +218,7 @@ def test_counters_tell_the_share_of_the_window_that_clocks_were_held_down():
     assert (metrics["gpu.energy_j"], metrics["gpu.energy_s"]) == (800.0, 4.0)
 
 
-def test_older_drivers_count_violations_of_policies():
+def test_violation_times_of_older_drivers_give_the_fraction_of_slowdown():
     nvml = FakeNvml()
     nvml.NVML_PERF_POLICY_THERMAL = 1
     status = [{"nvmlDeviceGetViolationStatus": SimpleNamespace(violationTime=ns)} for ns in (0, 2 * 10**8)]
@@ -235,13 +235,13 @@ def test_a_counter_that_is_not_supported_is_unknown(answer):
     assert not [name for name in window(nvml, {}, {}) if name.startswith("gpu.slowdown")]
 
 
-def test_a_counter_that_started_again_says_nothing():
+def test_counter_that_was_reset_gives_no_slowdown_metric():
     nvml = with_fields(FakeNvml())
     metrics = window(nvml, {"nvmlDeviceGetFieldValues": [field(9)]}, {"nvmlDeviceGetFieldValues": [field(1)]})
     assert not [name for name in metrics if name.startswith("gpu.slowdown")]
 
 
-def test_clocks_are_compared_with_the_default_while_the_device_is_busy_and_under_no_cap():
+def test_clock_fraction_uses_only_busy_samples_without_a_power_cap():
     nvml = FakeNvml(nvmlDeviceGetDefaultApplicationsClock=2000)
     device = NvmlDevice(nvml, "handle")
     for mhz, busy, reasons in [(1000, 90, 0), (1400, 90, 0), (200, 10, 0), (300, 90, 0x04)]:
@@ -252,7 +252,7 @@ def test_clocks_are_compared_with_the_default_while_the_device_is_busy_and_under
     assert device.metrics()["gpu.sm_clock_frac"] == pytest.approx(0.6)
 
 
-def test_processes_that_compute_are_known_with_their_share_where_nvml_tells_it():
+def test_compute_processes_have_their_share_if_nvml_reports_it():
     running = [SimpleNamespace(pid=7, usedGpuMemory=None), SimpleNamespace(pid=8, usedGpuMemory=None)]
     nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running)
     device = NvmlDevice(nvml, "handle")
@@ -265,7 +265,7 @@ def test_processes_that_compute_are_known_with_their_share_where_nvml_tells_it()
     assert NvmlDevice(nvml, "handle").compute_processes() == {7: 0.3, 8: 0.0}
 
 
-def test_processes_that_have_not_computed_lately_have_no_share_of_the_device():
+def test_compute_processes_without_recent_samples_have_a_share_of_zero():
     running = [SimpleNamespace(pid=7, usedGpuMemory=None)]
     nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=running, nvmlDeviceGetProcessUtilization=FakeNvml.NVMLError(NOT_FOUND))
     device = NvmlDevice(nvml, "handle")
@@ -289,7 +289,7 @@ def test_an_invalid_sample_does_not_hide_later_ones():
     assert asked == [0, 5]
 
 
-def test_what_is_no_text_is_unknown():
+def test_uuid_that_is_not_valid_text_is_unknown():
     def garbage(_):
         return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what drivers 555 return under WSL
 

@@ -18,7 +18,7 @@ def trial(tmp_path, **files):
     return folder
 
 
-def test_sealing_takes_secrets_out_of_logs_byte_by_byte_otherwise(tmp_path):
+def test_sealing_masks_secrets_in_logs_and_keeps_all_other_bytes(tmp_path):
     folder = trial(tmp_path, stdout__log=b"\xff\r\nlogin 0123456789abc\n", stderr__log=b"plain \xe2\x82\xac\n")
     untouched = (folder / "stderr.log").stat().st_ino
     seal(folder, SECRETS)
@@ -28,7 +28,7 @@ def test_sealing_takes_secrets_out_of_logs_byte_by_byte_otherwise(tmp_path):
     assert sorted(os.listdir(folder)) == ["stderr.log", "stdout.log"]
 
 
-def test_sealing_keeps_a_result_a_document(tmp_path):
+def test_sealing_masks_secrets_in_a_result_that_stays_valid_json(tmp_path):
     document = {"error": {"message": "bad 0123456789abc", "api_key": "x"}, "steps": [1.5], "status": "failed", "count": None}
     folder = trial(tmp_path, **{"result.rank0.json": json.dumps(document).encode()})
     seal(folder, SECRETS)
@@ -62,7 +62,7 @@ def test_leftovers_are_sealed_and_finished_trials_are_not_touched_again(tmp_path
     assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
 
 
-def test_leftovers_wait_for_a_trial_that_still_runs(tmp_path):
+def test_leftovers_of_a_running_trial_are_sealed_only_after_it_ends(tmp_path):
     folder = trial(tmp_path, stdout__log=b"0123456789abc")
     environment = {**os.environ, "AUTOTUNE_MARK": f"{tmp_path.resolve()}:0"}
     running = subprocess.Popen(["sleep", "600"], env=environment)

@@ -18,7 +18,7 @@ def pair():
     return nvmls, as_one([NvmlDevice(nvml, "handle", Clock()) for nvml in nvmls])
 
 
-def test_what_is_judged_is_the_worst_device_s_and_power_that_of_one(pair):
+def test_metrics_are_those_of_the_worst_device_and_power_is_the_mean(pair):
     nvmls, devices = pair
     nvmls[1].answers |= {
         "nvmlDeviceGetMemoryInfo": used(600),
@@ -38,20 +38,20 @@ def test_what_is_judged_is_the_worst_device_s_and_power_that_of_one(pair):
     assert devices.metrics() == {}
 
 
-def test_the_next_trial_waits_for_every_device_and_the_one_that_is_held_is_named(pair):
+def test_gate_waits_for_every_device_and_names_the_one_that_is_held(pair):
     nvmls, devices = pair
     clock = Clock()
     gate = MemoryGate(devices, clock=clock)
     assert gate.wait(1.0, clock.sleep) == ""
     nvmls[0].answers["nvmlDeviceGetMemoryInfo"] = used(300)
-    assert gate.wait(1.0, clock.sleep) == "", "contexts of others breathe, on each device for itself"
+    assert gate.wait(1.0, clock.sleep) == "", "a small change by other processes is allowed on each device"
     nvmls[1].answers["nvmlDeviceGetMemoryInfo"] = used(900)
     message = gate.wait(1.0, clock.sleep)
     assert message.startswith("device GPU-2: 800 MiB more in use")
     assert "GPU-1" not in message
 
 
-def test_windows_open_and_close_on_every_device_and_others_are_seen_on_each(pair):
+def test_windows_and_compute_processes_cover_every_device(pair):
     nvmls, devices = pair
     running = [[SimpleNamespace(pid=pid, usedGpuMemory=None)] for pid in (7, 8)]
     for nvml, processes in zip(nvmls, running, strict=True):
@@ -65,7 +65,7 @@ def test_windows_open_and_close_on_every_device_and_others_are_seen_on_each(pair
     assert [nvml.asked[-1] for nvml in nvmls] == ["nvmlShutdown"] * 2
 
 
-def test_one_device_is_itself_and_none_a_null_object(pair):
+def test_as_one_returns_a_single_device_itself_and_a_null_object_for_none(pair):
     one = NvmlDevice(pair[0][0], "handle")
     assert as_one([one, NoDevice()]) is one
     assert isinstance(as_one([NoDevice()]), NoDevice)

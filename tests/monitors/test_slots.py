@@ -31,7 +31,7 @@ def busy_on():
         process.communicate()
 
 
-def test_a_slot_s_monitor_counts_only_what_may_run_on_its_cores(busy_on):
+def test_monitor_of_a_slot_counts_only_processes_that_may_run_on_its_cores(busy_on):
     mine, other = busy_on(CORES[0]), busy_on(CORES[1])
     monitor = CpuMonitor(slot=[CORES[0]])
     before = monitor.look(time.monotonic())

@@ -71,7 +71,7 @@ def test_a_trace_that_is_cut_short_is_masked_as_far_as_it_goes(tmp_path: Path) -
     [SECRET.encode(), gzip.compress(SECRET.encode()), gzip.compress(f'{{"a": {SECRET} b}}'.encode()), b""],
     ids=["text", "compressed text", "no JSON", "nothing"],
 )
-def test_nothing_is_kept_of_what_is_no_trace(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_trace_is_emptied(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "trace.rank0.json.gz"
     path.write_bytes(content)
     seal(tmp_path, SECRETS)
@@ -86,7 +86,7 @@ def test_a_trace_that_is_too_large_is_cut_off(tmp_path: Path, monkeypatch: pytes
     assert 150 < len(gzip.decompress(path.read_bytes())) <= 256
 
 
-def test_what_was_not_written_to_its_end_is_removed(tmp_path: Path) -> None:
+def test_unfinished_trace_files_are_removed(tmp_path: Path) -> None:
     for name in ("unfinished.trace.rank0.json.gz", "trace.rank0.json.gz.77.tmp"):
         (tmp_path / name).write_bytes(gzip.compress(SECRET.encode()))
     seal(tmp_path, SECRETS)

@@ -1,4 +1,4 @@
-"""Trains a small network in bf16; writes the kinds of its layers, whether the optimizer holds their weights, and its losses."""
+"""Trains a small network in bf16; writes the types of its layers, whether the first weight was replaced, and its losses."""
 
 import json
 import sys

@@ -203,7 +203,7 @@ class Clipped(torch.optim.SGD):
 
 
 def subclassed():
-    """The step of a subclass calls that of its base class, of which there is an optimizer, too."""
+    """The step of a subclass calls that of its base class. A second optimizer is of the base class itself."""
     model, other = nn.Linear(4, 2), nn.Linear(4, 2)
     kept = torch.optim.SGD(other.parameters(), lr=0.01)
     optimizer = Clipped(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Trains in one iteration without end on a data set that the program changes after some steps; with `fixed`, it does not."""
+"""Trains in one endless iteration over a data set that it changes after some steps, except with the word `fixed`."""
 
 import itertools
 import sys

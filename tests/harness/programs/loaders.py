@@ -1,4 +1,4 @@
-"""Trains with DataLoaders built as programs do; the first word names the kind. Prints what the held-out loader has."""
+"""Trains with DataLoaders as real programs build them; the first word names a kind. Prints settings of the held-out one."""
 
 import itertools
 import sys

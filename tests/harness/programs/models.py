@@ -33,7 +33,7 @@ class Choosing(Net):
 
 
 def another():
-    """Another model of the class of a model that trains has its own weights."""
+    """A second model of the same class as the training model has its own weights."""
     model = Net()
     yield model, lambda: model(X)
     other = type(model)()

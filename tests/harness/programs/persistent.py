@@ -1,6 +1,6 @@
-"""Iterates over a loader with a worker as programs do whose workers are started anew in each epoch. Prints what it got.
+"""Iterates over a loader with a worker in ways that expect new workers in each epoch. Prints the batches that it got.
 
-Words: `nested` looks at a batch in the middle of an epoch, `last` before its loop has ended. `changed` sets an attribute of the
+Words: `nested` begins another iteration in the middle of an epoch, `last` at its last batch. `changed` sets an attribute of the
 data set between epochs, `array` writes to one of its arrays. `variable` keeps the iterator in a variable, `listed` keeps it
 in a list and counts the batches. `first` looks at a batch before the first epoch and keeps that iterator. `shuffled` draws the
 samples at random. `remade` makes a loader from another one, as libraries do.

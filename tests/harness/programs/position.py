@@ -1,4 +1,4 @@
-"""Saves the position of its sampler after each step, as a loader does that can go on in the middle of an epoch."""
+"""Saves the position of its sampler after each step, as does a loader that can resume in the middle of an epoch."""
 
 import json
 

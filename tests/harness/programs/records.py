@@ -1,4 +1,4 @@
-"""Logs its run to an account and a server that it names in its code, so that it ignores the environment."""
+"""Logs its run to an account and a server that its code names, and so ignores the environment."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Trains on a GPU that this program simulates: work is queued and takes its time there, while the host goes on.
+"""Trains on a GPU that this program simulates: queued work takes time there while the host continues.
 
-Words: `host` makes the host work for more than half of a step; `copies` copies each batch on a stream of its own, as
+Words: `host` makes the host work for more than half of a step; `copies` copies each batch on a separate stream, as
 a prefetcher does.
 """
 

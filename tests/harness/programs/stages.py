@@ -1,6 +1,6 @@
-"""Trains on made-up pictures, and notes in a file of its own each time that a stage of the loader runs.
+"""Trains on made-up pictures; each stage of the loader has a file in which its runs are noted.
 
-Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (no map-style data set),
+Words on its command line: "workers", "many" (the data set makes a batch's samples at once), "stream" (an iterable data set),
 "two" (two loaders take turns), "dicts" (samples are dicts; the collate function and the training loop empty the dicts that they
 get), "short" (an epoch has five batches), "valid" (every fourth step, the model is evaluated on a stream).
 """
