@@ -22,7 +22,7 @@ from autotune.harness.explain import kept
 from autotune.harness.explain.documents import LINES, document_file
 from autotune.harness.explain.kept import KEPT, Again, Left, Pixels, apart, copied, leave
 from autotune.harness.explain.skipping import (
-    KEPT_BATCHES,
+    BATCHES,
     KEPT_CALLS,
     MOST_BYTES,
     Items,
@@ -37,6 +37,7 @@ PROGRAM = "stages.py"
 CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions that are called once a step
 STAGES = ("item", "halve", "tensor", "collate", *CALLED)
 FILE = os.path.join(PROGRAMS, PROGRAM)
+MOST_BATCHES = BATCHES["most"]
 BATCH = 8  # samples per batch; the first batch may import what is then patched
 PREFETCHED = 4  # batches that two workers make ahead
 OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
@@ -53,7 +54,7 @@ def ran(run: Run) -> dict[str, int]:
     ("skipped", "fewer", "most"),
     [
         ("transform: Halve", ("halve",), KEPT),
-        *more(("collate", ("collate",), KEPT_BATCHES)),
+        *more(("collate", ("collate",), MOST_BATCHES)),
         ("item", ("item", "halve", "tensor"), KEPT),
     ],
 )
@@ -88,7 +89,7 @@ def test_a_function_of_the_program_is_skipped(trial: Trial, name: str, skipped: 
 
 @pytest.mark.parametrize(
     ("skipped", "stage", "most"),
-    [("transform: Halve", "halve", KEPT), *more(("collate", "collate", KEPT_BATCHES), ("item", "item", KEPT))],
+    [("transform: Halve", "halve", KEPT), *more(("collate", "collate", MOST_BATCHES), ("item", "item", KEPT))],
 )
 def test_workers_of_later_epochs_start_with_results_of_earlier_workers(
     trial: Trial, skipped: str, stage: str, most: int
@@ -243,6 +244,19 @@ def test_kept_results_are_reused_in_turn_once_there_are_enough() -> None:
     large = Again(None, most=1000)
     large.keep(torch.empty(2**28 + 1, dtype=torch.uint8))  # pages that are never written take no memory
     assert large.is_full
+    slow = Again(None, most_s=0.5, least=2)
+    slow.keep("a", seconds=0.6)
+    assert not slow.is_full
+    slow.keep("b")
+    assert slow.is_full
+
+
+def test_skipped_collating_reuses_batches_of_many_lengths() -> None:
+    stages = SkippedStages(["collate"])
+    stages._is_timing = True
+    batches = [stages.timed("collate", torch.ones, (length,), {}) for length in range(100, 200)]
+    lengths = {len(batch) for batch in batches[MOST_BATCHES:]}
+    assert lengths == set(range(100, 100 + MOST_BATCHES))
 
 
 def test_later_workers_start_with_the_merged_results_of_earlier_workers(tmp_path: Path) -> None:
@@ -378,7 +392,7 @@ def test_batches_of_two_data_sets_are_kept_apart() -> None:
     stages = SkippedStages(["collate"])
     stages._is_timing = True
     datasets = ["a", "b"]
-    for _ in range(KEPT_BATCHES + 3):
+    for _ in range(MOST_BATCHES + 3):
         for dataset in datasets:
             stages._collating = [(SimpleNamespace(dataset=dataset), None)]
             assert stages.timed("collate", list_of, ([dataset],), {}) == [[dataset]]
@@ -439,10 +453,10 @@ def test_other_threads_run_a_skipped_stage_normally() -> None:
         calls.append(samples)
         return samples
 
-    for _ in range(KEPT_BATCHES + 3):
+    for _ in range(MOST_BATCHES + 3):
         stages.timed("collate", collate, ([1],), {})
-    assert len(calls) == KEPT_BATCHES
+    assert len(calls) == MOST_BATCHES
     thread = threading.Thread(target=stages.timed, args=("collate", collate, ([1],), {}))
     thread.start()
     thread.join()
-    assert len(calls) == KEPT_BATCHES + 1
+    assert len(calls) == MOST_BATCHES + 1

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import glob
 import io
+import math
 import os
 import pickle
 from collections.abc import MutableMapping
@@ -36,23 +37,32 @@ class Again:
 
     Args:
         stage: see above.
-        most: number of results to keep.
+        most, most_bytes, most_s: no more results are kept once there are this many, they take this much memory, or making them
+            took this long.
+        least: number of results that are kept in any case.
     """
 
-    def __init__(self, stage: Any, most: int = KEPT) -> None:
-        self.stage, self.kind, self._most = stage, kind_of(stage), most
+    def __init__(
+        self, stage: Any, most: int = KEPT, *, most_bytes: int = KEPT_BYTES, most_s: float = math.inf, least: int = 1
+    ) -> None:
+        self.stage, self.kind = stage, kind_of(stage)
+        self._most, self._most_bytes, self._most_s, self._least = most, most_bytes, most_s, least
         self._results: List[Any] = []
         self.num_bytes = self._turn = self._num_before = 0
+        self._seconds = 0.0
 
     @property
     def is_full(self) -> bool:
-        """Whether no more results are to be kept: there are `most` of them, or they take KEPT_BYTES."""
-        return bool(self._results) and (len(self._results) >= self._most or self.num_bytes >= KEPT_BYTES)
+        """Whether no more results are to be kept."""
+        num = len(self._results)
+        is_enough = num >= self._most or self.num_bytes >= self._most_bytes or self._seconds >= self._most_s
+        return num >= self._least and is_enough
 
-    def keep(self, result: Any) -> Any:
-        """Keeps a result, and returns it."""
+    def keep(self, result: Any, seconds: float = 0.0) -> Any:
+        """Keeps a result, which took some seconds to make, and returns it."""
         self._results.append(result)
         self.num_bytes += num_bytes_of(result)
+        self._seconds += seconds
         return result
 
     def next(self) -> Any:

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import threading
+import time
 import types
 from multiprocessing.util import Finalize
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
@@ -19,11 +20,13 @@ from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Opti
 from ..patches import patches
 from . import kept
 from .documents import COLLATE, DECODE, FUNCTION, ITEM
-from .kept import KEPT, KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
+from .kept import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
 from .sources import OWN, Sources, name_of
 from .stages import Stages
 
-KEPT_BATCHES = 2  # batches that are kept in each process; they are large
+# Batches of sequences differ in length, and the length decides how long a step takes, so two batches may not be typical. But
+# batches can be large, and none is skipped until enough of them are kept.
+BATCHES: Dict[str, Any] = {"most": 16, "least": 2, "most_bytes": 32 << 20, "most_s": 0.5}
 KEPT_CALLS = 4  # results of a program's function that are kept for each place that calls it
 # A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
 MOST_STAGES, MOST_BYTES = 1000, 4 * KEPT_BYTES
@@ -88,8 +91,12 @@ class SkippedStages(Stages):
         if name == COLLATE:
             num = len(args[0]) if isinstance(args[0], (list, tuple)) else 0  # number of samples; 0 without batching
             dataset = self._dataset()  # many loaders share torch's default_collate
-            again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), KEPT_BATCHES)
-            return copied(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
+            again = self._results((id(function), id(dataset), num), (function, dataset), (name, num), BATCHES)
+            if again.is_full:
+                return copied(again.next())
+            began_s = time.perf_counter()
+            batch = function(*args, **kwargs)
+            return copied(again.keep(batch, time.perf_counter() - began_s))
         again = self._results((id(function), *where), function, (name, *where))
         return apart(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
 
@@ -98,34 +105,34 @@ class SkippedStages(Stages):
         dataset = self._collating[-1][0].dataset if self._collating else None
         return dataset.dataset_of_program if isinstance(dataset, Items) else dataset
 
-    def _results(self, key: Hashable, stage: Any, place: Place, most: int = KEPT) -> Again:
+    def _results(self, key: Hashable, stage: Any, place: Place, limits: Optional[Dict[str, Any]] = None) -> Again:
         """Returns the results of a stage.
 
         Args:
             key: identifies the stage in this process.
             stage: what makes the results.
             place: the stage's name, and what else its results depend on.
-            most: number of results to keep.
+            limits: arguments of `Again` that limit how many results are kept.
         """
         known = self._again
         if key not in known:
             while known and (len(known) >= MOST_STAGES or sum(each.num_bytes for each in known.values()) >= MOST_BYTES):
                 self._drop(known.pop(next(iter(known))))
-            known[key] = self._begun(stage, place, most)
+            known[key] = self._begun(stage, place, limits)
         return known[key]
 
     def _drop(self, dropped: Again) -> None:
         for place in [place for place, each in self.by_place.items() if each is dropped]:
             del self.by_place[place]
 
-    def _begun(self, stage: Any, place: Place, most: int) -> Again:
+    def _begun(self, stage: Any, place: Place, limits: Optional[Dict[str, Any]]) -> Again:
         """Returns a stage's first results: those that earlier workers saved for the same stage, or an empty `Again`."""
         number = self._begun_of.get(place, 0)
         self._begun_of[place] = number + 1
         place = (*place, number)
         before = self._before.get(place)
         is_same = before is not None and before.kind == kept.kind_of(stage)
-        made = before.taken_over(stage) if before is not None and is_same else Again(stage, most)
+        made = before.taken_over(stage) if before is not None and is_same else Again(stage, **(limits or {}))
         self.by_place[place] = made
         return made
 
