@@ -224,9 +224,7 @@ def test_slurm_is_not_asked_about_more_jobs_after_it_did_not_answer(scancel, tmp
         ("", "", "left alone"),  # over, or of another cluster
     ],
 )
-def test_job_of_a_tuner_on_another_host_is_cancelled_only_if_its_agent_is_gone(
-    scancel, tmp_path, state, steps, becomes
-):
+def test_job_of_a_tuner_on_another_host_is_cancelled_only_if_its_agent_is_gone(scancel, tmp_path, state, steps, becomes):
     state, _, passed = state.partition("|")
     job = f"autotune-1a2b|12|{state}|{passed}" if state else ""
     scancel(f'case "$*" in *--steps*) echo "{steps}";; *) echo "{job}";; esac', "squeue")

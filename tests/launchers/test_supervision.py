@@ -92,7 +92,9 @@ def test_supervisor_killed_between_trials_is_replaced_silently(launcher, folder,
 
 
 @pytest.mark.parametrize(("num_kills", "is_started"), [(3, True), (5, False)])
-def test_supervisor_killed_at_each_start_is_replaced_a_limited_number_of_times(launcher, folder, monkeypatch, num_kills, is_started):
+def test_supervisor_killed_at_each_start_is_replaced_a_limited_number_of_times(
+    launcher, folder, monkeypatch, num_kills, is_started
+):
     killed, start = [], local.SupervisorProcess.start
 
     def start_and_kill(supervisor, *words, **more):

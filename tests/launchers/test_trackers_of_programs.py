@@ -67,7 +67,7 @@ def test_mlflow_writes_to_the_scratch_folder(trial):
     assert list(scratch.glob("mlruns/*/*/metrics/loss"))
 
 
-def test_weights_and_biases_is_offline_in_the_scratch_folder(trial):
+def test_weights_and_biases_writes_offline_to_the_scratch_folder(trial):
     try:
         import wandb  # noqa: F401
 

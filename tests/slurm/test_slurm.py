@@ -133,7 +133,7 @@ def test_an_interpreter_that_the_node_does_not_see_is_named(slurm, make, monkeyp
         ready(launcher)
 
 
-def test_a_refusal_ends_the_command_with_status_2_and_one_line(slurm, tmp_path):
+def test_refused_option_ends_the_command_with_status_2_and_no_traceback(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     process = study.start(*SLURM, "launch.slurm.partition=nosuch")
     out, err = process.communicate(timeout=60)

@@ -101,7 +101,7 @@ def test_cost_is_learned_from_the_nearest_batch_size():
     assert costs.expected_s({"loader.batch_size": 64}, {}) == 11.0
 
 
-def test_failed_trials_teach_nothing_about_costs():
+def test_failed_trials_do_not_change_the_expected_cost():
     costs = Costs({})
     costs.learn(trial(10.0))
     costs.learn(trial(300.0, outcome=Outcome.timeout))

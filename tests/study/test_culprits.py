@@ -40,7 +40,7 @@ def lost(study):
     ],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
-def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, seed):
+def test_one_failing_value_costs_at_most_two_of_twelve_trials(bench, sampler, bad, seed):
     budget = [f"search.sampler={sampler}", "study.budget.trials=12"]
     study = bench(Surface(gains=GAINS, failures=failing(bad)), *budget, seed=seed, minutes=60)
     study.run()

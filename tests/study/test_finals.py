@@ -225,7 +225,7 @@ def test_every_final_is_a_fresh_measurement_of_an_earlier_trial(bench):
         assert record.origin == ""
 
 
-def test_finals_measure_by_tighter_rules(bench):
+def test_finals_use_stricter_measurement_rules_than_the_search(bench):
     study = bench(Surface(gains=CLOSE), "study.budget.trials=3")
     study.run()
     first, last = study.launcher.launches[0].spec.rules, study.launcher.launches[-1].spec.rules
@@ -297,7 +297,7 @@ def test_resumed_study_still_reports_that_every_finalist_failed(bench):
     assert again(study)["speedup"] == before["speedup"]
 
 
-def test_a_resumed_study_shows_the_effects_of_the_winner_and_not_of_a_larger_finalist(bench):
+def test_resumed_study_shows_the_effects_of_the_winner_not_of_a_larger_finalist(bench):
     space = [
         f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
     ]

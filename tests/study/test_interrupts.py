@@ -33,7 +33,7 @@ def test_first_ctrl_c_requests_a_stop_and_the_second_stops_at_once(heard, clock)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_and_hang_up_stop_at_once(heard, clock, number):
+def test_sigterm_and_sighup_stop_at_once(heard, clock, number):
     with Interrupts(heard.append, clock.monotonic) as interrupts:
         with pytest.raises(KeyboardInterrupt):
             press(number)

@@ -60,7 +60,7 @@ def test_communication_and_stragglers_are_unknown_without_ddp():
     assert metrics([rank(0), rank(1)], {})["rank1.step_s"] == pytest.approx(0.1)
 
 
-def test_half_widths_of_ranks_add_because_they_wait_for_each_other():
+def test_half_widths_of_ranks_add_up_because_ranks_wait_for_each_other():
     low, high = interval([rank()])
     assert interval([rank(0), rank(1)]) == (pytest.approx(2 * low), pytest.approx(2 * high))
 
@@ -71,7 +71,7 @@ def test_interval_is_scaled_to_a_rate_that_the_loader_limits():
     assert (high - low) / 50.0 == pytest.approx((interval([rank()])[1] - interval([rank()])[0]) / 100.0)
 
 
-def test_no_interval_from_too_few_blocks():
+def test_too_few_blocks_give_no_interval():
     few = [rank(), rank(blocks=(99.0, 100.0, 101.0, 100.0))]
     assert interval(few) is None
     assert why_no_interval(few) == "4 blocks of steps, 32 are needed"

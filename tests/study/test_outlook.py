@@ -68,7 +68,7 @@ def test_plan_states_the_full_time_of_the_only_trial():
 
 
 def test_one_more_trial_takes_no_time_from_the_finals():
-    """Not even if it is too long for the time left: it may not start when the study is resumed."""
+    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study may not start it."""
     plan = Outlook(left_s=80.0, search_s=50.0, num_trials=1, trial_s=99.0, num_searched=3)
     assert plan_text(plan).startswith("room for 1 more trial in 50 s")
     assert plan_text(plan).endswith("then at most 30 s for the finals")
@@ -115,7 +115,7 @@ def test_payback_excludes_the_start_for_time_for_samples_and_is_undefined_for_en
     assert search_cost([], seconds=480.0, speedup=FASTER, is_kept=False, dearer_s=0.0, objective="energy_per_sample")["why_not"]
 
 
-def test_a_study_that_finds_nothing_is_never_repaid(bench, tiny):
+def test_search_that_finds_nothing_faster_is_never_repaid(bench, tiny):
     slow = {("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}
     cost = bench(Surface(gains=slow), *tiny).run()["search_cost"]
     assert (cost["repaid_after_s"], cost["why_not"]) == (None, "never: nothing faster was found")

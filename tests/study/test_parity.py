@@ -80,7 +80,7 @@ def test_change_with_similar_losses_wins_and_the_verdict_states_the_difference(b
     assert runs[1].repeats in {trial.number for trial in of_kind(one.trials, Kind.search)}
 
 
-def test_exact_changes_need_no_comparison(bench, tmp_path):
+def test_exact_changes_need_no_comparison_of_losses(bench, tmp_path):
     file = tmp_path / "exact.yaml"
     file.write_text("threads.intra: [1, 2]\n")
     surface = Surface(gains={("threads.intra", 1): 1.5}, losses=falls_unless("threads.intra", 1))
@@ -261,7 +261,7 @@ def test_failed_second_baseline_run_rules_out_no_configuration(bench, space):
     assert "is not known, because the second one ended as error: ValueError: no" in summary["parity"]["text"]
 
 
-def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():
+def test_losses_are_compared_for_variables_that_are_not_known_to_be_harmless():
     changed = {"env.PRECISION": "fp16", "env.LD_PRELOAD": "x.so", "env.NCCL_DEBUG": "INFO", "threads.intra": 1}
     assert arithmetic({**changed, "loader.batch_size": 64, "compile.mode": "default"}) == {
         "env.PRECISION": "fp16",

@@ -81,7 +81,7 @@ def test_failed_trial_does_not_affect_its_neighbours(quiet):
     assert outcomes[Outcome.ok] + outcomes[Outcome.raced] > 8
 
 
-def test_everything_but_the_search_runs_alone(quiet):
+def test_all_trials_except_search_trials_run_alone(quiet):
     alone = of_kind(quiet, Kind.baseline, Kind.final, Kind.attribution, Kind.parity)
     assert len(alone) > 6
     for begin, end, trial in spans(alone):

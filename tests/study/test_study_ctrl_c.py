@@ -49,7 +49,7 @@ print("status", summary["status"], flush=True)
 """
 
 
-def test_second_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
+def test_second_ctrl_c_keeps_the_measurements_and_leaves_no_process(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     lines = []
     with subprocess.Popen(

@@ -158,7 +158,7 @@ def test_device_monitor_restarts_for_each_trial_and_its_metrics_are_recorded(ben
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_nothing_measured_is_lost_on_keyboard_interrupt(bench, number):
+def test_keyboard_interrupt_loses_no_measurement(bench, number):
     def failures(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if trial == number else None
 
@@ -177,7 +177,7 @@ def test_nothing_measured_is_lost_on_keyboard_interrupt(bench, number):
         assert summary["best"] is None
 
 
-def test_first_ctrl_c_finishes_the_running_trial(bench):
+def test_first_ctrl_c_lets_the_running_trial_finish(bench):
     def failures(trial, knobs):
         if trial == 2:
             signal.raise_signal(signal.SIGINT)

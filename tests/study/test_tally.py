@@ -58,7 +58,7 @@ def test_tally_of_trials_in_any_order_equals_a_full_recount(names, seed):
             assert tally.proven_per_s(tier, has_neighbours=has_neighbours) == wanted
 
 
-def test_empty_tally_knows_nothing():
+def test_empty_tally_has_no_values():
     tally = Tally()
     assert (tally.num_over, tally.best(0), tally.worst(1), tally.has_worked) == (0, None, [], False)
     assert tally.proven_per_s(Tier.training, has_neighbours=False) is None

@@ -72,7 +72,7 @@ def test_trials_with_settings_that_libraries_read_while_loading_start_fresh(chan
     assert modules(warm_starts(), changed=changed) == ()
 
 
-def test_other_knobs_start_warm():
+def test_trials_with_other_knobs_start_warm():
     late = ["loader.batch_size", "loader.num_workers", "precision.amp", "compile.mode", "threads.intra", "threads.interop"]
     assert not any(knob(key).needs_fresh_start(CATALOGUE[key].default) for key in late)
     assert modules(warm_starts(), changed={"threads.intra": 1, "compile.mode": "default"}) == BOTH
