@@ -218,7 +218,7 @@ def test_replacement_node_must_have_the_same_hardware(launcher, folder, monkeypa
     launcher._first.facts["cpu_model"] = "another model"
     os.kill(launcher.started[0].process.pid, signal.SIGKILL)
     launcher.started[0].process.wait()
-    time.sleep(0.5)  # until the end of the link is read; a launch could still go to the node that is gone
+    time.sleep(0.5)  # until the launcher notices the end of the link; before, a launch could go to the lost node
     with pytest.raises(BadInput, match=r"unlike node.*got cpu_model .* instead of 'another model'"):
         wait(launcher.start(a_launch(folder, program("result()"))))
 

@@ -547,7 +547,7 @@ def test_copies_that_a_killed_keeper_left_are_removed(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     files.end()
     left = {entry.name for entry in cwd.iterdir() if entry.is_file()}
-    assert left == kept, "the last one may be what a program on another host is saving"
+    assert left == kept, "`.best.pt.PID.tmp` may belong to a program on another host"
 
 
 def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):

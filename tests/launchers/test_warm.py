@@ -140,7 +140,7 @@ def dump(launcher, study, number, *, modules, argv, env):
     launch = a_launch(folder, [sys.executable, *argv], env=env)
     launch.cwd, launch.warm, launch.spec.trial = str(study.parent), modules, number
     ended = wait(LocalLauncher.start(launcher, launch))
-    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # after a result, nothing waits for the exit
+    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # with a result, the exit is not waited for
     assert ended.start == ("warm" if modules else "fresh")
     found = json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
     for result in ended.results:  # leave out what depends on its steps

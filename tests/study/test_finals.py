@@ -159,7 +159,7 @@ def test_best_configuration_with_unchanged_training_is_a_finalist():
 
 
 def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
-    """Without time for another pair, nothing can be chosen again. This used to be an endless loop."""
+    """Without time for another pair, no other finalist can be chosen. This used to be an endless loop."""
     failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
     for minutes in (2.0, 2.5, 3.0, 3.5):
