@@ -69,7 +69,7 @@ def listening(process: psutil.Process) -> list[int]:
 
 
 def strangers(process: psutil.Process, sent: bytes = b"") -> list[socket.socket]:
-    """Connects to every port of a process, and sends it what it does not understand, or nothing; returns the connections."""
+    """Connects to every port of a process, sends bytes that it does not understand, or none, and returns the connections."""
     found = [socket.create_connection(("127.0.0.1", port), 5) for port in listening(process)]
     for each in found:
         each.sendall(sent)

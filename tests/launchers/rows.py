@@ -1,4 +1,4 @@
-"""Marks later rows of parametrized tests as thorough: each starts a job on Slurm or Ray, and they show little more about it."""
+"""Marks later rows of parametrized tests as thorough: each starts a job on Slurm or Ray, and shows little that is new."""
 
 from __future__ import annotations
 

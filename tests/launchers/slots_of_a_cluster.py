@@ -72,7 +72,7 @@ def check_four_slots(folder: Path, *overrides: str, where: Callable[[], Sequence
 
 
 def wait_for_trial_of(study: QuickStudy, kind: str, process: subprocess.Popen[str], *, beside: int = 0) -> None:
-    """Waits until a trial of a kind runs with so many others beside it."""
+    """Waits until a trial of a kind runs in parallel with at least `beside` others."""
     give_up_s = time.monotonic() + 200
     while True:
         running = [path for path in study.folder.path.glob("trials/[0-9]*") if _runs(path)]

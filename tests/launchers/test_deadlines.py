@@ -34,14 +34,14 @@ def progress(tmp_path):
         ([(9, "warmup"), (96, "steady")], 100, "total:"),
     ],
 )
-def test_each_phase_has_its_limit_and_clock(progress, lines, last_good_s, limit):
+def test_each_phase_has_its_own_limit_and_start_time(progress, lines, last_good_s, limit):
     seen = progress(*lines)
     assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s) == ""
     assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s + 0.1).startswith(limit)
 
 
 @pytest.mark.parametrize("time_s", ["1e300", "NaN", "Infinity"])
-def test_a_time_that_cannot_be_does_not_put_a_limit_off(tmp_path, time_s):
+def test_impossible_time_in_the_progress_does_not_postpone_a_limit(tmp_path, time_s):
     file = tmp_path / "progress.jsonl"
     file.write_text(f'{{"time_s": {time_s}, "phase": "steady"}}\n')
     progress = ProgressFile(file)

@@ -16,16 +16,16 @@ def folder(tmp_path):
     return tmp_path / "study" / "trials" / "0007"
 
 
-def test_injection_folder_holds_what_python_looks_for():
+def test_injection_folder_contains_sitecustomize():
     assert (INJECT / "sitecustomize.py").is_file()
 
 
-def test_an_empty_python_path_adds_no_current_directory(folder, monkeypatch):
+def test_unset_python_path_does_not_add_the_current_directory(folder, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert trial_environment(a_launch(folder, []))["PYTHONPATH"] == str(INJECT)
 
 
-def test_the_user_s_own_variables_beat_ours_but_not_the_protocol_s(folder):
+def test_variables_of_the_user_override_ours_except_those_of_the_protocol(folder):
     env = {"WANDB_MODE": "online", "AUTOTUNE_SPEC": "elsewhere", "AUTOTUNE_MARK": "mine"}
     environment = trial_environment(a_launch(folder, [], env=env))
     assert environment["WANDB_MODE"] == "online"
@@ -33,7 +33,7 @@ def test_the_user_s_own_variables_beat_ours_but_not_the_protocol_s(folder):
     assert environment["AUTOTUNE_MARK"] == f"{folder.parent.parent}:7"
 
 
-def test_a_real_run_s_identity_is_not_inherited(folder, monkeypatch):
+def test_trial_does_not_inherit_the_run_ids_of_trackers(folder, monkeypatch):
     monkeypatch.setenv("MLFLOW_RUN_ID", "the user's")
     monkeypatch.setenv("WANDB_RUN_ID", "the user's")
     environment = trial_environment(a_launch(folder, []))
@@ -41,8 +41,8 @@ def test_a_real_run_s_identity_is_not_inherited(folder, monkeypatch):
     assert "WANDB_RUN_ID" not in environment
 
 
-def test_what_the_tuner_imports_sets_no_variable_that_trials_would_inherit():
-    """With KMP_DUPLICATE_LIB_OK, which threadpoolctl sets, a trial would train where the real run ends with an error."""
+def test_imports_of_the_tuner_set_no_variable_that_trials_would_inherit():
+    """threadpoolctl, for example, sets KMP_DUPLICATE_LIB_OK. With it, a trial would train although the real run fails."""
     code = (
         "import json, os; before = dict(os.environ); import autotune.cli.app, autotune.study.loop as loop; "
         "loop._one_blas_thread(); import optuna, autotune.trackers.mlflow; "

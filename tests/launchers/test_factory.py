@@ -11,7 +11,7 @@ COMMAND = CommandTemplate(parts=["true"])
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_every_name_that_is_allowed_makes_a_launcher(name):
+def test_every_allowed_name_creates_a_launcher(name):
     made = make_launcher(StudyConfig(launcher=name), COMMAND)
     try:
         assert isinstance(made, Launcher)
@@ -26,6 +26,6 @@ def test_a_cluster_has_a_launcher_for_each_slot(name):
     assert len(make_launcher(config, COMMAND).beside()) == 3
 
 
-def test_a_name_that_is_not_allowed_makes_none():
+def test_unknown_launcher_name_is_refused():
     with pytest.raises(ValueError, match="nosuch"):
         make_launcher(StudyConfig(launcher="nosuch"), COMMAND)

@@ -1,4 +1,4 @@
-"""What the stacks of processes reveal about a hang, on shortened real stacks; and which processes are asked for theirs."""
+"""What stacks of processes reveal about a hang (real stacks, shortened), and which processes are asked for their stack."""
 
 import json
 import os
@@ -160,12 +160,12 @@ IN_BACKWARD = "(inside _engine_run_backward, graph.py:829)"
         ),
     ],
 )
-def test_stacks_are_read_together(processes, kind, summary):
+def test_hang_is_classified_from_the_stacks_of_all_processes(processes, kind, summary):
     hang = understood(processes)
     assert (hang.kind, hang.summary) == (kind, summary)
 
 
-def test_the_main_thread_is_the_last_that_is_written():
+def test_stack_of_the_main_thread_is_the_last_one_written():
     first = 'Thread 0x1 (most recent call first):\n  File "/a.py", line 1 in f\n'
     text = f"a line of the program's\n{first}\nCurrent thread 0x2 (most recent call first):\n{MAIN}\n"
     assert [str(frame) for frame in parsed(text)] == [AT]
@@ -194,7 +194,7 @@ ANSWERS = f"import faulthandler; faulthandler.register({STACK_SIGNAL}, file=2, a
 READY = "import time; print('ready', flush=True)\n"
 
 
-def test_a_process_tells_where_it_is_also_from_a_dead_loop(started, tmp_path):
+def test_process_in_an_endless_loop_reports_its_stack(started, tmp_path):
     dead = started(f"{ANSWERS}def spin():\n    print('ready', flush=True)\n    while True: pass\nspin()")
     hang = look([dead], tmp_path / "stderr.log")
     assert hang.kind == "user code"
@@ -203,7 +203,7 @@ def test_a_process_tells_where_it_is_also_from_a_dead_loop(started, tmp_path):
 
 
 @pytest.mark.parametrize("host", ["another", os.uname().nodename])
-def test_a_process_that_no_signal_can_ask_answers_through_a_file(started, tmp_path, host):
+def test_process_that_cannot_be_signalled_reports_its_stack_through_a_file(started, tmp_path, host):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()
     spec = json.dumps({"trial": 1, "nonce": "", "folder": str(tmp_path), "host": host})
@@ -215,7 +215,7 @@ def test_a_process_that_no_signal_can_ask_answers_through_a_file(started, tmp_pa
     assert [each["pid"] for each in hang.as_json()["processes"]] == [process.pid]
 
 
-def test_a_process_whose_stderr_is_the_log_on_the_tuner_s_host_starts_no_thread(tmp_path, monkeypatch):
+def test_process_with_its_stderr_in_the_local_log_starts_no_thread(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()
     monkeypatch.setattr(away.os, "fstat", lambda _: os.stat(tmp_path / "stderr.log"))
@@ -233,7 +233,7 @@ def test_a_process_without_the_handler_is_not_signalled(started, tmp_path):
     assert plain.status() != psutil.STATUS_ZOMBIE
 
 
-def test_nothing_is_written_to_a_file_that_is_not_the_trial_s(started, tmp_path):
+def test_no_stack_is_written_to_a_file_outside_the_trial(started, tmp_path):
     elsewhere = started(f"{ANSWERS}{READY}time.sleep(600)", "the user's own")
     (tmp_path / "stderr.log").touch()
     assert look([elsewhere], tmp_path / "stderr.log").kind == "unknown"

@@ -13,7 +13,7 @@ from autotune.launchers.injection import INJECT, why_shut_out, with_harness
 SLEEP = "import time; time.sleep(60)"
 
 
-def test_a_python_path_among_the_command_s_words_keeps_the_harness_in_front():
+def test_pythonpath_in_the_command_keeps_the_harness_first():
     words = ["env", "PYTHONPATH=src:lib", "python", "train.py", "--note", "my PYTHONPATH=x"]
     assert with_harness(words) == ["env", f"PYTHONPATH={INJECT}:src:lib", *words[2:]]
     assert with_harness(["env", "PYTHONPATH=", "python"]) == ["env", f"PYTHONPATH={INJECT}", "python"]
@@ -38,7 +38,7 @@ def start(monkeypatch):
         program.wait()
 
 
-def test_what_keeps_the_harness_out_is_named(start):
+def test_reason_why_the_harness_was_not_loaded_is_found(start):
     there = {"PYTHONPATH": f"{INJECT}{os.pathsep}src", "AUTOTUNE_SPEC": "spec.json"}
     assert why_shut_out([start(**there)]) == ""
     assert "-I" in why_shut_out([start("-I", **there)])

@@ -42,7 +42,7 @@ def test_messages_arrive_in_order_and_unchanged(links):
     assert ours.receive(0.0) is None
 
 
-def test_large_messages_cross_each_other(links):
+def test_large_messages_can_be_sent_in_both_directions_at_once(links):
     large = {"text": "x" * (4 << 20)}  # much more than a pipe's buffer
     senders = [threading.Thread(target=one.send, args=(large,)) for one in links]
     for sender in senders:
@@ -52,7 +52,7 @@ def test_large_messages_cross_each_other(links):
         sender.join()
 
 
-def test_what_is_printed_before_the_link_begins_is_skipped(pipes):
+def test_output_before_the_start_of_the_link_is_skipped(pipes):
     (read, write), (_, their_write) = pipes
     ours = Link(read, write)
     os.write(their_write, b"Welcome to the cluster!\nquota: 3 %\n" + link.START[:5])
@@ -61,7 +61,7 @@ def test_what_is_printed_before_the_link_begins_is_skipped(pipes):
     ours.close()
 
 
-def test_what_was_sent_before_the_end_still_arrives(links):
+def test_message_sent_before_the_link_closed_still_arrives(links):
     ours, theirs = links
     theirs.send({"is": "ended"})
     theirs.close()
@@ -78,7 +78,7 @@ def test_what_was_sent_before_the_end_still_arrives(links):
     "data",
     [frame(b"[1]"), frame(b"nonsense"), frame(b"\xff"), struct.pack(">I", link.MAX_BYTES + 1), frame(b"[" * 100_000)],
 )
-def test_what_is_no_message_ends_the_link(pipes, data):
+def test_link_closes_on_an_invalid_message(pipes, data):
     (read, write), (_, their_write) = pipes
     ours = Link(read, write)
     with open(their_write, "wb", closefd=False) as file:
@@ -88,7 +88,7 @@ def test_what_is_no_message_ends_the_link(pipes, data):
     ours.close()
 
 
-def test_a_side_that_does_not_read_is_given_up(pipes, monkeypatch):
+def test_send_fails_if_the_other_side_does_not_read(pipes, monkeypatch):
     monkeypatch.setattr(link, "WRITE_S", 0.2)
     ours = Link(*pipes[0])
     with pytest.raises(LinkLost, match="has not read"):
@@ -96,7 +96,7 @@ def test_a_side_that_does_not_read_is_given_up(pipes, monkeypatch):
     ours.close()
 
 
-def test_beats_are_heard_and_silence_is_counted(pipes, monkeypatch):
+def test_heartbeats_reset_the_time_of_silence(pipes, monkeypatch):
     monkeypatch.setattr(link, "BEAT_S", 0.05)
     ours, theirs = Link(*pipes[0]), Link(*pipes[1])
     assert ours.receive(0.5) is None  # heartbeats are not messages
@@ -110,7 +110,7 @@ def test_beats_are_heard_and_silence_is_counted(pipes, monkeypatch):
         one.close()
 
 
-def test_beats_that_a_wrong_length_swallows_are_silence_and_pieces_of_a_long_message_are_not(pipes):
+def test_heartbeats_after_a_wrong_length_are_silence_but_parts_of_a_message_are_not(pipes):
     (read, write), (_, their_write) = pipes
     ours = Link(read, write)
     os.write(their_write, link.START + struct.pack(">I", 1 << 20))

@@ -1,4 +1,4 @@
-"""The local launcher: the contract of all launchers, and its own promises."""
+"""The local launcher: the contract of all launchers, and what it guarantees beyond that."""
 
 import os
 import resource
@@ -50,7 +50,7 @@ class TestLocalLauncher(LauncherContract):
             signal.sigtimedwait([], 0.02)
         assert not is_alive(pid)
 
-    def test_sweep_ends_what_a_killed_tuner_left_and_nothing_of_other_studies(self, launcher, folder, tmp_path):
+    def test_sweep_ends_processes_of_a_killed_tuner_but_not_of_other_studies(self, launcher, folder, tmp_path):
         body = f"""
 child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, stdout=subprocess.PIPE); child.stdout.readline()
 open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); time.sleep(600)
@@ -79,13 +79,13 @@ open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); ti
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert ended.results[0].detected["soft"] == min(hard, 65_536) or hard == resource.RLIM_INFINITY
 
-    def test_program_has_python_s_default_signals(self, launcher, folder):
+    def test_program_starts_with_default_signal_handling(self, launcher, folder):
         launch = a_launch(folder, ["sh", "-c", "yes | head -n 1 > /dev/null; trap > /dev/null; exit 7"])
         ended = wait(launcher.start(launch))
         assert ended.exit_code == 7
         assert "Broken pipe" not in ended.evidence["log_tail"]
 
-    def test_tuner_is_never_among_the_processes_it_ends(self, launcher, folder, monkeypatch):
+    def test_sweep_never_ends_the_tuner_itself(self, launcher, folder, monkeypatch):
         monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
         assert launcher.sweep(folder.parent.parent) == []
         assert os.getpid() > 0

@@ -25,7 +25,7 @@ from tests.support.launcher_contract import a_launch, is_alive, marked_processes
 from tests.support.stub_programs import program
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
-MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # leaves when the link closes
+MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # exits when the link closes
 SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
 OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}
 QUICK_NOTE = "import sys; from autotune.launchers import node; node.MISSED_S = 0.5; node.main()"
@@ -57,7 +57,7 @@ def launcher(make):
     return ready(make())
 
 
-def test_a_slot_is_what_its_machine_says_of_itself(launcher):
+def test_slot_has_the_facts_that_its_machine_reports(launcher):
     (slot,) = launcher.slots()
     assert slot.host == os.uname().nodename
     assert slot.facts["num_cores"] >= 1
@@ -65,12 +65,12 @@ def test_a_slot_is_what_its_machine_says_of_itself(launcher):
     assert launcher.why_waiting() == ""
 
 
-def test_a_trial_has_the_environment_of_a_local_one_and_only_the_engine_s_devices(make, folder, monkeypatch, tmp_path):
+def test_trial_has_a_local_environment_plus_only_the_devices_of_the_engine(make, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("OF_THE_USER", "ü \udcff")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the one says what the other's numbers mean
+    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the second defines the numbers of the first
     engine = {**devices, "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
     launcher = ready(make(environment=engine))
     local = LocalLauncher()
@@ -80,7 +80,7 @@ def test_a_trial_has_the_environment_of_a_local_one_and_only_the_engine_s_device
     assert environment(launcher, folder, ADDED="yes") == {**here, **devices}
 
 
-def test_the_end_of_a_window_is_on_the_node_s_clock(launcher, folder):
+def test_end_of_a_window_is_converted_to_the_clock_of_the_node(launcher, folder):
     launch = a_launch(folder, program("result(detected={'left_s': spec['end_s'] - time.monotonic()})"))
     launch.spec.end_s = launcher.clock.monotonic() + 100
     launcher.clock._paused_s += 50  # as after a wait for a node: the study's clock differs from the machine's
@@ -89,7 +89,7 @@ def test_the_end_of_a_window_is_on_the_node_s_clock(launcher, folder):
     assert 80 < left_s <= 100
 
 
-def test_a_launch_and_its_end_survive_the_way(launcher, folder):
+def test_launch_and_its_result_are_unchanged_after_transfer(launcher, folder):
     launch = a_launch(folder, program("result()"), deadlines=Deadlines(step_s=7.0), warm=("json",), env={"A": "b"})
     again = messages.to_launch(json.loads(json.dumps(messages.from_launch(launch, 0.0))))
     assert again == launch
@@ -98,19 +98,19 @@ def test_a_launch_and_its_end_survive_the_way(launcher, folder):
     assert ended.evidence["node"]["host"] == launcher.slots()[0].host
 
 
-def test_the_last_progress_of_a_trial_that_is_over_on_the_node_is_still_known(launcher, folder):
+def test_last_progress_is_known_after_the_trial_has_ended_on_the_node(launcher, folder):
     running = launcher.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
     give_up_s = time.monotonic() + 30
     while (seen := running.progress()) is None or seen.phase != "steady":
         assert time.monotonic() < give_up_s
         time.sleep(0.05)
     wait_for(folder / "result.rank0.json")
-    time.sleep(2.0)  # the agent ends the trial; nothing has asked for its end
+    time.sleep(2.0)  # the agent ends the trial, which has not been polled yet
     assert running.progress().phase == "steady"
     assert wait(running).cause == "result"
 
 
-def test_waiting_for_a_node_costs_no_time_and_can_be_stopped(make, folder):
+def test_waiting_for_a_node_pauses_the_clock_and_can_be_stopped(make, folder):
     launcher = make(argv=MUTE)
     before_s = launcher.clock.monotonic()
     running = launcher.start(a_launch(folder, program("result()")))
@@ -124,7 +124,7 @@ def test_waiting_for_a_node_costs_no_time_and_can_be_stopped(make, folder):
     assert running.poll().evidence["stop_reason"] == "interrupted by the user"
 
 
-def test_patience_with_a_queue_has_an_end(make):
+def test_launcher_gives_up_after_queue_minutes(make):
     launcher = make(argv=MUTE, patience_s=0.2)
     with pytest.raises(BadInput, match=r"queue_minutes.*Resources"):
         ready(launcher)
@@ -139,7 +139,7 @@ def test_patience_with_a_queue_has_an_end(make):
         ({"runs_dir": "/proc/nowhere"}, ["runs_dir: ", "/proc/nowhere"]),
     ],
 )
-def test_what_is_not_there_is_named(make, tmp_path, changes, told):
+def test_path_or_program_missing_on_the_node_is_named(make, tmp_path, changes, told):
     launcher = make()
     launcher._place = dataclasses.replace(place(tmp_path), **changes)
     with pytest.raises(BadInput) as caught:
@@ -148,7 +148,7 @@ def test_what_is_not_there_is_named(make, tmp_path, changes, told):
     assert launcher.started[0].process.poll() is not None
 
 
-def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
+def test_runs_folder_that_is_read_only_on_the_node_is_named(make, tmp_path):
     if os.getuid():
         pytest.skip("a folder that is read-only for one process needs root")
     (runs := tmp_path / "runs").mkdir()
@@ -161,7 +161,7 @@ def test_a_runs_folder_that_the_node_may_only_read_is_named(make, tmp_path):
     assert launcher.started[0].process.poll() is not None
 
 
-def test_a_runs_folder_whose_new_files_the_node_sees_late_is_waited_for(make, tmp_path):
+def test_launcher_waits_for_new_files_that_a_node_sees_late(make, tmp_path):
     late = "import os, sys, time; from autotune.launchers import node; see, end_s = os.path.exists, time.monotonic() + 2.0; "
     late += "os.path.exists = lambda path: see(path) and (not path.endswith('.token') or time.monotonic() > end_s); node.main()"
     began_s = time.monotonic()
@@ -169,7 +169,7 @@ def test_a_runs_folder_whose_new_files_the_node_sees_late_is_waited_for(make, tm
     assert time.monotonic() - began_s > 2.0
 
 
-def test_another_version_on_the_node_is_refused(make, monkeypatch):
+def test_another_version_of_autotune_on_the_node_is_refused(make, monkeypatch):
     launcher = make()
     monkeypatch.setattr(autotune, "__version__", "99.0")
     with pytest.raises(BadInput, match=r"another version of autotune.*This is 99\.0"):
@@ -177,7 +177,7 @@ def test_another_version_on_the_node_is_refused(make, monkeypatch):
 
 
 def says(*messages):
-    """Returns the command of an agent that says just this."""
+    """Returns the command of an agent that sends only these messages."""
     code = f"import json, os, sys; from autotune.launchers.link import Link; link = Link(os.dup(0), os.dup(1)); {SEND}"
     return (sys.executable, "-c", code, json.dumps(messages))
 
@@ -192,12 +192,12 @@ def says(*messages):
         [node.hello(), {"re": 0, "problems": 7}],
     ],
 )
-def test_an_agent_that_cannot_be_understood_is_given_up(make, messages):
+def test_agent_that_sends_unreadable_messages_at_the_start_is_refused(make, messages):
     with pytest.raises(BadInput, match=r"was lost at once, got: its agent sent an unreadable message \("):
         ready(make(argv=says(*messages)))
 
 
-def test_an_end_that_cannot_be_understood_is_a_lost_node(make, folder):
+def test_unreadable_end_of_a_trial_counts_as_a_lost_node(make, folder):
     ended = {"is": "ended", "nonce": "made", "ended": {"exit_code": "0"}, "watched": {}}
     launcher = ready(make(argv=says(node.hello(), OPENED, {"re": 99}, {"re": 1}, ended)))
     launch = a_launch(folder, program("result()"))
@@ -208,22 +208,22 @@ def test_an_end_that_cannot_be_understood_is_a_lost_node(make, folder):
 
 
 @pytest.mark.parametrize(("what", "why"), [("nonsense", "KeyError: 'nonsense'"), ("sweep", "KeyError: 'study'")])
-def test_an_agent_says_what_it_cannot_do_and_goes_on(launcher, what, why):
+def test_agent_reports_a_failed_request_and_continues(launcher, what, why):
     with pytest.raises(AutotuneError, match=rf"could not do '{what}' \({why}\)"):
         launcher.node.ask(what, 20.0)
     assert launcher.node.ask("progress", 20.0)["progress"] is None
 
 
-def test_a_node_that_replaces_another_must_be_like_it(launcher, folder, monkeypatch):
+def test_replacement_node_must_have_the_same_hardware(launcher, folder, monkeypatch):
     launcher._first.facts["cpu_model"] = "another model"
     os.kill(launcher.started[0].process.pid, signal.SIGKILL)
     launcher.started[0].process.wait()
-    time.sleep(0.5)  # until the end of the link is read; a launch could still go to the node that is gone
+    time.sleep(0.5)  # until the launcher notices the end of the link; before, a launch could go to the lost node
     with pytest.raises(BadInput, match=r"unlike node.*got cpu_model .* instead of 'another model'"):
         wait(launcher.start(a_launch(folder, program("result()"))))
 
 
-def test_an_agent_that_is_killed_takes_the_trial_along_and_the_next_has_a_new_one(launcher, folder):
+def test_killed_agent_ends_its_trial_and_the_next_trial_gets_a_new_agent(launcher, folder):
     launch = a_launch(folder, program(SLEEP))
     running = launcher.start(launch)
     pid = int(wait_for(folder / "pid"))
@@ -257,8 +257,8 @@ def silenced(link):
     link._is_closed = False
 
 
-def test_an_agent_that_the_tuner_has_given_up_ends_its_trial_before_the_lease_is_over(make, folder, tmp_path, monkeypatch):
-    """As on a node whose slurmd was killed: nothing closes the agent's pipes."""
+def test_agent_given_up_by_the_tuner_ends_its_trial_before_the_lease_expires(make, folder, tmp_path, monkeypatch):
+    """Nothing closes the agent's pipes, as on a node whose slurmd was killed."""
     (note := tmp_path / "note").touch()
     monkeypatch.setattr(Pipes, "note", note)
     launcher = ready(make(argv=[sys.executable, "-c", QUICK_NOTE]))
@@ -266,13 +266,13 @@ def test_an_agent_that_the_tuner_has_given_up_ends_its_trial_before_the_lease_is
     pid = int(wait_for(folder / "pid"))
     with silenced(launcher.started[0].link):
         time.sleep(3.0)
-        assert is_alive(pid), "the tuner has not given it up"
+        assert is_alive(pid), "the tuner has not given up the agent yet"
         slurm_jobs.mark(note)
         assert gone(pid)
         assert launcher.started[0].process.wait(10) == 0
 
 
-def test_an_agent_leaves_nothing_when_the_pipes_close(launcher, folder):
+def test_agent_leaves_no_process_when_its_pipes_close(launcher, folder):
     launcher.start(a_launch(folder, program(SLEEP)))
     pid = int(wait_for(folder / "pid"))
     launcher.close()
@@ -280,7 +280,7 @@ def test_an_agent_leaves_nothing_when_the_pipes_close(launcher, folder):
     assert marked_processes(folder.parent.parent) == []
 
 
-def test_a_silent_agent_is_lost_after_a_while(launcher, folder, monkeypatch):
+def test_silent_agent_counts_as_lost_after_a_time_limit(launcher, folder, monkeypatch):
     monkeypatch.setattr(transport, "SILENT_S", 2.5)
     monkeypatch.setattr(transport, "LOST_S", 3.5)
     launch = a_launch(folder, program(SLEEP))
@@ -293,14 +293,14 @@ def test_a_silent_agent_is_lost_after_a_while(launcher, folder, monkeypatch):
     assert gone(pid)
 
 
-def test_a_stop_is_answered_with_what_was_measured(launcher, folder):
+def test_stopped_trial_still_returns_its_result(launcher, folder):
     running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
     wait_for(folder / "result.rank0.json")
     running.stop("budget over")
     assert running.poll().cause == "result"
 
 
-def test_a_message_with_values_of_other_types_is_refused_as_one():
+def test_message_with_values_of_wrong_types_is_refused():
     for spec in ("{}", ["x"], None):
         with pytest.raises(TypeError, match="spec: not an object"):
             messages.to_launch({"spec": spec})
@@ -308,7 +308,7 @@ def test_a_message_with_values_of_other_types_is_refused_as_one():
         node.missing({"cwd": 2**63, "program": "sh", "runs_dir": "/", "token": "tmp"})
 
 
-def test_a_token_that_a_killed_tuner_left_is_removed(tmp_path):
+def test_token_left_by_a_killed_tuner_is_removed(tmp_path):
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     host = platform.node()

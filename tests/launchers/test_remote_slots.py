@@ -44,7 +44,7 @@ def launch_of(study, number, body):
     return launch
 
 
-def test_trials_run_at_once_through_an_agent_each(launcher, study):
+def test_trials_run_in_parallel_through_one_agent_each(launcher, study):
     ready(launcher)
     running = [part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1)]
     pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
@@ -53,7 +53,7 @@ def test_trials_run_at_once_through_an_agent_each(launcher, study):
     assert [part.slot.name.partition(":")[0] for part in launcher.beside()] == ["1", "2"]
 
 
-def test_a_lost_agent_is_replaced_and_the_other_slot_is_left_alone(launcher, parts, study):
+def test_lost_agent_is_replaced_without_affecting_the_other_slot(launcher, parts, study):
     ready(launcher)
     one, other = (part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1))
     wait_for(study / "trials" / "0001" / "here")
@@ -65,7 +65,7 @@ def test_a_lost_agent_is_replaced_and_the_other_slot_is_left_alone(launcher, par
     assert [len(part.started) for part in parts] == [2, 1]
 
 
-def test_waiting_for_all_slots_costs_no_time(parts):
+def test_time_spent_waiting_for_slots_does_not_count(parts):
     launcher = RemoteSlots(parts)
     try:
         stood_s = launcher.clock.monotonic()
@@ -77,7 +77,7 @@ def test_waiting_for_all_slots_costs_no_time(parts):
         launcher.close()
 
 
-def test_why_a_slot_waits_is_told_with_its_number(tmp_path):
+def test_reason_for_waiting_names_the_slot(tmp_path):
     mute = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
     launcher = RemoteSlots([PipeLauncher(place(tmp_path)), PipeLauncher(place(tmp_path), argv=mute, patience_s=5.0)])
     assert launcher.slots() == []
@@ -87,7 +87,7 @@ def test_why_a_slot_waits_is_told_with_its_number(tmp_path):
     launcher.close()
 
 
-def test_the_clock_stands_still_only_while_no_slot_has_a_node():
+def test_clock_is_paused_only_while_no_slot_has_a_node():
     whole, waiting = PausableClock(), set()
     one, other = (_Share(whole, waiting, index, 2) for index in range(2))
     one.pause()
@@ -99,7 +99,7 @@ def test_the_clock_stands_still_only_while_no_slot_has_a_node():
     assert whole._since_s is None
 
 
-def test_it_also_stands_still_while_a_trial_that_runs_alone_waits(launcher, parts, study, monkeypatch):
+def test_clock_is_also_paused_while_a_trial_that_runs_alone_waits(launcher, parts, study, monkeypatch):
     ready(launcher)
     alone = launcher.start(launch_of(study, 1, HELD + "result()"))
     wait_for(study / "trials" / "0001" / "here")
@@ -127,7 +127,7 @@ def test_slots_are_closed_at_the_same_time(parts, monkeypatch):
     assert not all_are_closing.broken
 
 
-def test_nodes_that_are_unlike_are_refused(parts, monkeypatch):
+def test_slots_on_different_kinds_of_nodes_are_refused(parts, monkeypatch):
     launcher = RemoteSlots(parts)
     facts = iter([{"num_cores": 2}, {"num_cores": 4}, {"num_cores": 2}, {"num_cores": 4}])
     monkeypatch.setattr("autotune.launchers.remote.comparable", lambda _: next(facts))
@@ -142,14 +142,14 @@ def on_ray(tmp_path, *devices):
     return RemoteSlots([PipeLauncher(place(tmp_path), environment=each) for each in environments])
 
 
-def test_a_gpu_that_two_nodes_of_ray_offer_is_refused(tmp_path):
+def test_gpu_offered_by_two_ray_nodes_is_refused(tmp_path):
     launcher = on_ray(tmp_path, "0,1", "2,1")
     with pytest.raises(BadInput, match=r"^launcher: slots [12] and [12] have the same GPU, got 1 of node "):
         ready(launcher)
     launcher.close()
 
 
-def test_the_gpu_of_a_slot_whose_loss_was_not_noticed_yet_is_free(tmp_path, study):
+def test_gpu_of_a_slot_lost_unnoticed_is_free_for_another_slot(tmp_path, study):
     launcher = ready(on_ray(tmp_path, "0", "1"))
     one, other = launcher.beside()
     for part in (one, other):

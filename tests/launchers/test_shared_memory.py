@@ -13,7 +13,7 @@ from autotune.launchers import process_tree, shared_memory
 from autotune.launchers.base import Slot
 from autotune.launchers.local import LocalLauncher
 
-HOST, OTHER = shared_memory.FIRST["pid"], 0xF0000123  # inodes of PID namespaces: of no container, and of a container
+HOST, OTHER = shared_memory.FIRST["pid"], 0xF0000123  # inodes of PID namespaces: the host's and a container's
 
 
 def dead_process():
@@ -27,7 +27,7 @@ def made(folder, name):
     return name
 
 
-def test_segments_that_carry_the_id_of_a_dead_process_of_ours_go(tmp_path):
+def test_segments_named_after_a_dead_process_of_ours_are_removed(tmp_path):
     ours, strangers, now_s = dead_process(), dead_process(), time.time()
     left = sorted(made(tmp_path, name) for name in (f"torch_{ours}_123_0", f"torch_{ours}_123_1", f"pym-{ours}-abc_d1"))
     kept = [f"torch_{strangers}_5_0", f"torch_{ours}0_1_2", f"x_torch_{ours}_1_2", "psm_21467", f"torch_{os.getpid()}_1_1"]
@@ -37,17 +37,17 @@ def test_segments_that_carry_the_id_of_a_dead_process_of_ours_go(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(kept)
 
 
-def test_segment_older_than_the_process_was_made_by_another_with_its_id(tmp_path):
+def test_segment_older_than_the_process_is_kept(tmp_path):
     ours = dead_process()
     made(tmp_path, f"torch_{ours}_123_0")
     assert shared_memory.remove({ours: time.time() + 60}, tmp_path) == []
 
 
-def test_system_without_such_a_folder_has_none(tmp_path):
+def test_missing_shared_memory_folder_gives_no_segments(tmp_path):
     assert shared_memory.remove({1: 0.0}, tmp_path / "nowhere") == []
 
 
-def test_segments_of_a_trial_whose_supervisor_and_tuner_were_killed_go(tmp_path):
+def test_segments_of_a_trial_whose_supervisor_and_tuner_were_killed_are_removed(tmp_path):
     place, ours, strangers = tmp_path / "trials" / "0007", dead_process(), dead_process()
     place.mkdir(parents=True)
     shared_memory.note(place, [[ours, time.time()]])
@@ -66,7 +66,7 @@ def test_segments_of_a_trial_whose_supervisor_and_tuner_were_killed_go(tmp_path)
         kept.unlink(missing_ok=True)
 
 
-def test_the_list_of_another_host_is_kept_for_it(tmp_path):
+def test_process_list_of_another_host_is_kept(tmp_path):
     for number, host in enumerate(["far", platform.node()]):
         place = tmp_path / "trials" / f"000{number}"
         place.mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_the_list_of_another_host_is_kept_for_it(tmp_path):
     assert [file.parent.name for file in tmp_path.glob(f"trials/*/{shared_memory.LIST_FILE}")] == ["0000"]
 
 
-def test_a_list_that_cannot_be_written_again_keeps_the_processes_of_other_hosts(tmp_path, monkeypatch):
+def test_failed_rewrite_of_a_process_list_keeps_entries_of_other_hosts(tmp_path, monkeypatch):
     file = tmp_path / shared_memory.LIST_FILE
     shared_memory.note(tmp_path, [[dead_process(), 1.0]])
     far = json.dumps({"host": "far", "boot_id": "another", "processes": [[7, 1.0]]})
@@ -121,7 +121,7 @@ def listed(tmp_path):
     return make
 
 
-def test_an_agent_removes_what_is_left_on_its_slot_but_nothing_of_a_trial_that_runs_on_another(tmp_path, segment, listed):
+def test_sweep_of_a_slot_spares_segments_of_a_trial_running_on_another_slot(tmp_path, segment, listed):
     with subprocess.Popen(["sleep", "60"]) as running:
         created_s = psutil.Process(running.pid).create_time()
         killed, worker = dead_process(), dead_process()
@@ -136,7 +136,7 @@ def test_an_agent_removes_what_is_left_on_its_slot_but_nothing_of_a_trial_that_r
         running.kill()
 
 
-def test_processes_of_another_pid_namespace_mean_nothing_here(tmp_path, segment, listed, monkeypatch):
+def test_process_ids_of_another_pid_namespace_are_ignored(tmp_path, segment, listed, monkeypatch):
     pid = dead_process()
     monkeypatch.setattr(shared_memory, "namespace", {"pid": OTHER, "ipc": OTHER}.get)
     place = listed(1, pid)
@@ -150,7 +150,7 @@ def test_processes_of_another_pid_namespace_mean_nothing_here(tmp_path, segment,
     assert json.loads(line)["pid_namespace"] == OTHER
 
 
-def test_a_list_that_does_not_name_its_pid_namespace_is_left_alone(tmp_path, segment, listed):
+def test_process_list_without_a_pid_namespace_is_ignored_and_kept(tmp_path, segment, listed):
     pid = dead_process()
     file = listed(1, pid) / shared_memory.LIST_FILE
     line = json.loads(file.read_text())
@@ -165,10 +165,10 @@ def test_a_list_that_does_not_name_its_pid_namespace_is_left_alone(tmp_path, seg
 @pytest.mark.parametrize(
     ("pid_namespace", "is_of_host", "is_removed"), [(HOST, True, True), (OTHER, True, False), (OTHER, False, True)]
 )
-def test_a_container_with_the_shared_memory_of_its_host_removes_nothing(
+def test_container_that_shares_memory_with_its_host_removes_no_segment(
     tmp_path, monkeypatch, pid_namespace, is_of_host, is_removed
 ):
-    """Processes of the host and of other containers are not visible there."""
+    """Processes of the host and of other containers are not visible in a container."""
     ipc = shared_memory.FIRST["ipc"] if is_of_host else OTHER
     monkeypatch.setattr(shared_memory, "namespace", {"pid": pid_namespace, "ipc": ipc}.get)
     pid = dead_process()
@@ -176,7 +176,7 @@ def test_a_container_with_the_shared_memory_of_its_host_removes_nothing(
     assert shared_memory.remove({pid: time.time()}, tmp_path) == ([name] if is_removed else [])
 
 
-def test_a_segment_stays_while_a_process_in_a_container_has_the_id_in_its_name(tmp_path, monkeypatch):
+def test_segment_is_kept_while_its_process_id_is_in_use_in_a_container(tmp_path, monkeypatch):
     with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", "sleep", "60"], stderr=subprocess.PIPE) as container:
         try:
             give_up_s = time.monotonic() + 5
@@ -209,7 +209,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_a_process_counts_as_running_until_its_last_thread_has_exited(tmp_path):
-    """Only then is its memory released. Killed processes are in this state for as long as that takes."""
+    """Its memory is released only then. A killed process is in this state until its memory is released."""
     (tmp_path / "file").write_bytes(bytes(4096))
     words = [sys.executable, "-c", ENDS_ITS_MAIN_THREAD, str(tmp_path / "file")]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as running:

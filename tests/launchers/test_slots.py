@@ -49,7 +49,7 @@ def start_both(launcher, study, body):
     return [part.start(launch_of(study, number, body)) for number, part in enumerate(launcher.beside(), 1)]
 
 
-def test_two_trials_run_at_once_each_with_its_own_cores_gpu_and_tmpdir(launcher, study):
+def test_two_trials_run_in_parallel_each_with_its_own_cores_gpu_and_tmpdir(launcher, study):
     running = start_both(launcher, study, HELD + SEEN)
     pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
     assert all(is_alive(pid) for pid in pids)
@@ -64,7 +64,7 @@ def test_two_trials_run_at_once_each_with_its_own_cores_gpu_and_tmpdir(launcher,
     assert not any(os.path.exists(folder) for folder in folders)
 
 
-def test_a_trial_on_the_whole_machine_sees_nothing_of_slots(launcher, study, monkeypatch):
+def test_trial_on_the_whole_machine_has_no_slot_settings(launcher, study, monkeypatch):
     monkeypatch.delenv("TMPDIR", raising=False)
     seen = wait(launcher.start(launch_of(study, 0, SEEN))).results[0].detected
     assert seen["cores"] == CORES
@@ -73,7 +73,7 @@ def test_a_trial_on_the_whole_machine_sees_nothing_of_slots(launcher, study, mon
     assert seen["env"]["AUTOTUNE_MARK"] == f"{study}:0"
 
 
-def test_a_killed_supervisor_takes_only_the_trial_of_its_own_slot(launcher, study):
+def test_killed_supervisor_ends_only_the_trial_of_its_slot(launcher, study):
     one, other = start_both(launcher, study, HELD + "result()")
     pid = int(wait_for(study / "trials" / "0001" / "here"))
     psutil.Process(pid).parent().send_signal(signal.SIGKILL)
@@ -84,27 +84,27 @@ def test_a_killed_supervisor_takes_only_the_trial_of_its_own_slot(launcher, stud
     assert wait(other).cause == "result"
 
 
-def test_files_are_credited_to_the_trial_that_wrote_them(launcher, study):
+def test_files_are_attributed_to_the_trial_that_wrote_them(launcher, study):
     body = "f = open(f'left{spec[\"trial\"]}.txt', 'w'); f.write('x'); f.flush(); time.sleep(1.0); result(); time.sleep(0.2)"
     ended = [wait(each) for each in start_both(launcher, study, body)]
     assert [list(one.evidence["files_left"]) for one in ended] == [["left1.txt"], ["left2.txt"]]
 
 
-def test_a_checkpoint_that_another_slot_made_is_not_taken_for_the_users(launcher, study):
+def test_checkpoint_of_another_slot_is_not_mistaken_for_one_of_the_user(launcher, study):
     body = "f = open('last.pt', 'wb'); f.write(b'\\0new'); f.flush(); time.sleep(1.0); result(); time.sleep(0.2)"
     first, second = launcher.beside()
     assert "last.pt" in wait(first.start(launch_of(study, 1, body))).evidence["files_left"]
     assert wait(second.start(launch_of(study, 2, body))).evidence["files_kept"] == []
 
 
-def test_closing_ends_what_runs_on_every_slot(launcher, study):
+def test_close_ends_the_trials_of_all_slots(launcher, study):
     start_both(launcher, study, HELD + "time.sleep(600)")
     pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
     launcher.close()
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_a_sweep_of_the_study_ends_what_runs_on_any_slot(launcher, study):
+def test_sweep_of_a_study_ends_the_trials_of_all_slots(launcher, study):
     start_both(launcher, study, HELD + "time.sleep(600)")
     pids = [int(wait_for(study / "trials" / f"{number:04d}" / "here")) for number in (1, 2)]
     lines = LocalLauncher(SHORT).sweep(study)
@@ -112,7 +112,7 @@ def test_a_sweep_of_the_study_ends_what_runs_on_any_slot(launcher, study):
     assert not any(is_alive(pid) for pid in pids)
 
 
-def test_a_sweep_of_the_study_removes_the_temporary_folders_that_its_killed_tuner_left(study):
+def test_sweep_of_a_study_removes_temporary_folders_of_its_killed_tuner(study):
     own, other, killed, anothers = (SlotsLauncher([], SHORT) for _ in range(4))
     try:
         for launcher in (other, killed):
@@ -128,7 +128,7 @@ def test_a_sweep_of_the_study_removes_the_temporary_folders_that_its_killed_tune
             launcher.close()
 
 
-def test_the_users_tmpdir_and_a_slot_s_gpu_win(launcher, study):
+def test_tmpdir_of_the_user_and_gpu_of_the_slot_take_precedence(launcher, study):
     launch = launch_of(study, 1, SEEN, env={"TMPDIR": str(study), "CUDA_VISIBLE_DEVICES": "7"})
     env = wait(launcher.beside()[0].start(launch)).results[0].detected["env"]
     assert (env["TMPDIR"], env["CUDA_VISIBLE_DEVICES"]) == (str(study), "GPU-a")
@@ -151,7 +151,7 @@ def test_a_slot_has_cores_near_its_gpu(monkeypatch, nodes, cores):
     assert [slot.cores for slot in slots] == cores
 
 
-def test_eight_gpus_and_the_cores_are_divided_evenly(monkeypatch):
+def test_gpus_and_cores_are_divided_evenly_among_eight_slots(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(20)))
     slots = slots_of(8, [f"GPU-{n}" for n in range(8)], {"hostname": "dgx", "num_cores": 20})
     assert [slot.gpus for slot in slots] == [(f"GPU-{n}",) for n in range(8)]

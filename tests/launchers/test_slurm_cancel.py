@@ -1,4 +1,4 @@
-"""Which answers of scancel leave no doubt that a job is over. The others keep it, to be cancelled again or told."""
+"""A job is forgotten only if the answer of scancel proves that it is over. Other jobs are cancelled again, or reported."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ KILL = "scancel: error: Kill job error on job id 12"
 
 @pytest.fixture
 def scancel(tmp_path, monkeypatch):
-    """Returns a function that puts an scancel, or another command, on PATH: lines of shell."""
+    """Returns a function that puts a shell script on PATH, as scancel or another command."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def put(text, name="scancel"):
@@ -31,7 +31,7 @@ def scancel(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "is_over"),
     [
-        ("", 0, True),  # cancelled now; and in Slurm 22.05 also a job that is over, or that Slurm has forgotten
+        ("", 0, True),  # cancelled; in Slurm 22.05 also for a job that is over, or that Slurm has forgotten
         (f"{KILL}: Invalid job id specified", 1, True),
         (f"{KILL}: Job/step already completing or completed", 1, True),
         (f"{KILL}: Socket timed out on send/recv operation", 140, False),
@@ -45,15 +45,15 @@ def scancel(tmp_path, monkeypatch):
         ("", 1, False),
     ],
 )
-def test_a_job_is_dropped_only_if_scancel_leaves_no_doubt(scancel, words, status, is_over):
+def test_job_is_forgotten_only_if_scancel_proves_that_it_is_over(scancel, words, status, is_over):
     scancel(f'echo "{words}" >&2; exit {status}')
     jobs = {"12"}
     slurm_jobs.cancel(jobs)
     assert jobs == (set() if is_over else {"12"})
 
 
-def test_an_srun_that_submits_its_job_again_has_the_second_cancelled(scancel, monkeypatch):
-    """It does so if it is stopped in the queue: it cancels its job when it goes on."""
+def test_second_job_is_cancelled_if_srun_submits_its_job_again(scancel, monkeypatch):
+    """An srun that was stopped in the queue cancels its job when it continues, and submits another."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     scancel('for job in 12 13; do echo "srun: job $job queued and waiting for resources" >&2; done; cat >/dev/null', "srun")
     jobs = set()
@@ -67,7 +67,7 @@ def test_an_srun_that_submits_its_job_again_has_the_second_cancelled(scancel, mo
 
 
 @pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False), ("--jobi=12", False)])
-def test_a_job_that_the_user_has_started_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
+def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
     """With --jobid, srun starts a step in a job of the user's."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     scancel("")
@@ -84,7 +84,7 @@ def test_a_job_that_the_user_has_started_is_never_cancelled(scancel, tmp_path, m
     transport.close()  # as after an interrupt in the first call
 
 
-def test_a_job_is_kept_while_scancel_hangs(scancel, monkeypatch):
+def test_job_is_remembered_if_scancel_hangs(scancel, monkeypatch):
     monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.2)
     scancel("exec sleep 60")
     jobs = {"12", "--name=autotune-1a2b3c4d"}
@@ -92,7 +92,7 @@ def test_a_job_is_kept_while_scancel_hangs(scancel, monkeypatch):
     assert jobs == {"12", "--name=autotune-1a2b3c4d"}
 
 
-def test_one_job_of_several_is_dropped(scancel):
+def test_only_the_job_that_scancel_ended_is_forgotten(scancel):
     scancel('test "$2" = 12 || { echo "slurm_load_jobs error: Zero Bytes were transmitted" >&2; exit 1; }')
     jobs = {"12", "13"}
     slurm_jobs.cancel(jobs)
@@ -100,7 +100,7 @@ def test_one_job_of_several_is_dropped(scancel):
 
 
 @pytest.mark.parametrize(("status", "is_over"), [(0, True), (1, False)])
-def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_path, status, is_over):
+def test_job_whose_tuner_was_killed_is_cancelled_by_the_next_tuner(scancel, tmp_path, status, is_over):
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     scancel(f'echo "$@" >>{tmp_path}/asked; exit {status}')
@@ -110,7 +110,7 @@ def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_
         note.touch()
     slurm_jobs.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == "--quiet --name=autotune-1a2b3c4d\n"
-    assert left.exists(), "a controller that is killed now does not know that the job has ended"
+    assert left.exists(), "a controller that is killed now has not saved that the job has ended"
     os.utime(left, (0, time.time() - slurm_jobs.SAVED_S - 1))
     slurm_jobs.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == 2 * "--quiet --name=autotune-1a2b3c4d\n"
@@ -118,7 +118,7 @@ def test_a_job_whose_tuner_was_killed_is_cancelled_by_the_next_one(scancel, tmp_
     assert alive.exists()
 
 
-def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypatch):
+def test_note_about_a_job_is_kept_until_the_job_was_cancelled(scancel, tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / "srun").write_text("#!/bin/sh\ncat >/dev/null\n")  # no `exec`: standard output stays open, as that of srun
     (tmp_path / "srun").chmod(0o755)
@@ -134,8 +134,8 @@ def test_a_job_is_noted_until_it_has_been_cancelled(scancel, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("is_own", [True, False])
-def test_a_lost_job_is_cancelled_once_more_while_the_next_one_waits(scancel, tmp_path, monkeypatch, dead, is_own):
-    """A controller that is killed before it has saved the job's end gives its nodes to the job again, for good."""
+def test_lost_job_is_cancelled_again_while_the_next_job_waits(scancel, tmp_path, monkeypatch, dead, is_own):
+    """A controller that is killed before it has saved a job's end assigns the nodes to that job again, permanently."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr(slurm_jobs, "SAVED_S", 0.1)
     monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.1)
@@ -170,7 +170,7 @@ def wait_for_slots(launcher):
         assert time.monotonic() < give_up_s
 
 
-def test_the_job_of_a_tuner_that_lives_in_another_container_is_not_cancelled(scancel, tmp_path, monkeypatch):
+def test_job_of_a_tuner_running_in_another_container_is_not_cancelled(scancel, tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     (tmp_path / "srun").write_text("#!/bin/sh\ncat >/dev/null\n")
     (tmp_path / "srun").chmod(0o755)
@@ -200,7 +200,7 @@ def noted(folder, host, pid, job):
 
 
 @pytest.mark.parametrize("silence", ["exec sleep 60", 'echo "scancel: error: Unable to contact slurm controller" >&2; exit 1'])
-def test_slurm_is_not_asked_about_further_jobs_once_it_has_not_answered(scancel, tmp_path, monkeypatch, dead, silence):
+def test_slurm_is_not_asked_about_more_jobs_after_it_did_not_answer(scancel, tmp_path, monkeypatch, dead, silence):
     monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.5)
     scancel(f'echo "$@" >>{tmp_path}/asked; {silence}')
     scancel(f"touch {tmp_path}/squeued", "squeue")
@@ -218,15 +218,13 @@ def test_slurm_is_not_asked_about_further_jobs_once_it_has_not_answered(scancel,
         ("RUNNING|6:00", "", "cancelled"),
         ("RUNNING|1-00:00:00", "12.extern", "cancelled"),
         ("RUNNING|6:00", "12.0", "left alone"),  # its agent runs
-        ("RUNNING|4:00", "", "told"),  # its agent may not have started yet
-        ("PENDING|0:00", "", "told"),
-        ("COMPLETING|9:00", "", "told"),
+        ("RUNNING|4:00", "", "reported"),  # its agent may not have started yet
+        ("PENDING|0:00", "", "reported"),
+        ("COMPLETING|9:00", "", "reported"),
         ("", "", "left alone"),  # over, or of another cluster
     ],
 )
-def test_the_job_of_a_tuner_on_another_host_is_cancelled_only_if_that_is_certainly_gone(
-    scancel, tmp_path, state, steps, becomes
-):
+def test_job_of_a_tuner_on_another_host_is_cancelled_only_if_its_agent_is_gone(scancel, tmp_path, state, steps, becomes):
     state, _, passed = state.partition("|")
     job = f"autotune-1a2b|12|{state}|{passed}" if state else ""
     scancel(f'case "$*" in *--steps*) echo "{steps}";; *) echo "{job}";; esac', "squeue")
@@ -235,7 +233,7 @@ def test_the_job_of_a_tuner_on_another_host_is_cancelled_only_if_that_is_certain
     lines = slurm_jobs.cancel_left(tmp_path)
     assert note.exists() is (becomes != "cancelled")
     assert (tmp_path / "asked").exists() is (becomes == "cancelled")
-    assert len(lines) == (becomes == "told")
+    assert len(lines) == (becomes == "reported")
     if lines:
         assert lines[0].startswith("Job 12 may be left by process 7 on far-2, an earlier autotune;")
         assert lines[0].endswith("If not, end the job: scancel 12")
@@ -243,7 +241,7 @@ def test_the_job_of_a_tuner_on_another_host_is_cancelled_only_if_that_is_certain
         assert (tmp_path / "asked").read_text() == "--quiet 12\n"
 
 
-def test_the_job_of_a_tuner_on_another_host_is_not_asked_about_while_its_note_is_locked(scancel, tmp_path):
+def test_job_of_a_tuner_on_another_host_is_not_queried_while_its_note_is_locked(scancel, tmp_path):
     scancel(f"touch {tmp_path}/asked", "squeue")
     with noted(tmp_path, "far", 7, "1a2b").open("w") as note:
         remote.lock(note.fileno())
@@ -253,7 +251,7 @@ def test_the_job_of_a_tuner_on_another_host_is_not_asked_about_while_its_note_is
     assert (tmp_path / "asked").exists()
 
 
-def test_slots_ask_once_and_what_was_not_checked_is_told_once(scancel, tmp_path, monkeypatch, dead):
+def test_slots_ask_slurm_once_and_report_unchecked_jobs_once(scancel, tmp_path, monkeypatch, dead):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     scancel("cat >/dev/null", "srun")
     scancel(f'echo "$@" >>{tmp_path}/asked; exit 1')
@@ -271,7 +269,7 @@ def test_slots_ask_once_and_what_was_not_checked_is_told_once(scancel, tmp_path,
         slots.close()
 
 
-def test_the_user_s_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, monkeypatch):
+def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, monkeypatch):
     for name in ("SCANCEL_STATE", "SQUEUE_STATES"):
         monkeypatch.setenv(name, "PENDING")
     for command in ("scancel", "squeue"):

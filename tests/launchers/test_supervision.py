@@ -54,7 +54,7 @@ def started(launcher, folder, body=SLEEP):
     return running, int(wait_for(folder / "pid"))
 
 
-def test_trials_share_one_supervisor_that_goes_with_the_launcher(launcher, folder, study):
+def test_trials_share_one_supervisor_that_ends_with_the_launcher(launcher, folder, study):
     wait(launcher.start(a_launch(folder, program("result()"))))
     first = supervisor_of(study)
     wait(launcher.start(a_launch(folder, program("result()"))))
@@ -65,13 +65,13 @@ def test_trials_share_one_supervisor_that_goes_with_the_launcher(launcher, folde
     assert not is_alive(first.pid)
 
 
-def test_nothing_is_kept_of_a_trial_that_is_over(launcher, folder):
+def test_no_messages_of_ended_trials_are_kept(launcher, folder):
     for number in range(3):
         assert wait(launcher.start(a_launch(folder.with_name(f"{number:04d}"), program("result()")))).cause == "result"
     assert launcher._supervisor._inbox == {}
 
 
-def test_killed_supervisor_is_the_trial_s_crash_and_is_replaced(launcher, folder, study):
+def test_killed_supervisor_makes_the_trial_a_crash_and_is_replaced(launcher, folder, study):
     launch = a_launch(folder, program(SLEEP))
     running = launcher.start(launch)
     pid = int(wait_for(folder / "pid"))
@@ -85,14 +85,16 @@ def test_killed_supervisor_is_the_trial_s_crash_and_is_replaced(launcher, folder
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
 
 
-def test_supervisor_killed_between_trials_is_replaced_unnoticed(launcher, folder, study):
+def test_supervisor_killed_between_trials_is_replaced_silently(launcher, folder, study):
     wait(launcher.start(a_launch(folder, program("result()"))))
     supervisor_of(study).kill()
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
 
 
 @pytest.mark.parametrize(("num_kills", "is_started"), [(3, True), (5, False)])
-def test_supervisor_killed_again_and_again_while_it_starts_a_trial(launcher, folder, monkeypatch, num_kills, is_started):
+def test_supervisor_killed_at_each_start_is_replaced_a_limited_number_of_times(
+    launcher, folder, monkeypatch, num_kills, is_started
+):
     killed, start = [], local.SupervisorProcess.start
 
     def start_and_kill(supervisor, *words, **more):
@@ -111,7 +113,7 @@ def test_supervisor_killed_again_and_again_while_it_starts_a_trial(launcher, fol
             launcher.start(launch)
 
 
-def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launcher, folder, study):
+def test_memory_segments_of_a_trial_are_removed_if_its_supervisor_was_killed(launcher, folder, study):
     running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
     assert running.poll() is None
     supervisor_of(study).kill()
@@ -123,7 +125,7 @@ def test_memory_segments_of_a_trial_go_also_when_its_supervisor_was_killed(launc
     assert not (SHM / f"torch_{pid}_4711_0").exists()
 
 
-def test_processes_are_listed_while_they_run_for_when_supervisor_and_tuner_are_killed(launcher, folder, study):
+def test_processes_of_a_running_trial_are_listed_so_that_a_sweep_can_clean_up(launcher, folder, study):
     running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
     listed = folder / shared_memory.LIST_FILE
     while not listed.exists():
@@ -139,14 +141,14 @@ def test_processes_are_listed_while_they_run_for_when_supervisor_and_tuner_are_k
     assert not listed.exists()
 
 
-def test_results_that_were_there_before_the_supervisor_was_killed_count(launcher, folder, study):
+def test_results_written_before_the_supervisor_was_killed_count(launcher, folder, study):
     running, _ = started(launcher, folder, f"result(); {SLEEP}")
     supervisor_of(study).kill()
     assert wait(running).cause == "result"
 
 
 @pytest.mark.thorough
-def test_stopped_supervisor_does_not_keep_a_trial_from_being_stopped(launcher, folder, study, monkeypatch):
+def test_trial_can_be_stopped_while_its_supervisor_is_suspended(launcher, folder, study, monkeypatch):
     monkeypatch.setattr(local, "STUCK_S", 0.3)
     running, pid = started(launcher, folder)
     supervisor_of(study).send_signal(signal.SIGSTOP)
@@ -155,7 +157,7 @@ def test_stopped_supervisor_does_not_keep_a_trial_from_being_stopped(launcher, f
     assert running.poll().cause == "stopped"
 
 
-def test_signals_are_heard_after_the_stop_that_they_would_have_cut_short(launcher, folder):
+def test_signals_during_the_stop_of_a_trial_are_handled_after_it(launcher, folder):
     running, pid = started(launcher, folder, f"signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}")
     with subprocess.Popen(["sh", "-c", f"for n in 1 2 3; do sleep 0.1; kill -INT {os.getpid()}; done"]):
         with pytest.raises(KeyboardInterrupt):
@@ -164,7 +166,7 @@ def test_signals_are_heard_after_the_stop_that_they_would_have_cut_short(launche
         assert running.poll().cause == "stopped"
 
 
-def test_trials_side_by_side_are_ended_apart(launcher, folder):
+def test_parallel_trials_are_ended_independently(launcher, folder):
     body = f"child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, env={{}}, stdout=subprocess.PIPE)\n"
     body += "child.stdout.readline(); open(folder + '/pid', 'w').write(str(child.pid)); "
     one, its_child = started(launcher, folder, body + "time.sleep(600)")
@@ -181,7 +183,7 @@ def test_trials_side_by_side_are_ended_apart(launcher, folder):
     assert not is_alive(others_child)
 
 
-def test_what_the_tuner_knows_stays_out_of_sight(launcher, folder, study):
+def test_secrets_of_a_trial_are_not_visible_in_the_supervisor_or_in_files(launcher, folder, study):
     running = launcher.start(a_launch(folder, program(SLEEP), env={"MY_TOKEN": "s3cr3t"}))
     wait_for(folder / "pid")
     supervisor = supervisor_of(study)
@@ -202,7 +204,7 @@ def test_memory_segments_of_a_worker_that_was_killed_are_removed(launcher, folde
     assert not (SHM / name).exists()
 
 
-def test_helpers_that_clean_up_after_others_live_long_enough_to_do_so(launcher, folder):
+def test_resource_tracker_lives_long_enough_to_remove_shared_memory(launcher, folder):
     body = f"""
 from multiprocessing.shared_memory import SharedMemory
 segment = SharedMemory(create=True, size=64)
@@ -219,7 +221,7 @@ open('segment', 'w').write(segment.name)
 
 
 @pytest.mark.thorough
-def test_segments_that_torch_shares_by_file_name_go_with_a_trial_that_is_stopped(launcher, folder):
+def test_segments_that_torch_shares_by_file_name_are_removed_with_a_stopped_trial(launcher, folder):
     body = f"""
 import torch
 torch.multiprocessing.set_sharing_strategy("file_system")
@@ -240,7 +242,7 @@ def test_supervisor_that_cannot_start_says_why(launcher, folder, monkeypatch):
         launcher.start(launch)
 
 
-def test_sweep_ends_a_supervisor_that_was_stopped_when_its_tuner_died(launcher, folder, study):
+def test_sweep_ends_a_supervisor_that_was_suspended_when_its_tuner_died(launcher, folder, study):
     with subprocess.Popen([sys.executable, "-c", TUNER, str(folder), *program(SLEEP)]) as tuner:
         pid = int(wait_for(folder / "pid"))
         supervisor = supervisor_of(study)
@@ -252,7 +254,7 @@ def test_sweep_ends_a_supervisor_that_was_stopped_when_its_tuner_died(launcher, 
     assert not is_alive(supervisor.pid)
 
 
-def test_idle_looks_cost_next_to_nothing(launcher, folder, study):
+def test_idle_supervisor_wakes_up_rarely(launcher, folder, study):
     running, _ = started(launcher, folder)
     supervisor = supervisor_of(study)
     before = supervisor.num_ctx_switches().voluntary
@@ -261,7 +263,7 @@ def test_idle_looks_cost_next_to_nothing(launcher, folder, study):
     running.stop("enough")
 
 
-def test_tuner_that_just_exits_leaves_nothing(study, folder):
+def test_tuner_that_exits_without_closing_leaves_no_process(study, folder):
     tuner = TUNER.replace("while True", "while not (Path(sys.argv[1]) / 'pid').exists()")
     argv = [sys.executable, "-c", tuner, str(folder), *program(SLEEP)]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -67,7 +67,7 @@ def test_mlflow_writes_to_the_scratch_folder(trial):
     assert list(scratch.glob("mlruns/*/*/metrics/loss"))
 
 
-def test_weights_and_biases_is_offline_in_the_scratch_folder(trial):
+def test_weights_and_biases_writes_offline_to_the_scratch_folder(trial):
     try:
         import wandb  # noqa: F401
 
@@ -79,12 +79,12 @@ def test_weights_and_biases_is_offline_in_the_scratch_folder(trial):
     assert list(scratch.glob("wandb/offline-run-*"))
 
 
-def test_a_tensorboard_folder_among_the_studies_is_told_from_them(trial):
+def test_tensorboard_folder_in_the_runs_folder_is_distinguished_from_studies(trial):
     left, _ = trial(WITH_TENSORBOARD)
     assert left == {"runs/Nov21_host": 3}
 
 
-def test_hugging_face_s_trainer_writes_its_events_to_the_scratch_folder(trial):
+def test_trainer_of_hugging_face_writes_its_events_to_the_scratch_folder(trial):
     code = "import os; os.makedirs(os.environ['TENSORBOARD_LOGGING_DIR'])"
     left, scratch = trial(code)
     assert left == {}

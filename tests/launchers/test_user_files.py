@@ -90,7 +90,7 @@ def trial(files, cwd, code, file, argv=()):
         ("out/run/checkpoint-500/model.safetensors", []),
     ],
 )
-def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
+def test_checkpoint_of_the_user_is_unchanged_after_a_trial(files, cwd, code, file, argv):
     path = cwd / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(PRECIOUS)
@@ -104,7 +104,7 @@ def test_a_checkpoint_stays_as_it_is(files, cwd, code, file, argv):
 
 
 @pytest.mark.parametrize("code", [SAVE, REPLACE, REMOVE])
-def test_where_there_are_no_leases_the_harness_keeps_what_it_can(cwd, code):
+def test_without_leases_the_harness_protects_checkpoints(cwd, code):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\0")
@@ -113,7 +113,7 @@ def test_where_there_are_no_leases_the_harness_keeps_what_it_can(cwd, code):
     assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\0"
 
 
-def test_what_the_trial_saves_itself_is_its_own(files, cwd):
+def test_trial_may_change_files_that_it_saved_itself(files, cwd):
     """The trial may overwrite, read and remove such files."""
     code = SAVE + "\nfor n in range(9): torch.save(torch.full((1,), float(n)), 'own.pt')\n"
     code += "assert torch.load('own.pt').item() == 8; torch.save(1, 'gone.pt'); os.remove('gone.pt')"
@@ -123,7 +123,7 @@ def test_what_the_trial_saves_itself_is_its_own(files, cwd):
     assert (report.left, report.kept, report.new) == ({}, [], {})
 
 
-def test_a_checkpoint_is_whole_at_every_moment(files, cwd):
+def test_checkpoint_has_its_full_size_at_every_moment(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
@@ -134,7 +134,7 @@ def test_a_checkpoint_is_whole_at_every_moment(files, cwd):
     assert files.end().kept == [str(path)]
 
 
-def test_what_another_program_saves_stays_as_it_saved_it(files, cwd):
+def test_file_saved_by_another_program_is_left_unchanged(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
@@ -147,7 +147,7 @@ def test_what_another_program_saves_stays_as_it_saved_it(files, cwd):
     assert (report.kept, report.left, report.aside) == ([], {}, {})
 
 
-def test_what_another_program_saves_is_kept_from_the_trial_too(files, cwd):
+def test_file_saved_by_another_program_is_protected_from_the_trial(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
@@ -161,7 +161,7 @@ def test_what_another_program_saves_is_kept_from_the_trial_too(files, cwd):
     assert (path.read_bytes(), (cwd / "first.pt").read_bytes()) == (b"newest", b"first")
 
 
-def test_two_programs_that_save_in_turn_each_have_their_own(files, cwd):
+def test_file_of_another_program_survives_if_the_trial_saves_it_alternately(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(b"0000")
     files.begin([], str(cwd), place_of(cwd))
@@ -174,7 +174,7 @@ def test_two_programs_that_save_in_turn_each_have_their_own(files, cwd):
 
 
 @pytest.mark.parametrize("whose", ["tuner", "supervisor"])
-def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
+def test_checkpoint_is_protected_even_if_the_tuner_or_supervisor_is_killed(cwd, whose):
     """A program that saves on SIGTERM must not overwrite the user's file."""
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
@@ -207,7 +207,7 @@ def test_it_stays_when_the_tuner_or_the_supervisor_is_killed(cwd, whose):
         pipe.close()
 
 
-def test_trials_of_two_studies_in_one_folder_both_leave_it(files, cwd):
+def test_trials_of_two_studies_in_one_folder_leave_a_checkpoint_unchanged(files, cwd):
     path, other = cwd / "best.pt", UserFiles()
     path.write_bytes(PRECIOUS)
     place = cwd.parent / "second" / "trials" / "0000"
@@ -224,7 +224,7 @@ def test_trials_of_two_studies_in_one_folder_both_leave_it(files, cwd):
         files.end()
 
 
-def test_a_save_that_comes_while_the_trial_waits_is_not_lost(files, cwd):
+def test_save_of_another_program_while_the_trial_waits_is_not_lost(files, cwd):
     """While the keeper is stopped, both writers wait for its lease."""
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
@@ -240,7 +240,7 @@ def test_a_save_that_comes_while_the_trial_waits_is_not_lost(files, cwd):
     assert path.read_bytes() == b"newest"
 
 
-def test_a_link_to_a_checkpoint_stays_a_link(files, cwd):
+def test_symlink_to_a_checkpoint_stays_a_symlink(files, cwd):
     (cwd / "epoch3.pt").write_bytes(PRECIOUS)
     (cwd / "last.pt").symlink_to("epoch3.pt")
     trial(files, cwd, REPLACE, "last.pt")
@@ -255,14 +255,14 @@ def test_a_link_to_a_checkpoint_stays_a_link(files, cwd):
         "os.rename('out', 'out.bak'); assert os.path.exists('out.bak/best.pt')",
     ],
 )
-def test_a_folder_with_a_checkpoint_in_it_stays(files, cwd, code):
+def test_folder_with_a_checkpoint_is_not_removed_or_renamed(files, cwd, code):
     path = cwd / "out" / "best.pt"
     path.write_bytes(PRECIOUS)
     trial(files, cwd, HARNESS + code, "x")
     assert path.read_bytes() == PRECIOUS
 
 
-def test_the_functions_of_os_are_used_as_before(cwd):
+def test_replaced_functions_of_os_behave_as_before(cwd):
     code = HARNESS + "import pickle\nassert pickle.loads(pickle.dumps(os.rename)) is os.rename\n"
     code += (
         "class Accessor: unlink = os.unlink\nopen('a', 'w').close(); Accessor().unlink('a'); assert not os.path.exists('a')\n"
@@ -273,7 +273,7 @@ def test_the_functions_of_os_are_used_as_before(cwd):
     run(cwd, code)
 
 
-def test_files_beyond_those_that_can_be_guarded_are_named(files, cwd):
+def test_files_beyond_the_limit_of_guarded_files_are_reported(files, cwd):
     for number in range(70):
         (cwd / f"step{number:02d}.pt").write_bytes(b"x")
         os.utime(cwd / f"step{number:02d}.pt", (number, number))
@@ -281,21 +281,21 @@ def test_files_beyond_those_that_can_be_guarded_are_named(files, cwd):
     assert sorted(report.unguarded) == [str(cwd / f"step{number:02d}.pt") for number in range(6)]  # the six oldest
 
 
-def test_a_keeper_that_ends_in_the_middle_is_told(files, cwd):
+def test_end_of_the_keeper_during_a_trial_is_reported(files, cwd):
     (cwd / "best.pt").write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
     files._keeper._process.kill()
     assert files.end().unguarded == {str(cwd / "best.pt"): "the process that guards it has ended"}
 
 
-def test_a_keeper_that_was_killed_is_started_again(files, cwd):
+def test_killed_keeper_is_started_again(files, cwd):
     trial(files, cwd, READ, __file__)
     files._keeper._process.kill()
     (cwd / "best.pt").write_bytes(PRECIOUS)
     assert trial(files, cwd, WRITE, cwd / "best.pt").kept == [str(cwd / "best.pt")]
 
 
-def test_what_a_trial_replaces_without_python_is_kept_aside(files, cwd):
+def test_original_of_a_file_replaced_without_python_is_kept_aside(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     report = trial(files, cwd, WITHOUT_HARNESS, path)
@@ -303,7 +303,7 @@ def test_what_a_trial_replaces_without_python_is_kept_aside(files, cwd):
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
 
 
-def test_a_file_with_other_names_is_kept_aside(files, cwd):
+def test_original_of_a_file_with_hard_links_is_kept_aside(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     os.link(path, cwd / "epoch3")
@@ -312,7 +312,7 @@ def test_a_file_with_other_names_is_kept_aside(files, cwd):
     assert "hard links" in report.unguarded[str(path)]
 
 
-def test_what_is_only_read_is_not_copied(files, cwd):
+def test_file_that_is_only_read_is_not_copied(files, cwd):
     (cwd / "data.bin").write_bytes(PRECIOUS)
     before = (cwd / "data.bin").stat()
     report = trial(files, cwd, READ, "data.bin", ["--data", "data.bin"])
@@ -320,14 +320,14 @@ def test_what_is_only_read_is_not_copied(files, cwd):
     assert (report.kept, report.aside) == ([], {})
 
 
-def test_text_that_people_change_meanwhile_is_left_to_them(files, cwd):
+def test_text_files_that_people_may_edit_are_not_guarded(files, cwd):
     (cwd / "config.yaml").write_text("lr: 0.1")
     report = trial(files, cwd, WRITE, cwd / "config.yaml", ["--config", "config.yaml"])
     assert (report.kept, report.left, report.aside) == ([], {}, {})
     assert (cwd / "config.yaml").read_bytes() == b"worthless"
 
 
-def test_what_an_earlier_trial_left_is_not_the_user_s(files, cwd):
+def test_file_left_by_an_earlier_trial_is_not_guarded(files, cwd):
     path = cwd / "checkpoint.pt"
     slowly = "import time; file = open('checkpoint.pt', 'wb'); time.sleep(0.3); file.write(b'worthless')"
     assert trial(files, cwd, slowly, path).left == {"checkpoint.pt": len(b"worthless")}
@@ -336,25 +336,25 @@ def test_what_an_earlier_trial_left_is_not_the_user_s(files, cwd):
     assert path.read_bytes() == b"worthless" * 2
 
 
-def test_new_folders_are_left_with_the_bytes_in_them(files, cwd):
+def test_new_folder_is_reported_with_its_size(files, cwd):
     code = "import os, sys, time; os.makedirs('logs/a'); file = open('logs/a/b', 'w'); file.write('1234'); file.flush()"
     assert trial(files, cwd, code + "; os.mkdir('__pycache__'); time.sleep(0.3)", "x").left == {"logs": 4}
 
 
-def test_a_file_that_gets_its_name_last_is_left_by_the_trial(files, cwd):
+def test_file_renamed_after_writing_is_attributed_to_the_trial(files, cwd):
     code = "import os, time; file = open('.part', 'w'); time.sleep(0.3); file.write('1234'); file.close()"
     code += "; os.rename('.part', 'done')"
     assert trial(files, cwd, code, "x").left == {"done": 4}
 
 
-def test_files_of_other_programs_are_not_the_trial_s(files, cwd):
+def test_files_of_other_programs_are_not_attributed_to_the_trial(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     run(cwd, "import time; file = open('theirs.log', 'w'); time.sleep(0.3); file.write('123')", is_trial=False)
     report = files.end()
     assert (report.left, report.new) == ({}, {"theirs.log": 3})
 
 
-def test_what_is_left_in_a_folder_that_the_command_names_is_listed(files, cwd):
+def test_files_left_in_a_folder_named_in_the_command_are_reported(files, cwd):
     there, new = cwd.parent / "there", cwd.parent / "new" / "out"
     there.mkdir()
     new.parent.mkdir()
@@ -365,14 +365,14 @@ def test_what_is_left_in_a_folder_that_the_command_names_is_listed(files, cwd):
     assert files.end().left == {str(there / "a"): 5, str(new): 5}
 
 
-def test_a_run_s_folder_beside_older_ones_is_left(files, cwd):
+def test_new_run_folder_next_to_older_ones_is_reported(files, cwd):
     (cwd / "logs" / "version_0").mkdir(parents=True)
     code = "import os, time; os.mkdir('logs/version_1'); file = open('logs/version_1/b', 'w'); file.write('1234')"
     code += "; time.sleep(0.3)"
     assert trial(files, cwd, code, "x").left == {"logs/version_1": 4}
 
 
-def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypatch):
+def test_new_folders_are_reported_everywhere_except_in_the_temporary_folder(files, cwd, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
     (cwd / "logs" / "ppo" / "run_1").mkdir(parents=True)
     (cwd / "logs" / "ppo" / "run_1" / "old.log").write_text("there")
@@ -391,7 +391,7 @@ def test_new_folders_are_left_wherever_the_trial_makes_them(files, cwd, monkeypa
     assert report.new == {}
 
 
-def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
+def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(files, cwd):
     runs, study = cwd / "runs", cwd / "runs" / "train"
     place = study / "trials" / "0000"
     place.mkdir(parents=True)
@@ -407,7 +407,7 @@ def test_what_a_program_leaves_among_the_studies_is_told_from_them(files, cwd):
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
-def test_a_real_run_that_saves_is_not_slowed(files, cwd):
+def test_save_of_another_program_does_not_wait_for_a_copy(files, cwd):
     """Another program's save waits for an answer of the keeper, but not for a copy."""
     path = cwd / "large.pt"
     path.write_bytes(b"x" * 50_000_000)
@@ -427,7 +427,7 @@ def wait_for(condition, seconds=10.0):
 
 @pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, MOVE, REMOVE])
 @pytest.mark.parametrize("file", ["out/log.csv", "out/run/metrics.jsonl", "history.json", "train.log"])
-def test_a_log_stays_as_it_is(files, cwd, code, file):
+def test_log_of_the_user_is_unchanged_after_a_trial(files, cwd, code, file):
     path = cwd / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(PRECIOUS)
@@ -435,15 +435,15 @@ def test_a_log_stays_as_it_is(files, cwd, code, file):
     assert path.read_bytes() == PRECIOUS
 
 
-def test_a_configuration_that_a_program_writes_and_reads_again_is_its_own(files, cwd):
-    """As ds_config.json, which one rank writes and all read."""
+def test_configuration_file_that_the_program_writes_and_reads_is_not_guarded(files, cwd):
+    """For example ds_config.json: one rank writes it, and all read it."""
     (cwd / "ds_config.json").write_bytes(b"old")
     code = "open('ds_config.json', 'w').write('new'); assert open('ds_config.json').read() == 'new'; print('read')"
     assert "ds_config.json" not in str(trial(files, cwd, code, "x").kept)
     assert (cwd / "ds_config.json").read_bytes() == b"new"
 
 
-def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
+def test_log_opened_at_each_step_is_kept_aside_only_once(files, cwd):
     for folder in (cwd, cwd / "out"):
         (folder / "log.txt").write_bytes(PRECIOUS)
     code = "for file in ['log.txt', 'out/log.txt'] * 100: open(file, 'a').write('worthless')"
@@ -455,7 +455,7 @@ def test_a_log_that_each_step_opens_is_kept_aside_once(files, cwd):
     assert trial(files, cwd, code, "x").aside == {}  # by now its content is a trial's
 
 
-def test_a_large_log_is_not_copied_again_and_again(cwd, monkeypatch):
+def test_large_log_is_copied_only_a_limited_number_of_times(cwd, monkeypatch):
     monkeypatch.setattr("autotune.launchers.guarded.MAX_AGAIN_BYTES", 2 * len(PRECIOUS))
     path = cwd / "log.csv"
     path.write_bytes(PRECIOUS)
@@ -470,7 +470,7 @@ def test_a_large_log_is_not_copied_again_and_again(cwd, monkeypatch):
     assert guarded.aside.read_bytes() == PRECIOUS
 
 
-def test_a_copy_is_put_into_no_file_that_another_user_has_placed(cwd):
+def test_copy_is_not_written_into_a_file_planted_by_another_user(cwd):
     (path := cwd / "best.pt").write_bytes(PRECIOUS)
     (victim := cwd / "victim").write_text("precious")
     (planted := cwd / f".best.pt.{os.getpid()}.autotune.tmp").hardlink_to(victim)
@@ -484,7 +484,7 @@ def test_a_copy_is_put_into_no_file_that_another_user_has_placed(cwd):
     assert (guarded.why_not, guarded.aside.read_bytes()) == ("File exists", PRECIOUS)
 
 
-def test_a_log_that_another_program_opens_all_the_time_is_left_to_it(files, cwd):
+def test_log_opened_constantly_by_another_program_is_not_guarded(files, cwd):
     path = cwd / "log.csv"
     path.write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))
@@ -494,7 +494,7 @@ def test_a_log_that_another_program_opens_all_the_time_is_left_to_it(files, cwd)
     assert (report.kept, report.aside) == ([], {})
 
 
-def test_a_log_that_is_the_trial_s_by_now_can_be_replaced(files, cwd):
+def test_trial_can_replace_a_log_that_is_no_longer_guarded(files, cwd):
     path = cwd / "log.csv"
     path.write_bytes(PRECIOUS)
     code = HARNESS + "import time\nfor _ in range(21): open('log.csv', 'a').close()\n"
@@ -504,7 +504,7 @@ def test_a_log_that_is_the_trial_s_by_now_can_be_replaced(files, cwd):
     assert Path(report.aside[str(path)]).read_bytes() == PRECIOUS
 
 
-def test_a_log_that_cannot_be_guarded_is_named_only_if_it_changes(cwd, monkeypatch):
+def test_unguarded_log_is_reported_only_if_it_changes(cwd, monkeypatch):
     def refuse(path):
         raise OSError(errno.EINVAL, "no leases here")
 
@@ -518,7 +518,7 @@ def test_a_log_that_cannot_be_guarded_is_named_only_if_it_changes(cwd, monkeypat
     assert guarding.end()["open"] == {str(path): "no leases here" for path in (paths[0], paths[2])}
 
 
-def test_a_log_that_another_program_writes_is_left_to_it(files, cwd):
+def test_log_that_another_program_has_open_is_not_guarded(files, cwd):
     with (cwd / "nohup.log").open("w") as file:
         files.begin([], str(cwd), place_of(cwd))
         file.write("first\n")
@@ -528,7 +528,7 @@ def test_a_log_that_another_program_writes_is_left_to_it(files, cwd):
     assert (report.kept, report.unguarded) == ([], {})
 
 
-def test_a_data_set_s_annotations_are_no_logs(files, cwd):
+def test_annotations_of_a_data_set_are_not_treated_as_logs(files, cwd):
     for number in range(101):
         (cwd / "out" / f"{number}.json").write_text("{}")
     (cwd / "log.csv").write_bytes(PRECIOUS)
@@ -547,7 +547,7 @@ def test_copies_that_a_killed_keeper_left_are_removed(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     files.end()
     left = {entry.name for entry in cwd.iterdir() if entry.is_file()}
-    assert left == kept, "the last one may be what a program on another host is saving"
+    assert left == kept, "`.best.pt.PID.tmp` may belong to a program on another host"
 
 
 def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):
@@ -557,14 +557,14 @@ def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):
     assert list(files.end().unguarded) == [str(cwd / "best.pt")]
 
 
-def test_the_note_of_another_tuner_in_the_runs_folder_is_no_new_file(files, cwd):
+def test_note_of_another_tuner_in_the_runs_folder_is_not_reported_as_new(files, cwd):
     (cwd / "runs").mkdir()
     files.begin([], str(cwd), place_of(cwd))
     (cwd / "runs" / ".autotune-host-7-autotune-1a2b3c4d.job").touch()
     assert files.end().new == {}
 
 
-def test_copies_are_searched_in_the_first_names_of_a_large_folder(files, cwd, monkeypatch):
+def test_leftover_copies_are_searched_only_among_the_first_names_of_a_folder(files, cwd, monkeypatch):
     (cwd / "best.pt").write_bytes(PRECIOUS)
     monkeypatch.setattr(guarded, "MAX_LOOKED_AT", 0)
     with subprocess.Popen(["true"]) as dead:

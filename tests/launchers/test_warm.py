@@ -140,7 +140,7 @@ def dump(launcher, study, number, *, modules, argv, env):
     launch = a_launch(folder, [sys.executable, *argv], env=env)
     launch.cwd, launch.warm, launch.spec.trial = str(study.parent), modules, number
     ended = wait(LocalLauncher.start(launcher, launch))
-    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # after a result, nothing waits for the exit
+    assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # with a result, the exit is not waited for
     assert ended.start == ("warm" if modules else "fresh")
     found = json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
     for result in ended.results:  # leave out what depends on its steps
@@ -178,13 +178,13 @@ def compared(launcher, study, argv, *, modules, env):
 @pytest.mark.parametrize(
     "argv", [["dump.py", "--lr", "1", ""], ["./dump.py"], ["-m", "pkg", "a"], ["-m", "pkg.__main__"], ["-m", "dump"]]
 )
-def test_program_sees_what_it_sees_in_a_fresh_start(launcher, study, argv):
+def test_program_sees_the_same_state_as_in_a_fresh_start(launcher, study, argv):
     env = {"PYTHONPATH": "relative", "PYTHONUNBUFFERED": "1", "LC_ALL": "", "LANG": "C", "SOME": "thing"}
     compared(launcher, study, argv, modules=NO_TORCH, env=env)
 
 
 @pytest.mark.thorough
-def test_torch_is_as_after_a_fresh_import(launcher, study):
+def test_torch_has_the_same_state_as_after_a_fresh_import(launcher, study):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(study.parent / "compiled")}  # as in every trial; otherwise torch sets it
     fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env=env)
     assert (fresh["startup"], found[0]["startup"]) == ({"is_first": True, "changed": [], "changed_before_compiler": []}, {})
@@ -235,7 +235,7 @@ def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
     assert seen[0] == seen[1]
 
 
-def test_children_by_spawn_find_the_main_module(launcher, folder):
+def test_spawned_child_processes_find_the_main_module(launcher, folder):
     body = """
 import multiprocessing
 def double(x): return 2 * x
@@ -253,7 +253,7 @@ if __name__ == "__main__":
     assert (ended.cause, ended.start) == ("result", "warm"), ended.evidence["log_tail"]
 
 
-def test_study_s_folder_may_be_given_relative_to_the_tuner_s(launcher, folder, tmp_path, monkeypatch):
+def test_folder_of_a_study_may_be_relative_to_the_working_directory(launcher, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     launch = a_launch(folder.relative_to(tmp_path), program("result()"))
     launch.cwd, launch.spec.folder = str(tmp_path), str(folder)
@@ -263,7 +263,7 @@ def test_study_s_folder_may_be_given_relative_to_the_tuner_s(launcher, folder, t
 # No process is left
 
 
-def test_trials_share_one_server_that_goes_with_the_launcher(launcher, folder, study):
+def test_trials_share_one_server_that_ends_with_the_launcher(launcher, folder, study):
     first = wait(launcher.start(a_launch(folder, program("result()"))))
     server = server_of(study)
     second = wait(launcher.start(a_launch(folder, program("result()"))))
@@ -274,7 +274,7 @@ def test_trials_share_one_server_that_goes_with_the_launcher(launcher, folder, s
     assert marked_processes(study) == []
 
 
-def test_killed_server_costs_no_trial_and_is_replaced(launcher, folder, study):
+def test_killed_server_does_not_end_its_trial_and_is_replaced(launcher, folder, study):
     running, _ = started(launcher, folder, SLEEP.replace("(600)", "(0.5); result()"))
     server = server_of(study)
     server.kill()
@@ -286,7 +286,7 @@ def test_killed_server_costs_no_trial_and_is_replaced(launcher, folder, study):
 
 
 @pytest.mark.thorough
-def test_server_that_does_not_answer_means_a_fresh_start(launcher, folder, study):
+def test_trial_starts_fresh_if_the_server_does_not_answer(launcher, folder, study):
     wait(launcher.start(a_launch(folder, program("result()"))))
     server_of(study).suspend()
     ended = wait(launcher.start(a_launch(folder, program("result()"))))
@@ -294,7 +294,7 @@ def test_server_that_does_not_answer_means_a_fresh_start(launcher, folder, study
     assert "did not fork" in ended.evidence["why_fresh"]
 
 
-def test_killed_supervisor_takes_trial_and_server_along(launcher, folder, study):
+def test_killed_supervisor_also_ends_the_trial_and_the_server(launcher, folder, study):
     running, pid = started(launcher, folder)
     server = server_of(study)
     server.parent().kill()
@@ -304,7 +304,7 @@ def test_killed_supervisor_takes_trial_and_server_along(launcher, folder, study)
     assert wait(launcher.start(a_launch(folder, program("result()")))).start == "warm"
 
 
-def test_nothing_is_left_when_everybody_is_killed_but_the_trial(launcher, folder, study):
+def test_sweep_ends_a_trial_whose_supervisor_and_server_were_killed(launcher, folder, study):
     body = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork(): " + SLEEP.replace("time.sleep", "0; time.sleep")
     _, pid = started(launcher, folder, body + "\ntime.sleep(600)")
     server = server_of(study)
@@ -338,22 +338,22 @@ def test_nothing_is_left_when_everybody_is_killed_but_the_trial(launcher, folder
         (["env", "A=1", "python", "train.py"], "the command does not begin with an interpreter of Python"),
     ],
 )
-def test_command_that_cannot_start_warm_says_why(tmp_path, argv, why):
+def test_reason_is_given_if_a_command_cannot_start_warm(tmp_path, argv, why):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "folder").mkdir()
     (tmp_path / "archive.py").write_bytes(b"PK\x05\x06" + bytes(18))
     assert warm.why_not(argv, str(tmp_path)) == why
 
 
-def test_other_environment_than_the_server_s_means_a_fresh_start(launcher, folder):
+def test_trial_with_another_environment_than_the_server_starts_fresh(launcher, folder):
     assert wait(launcher.start(a_launch(folder, program("result()"), env={"OMP_NUM_THREADS": "1"}))).start == "warm"
     ended = wait(launcher.start(a_launch(folder, program("result()"), env={"OMP_NUM_THREADS": "2"})))
     assert ended.start == "fresh"
     assert "OMP_NUM_THREADS" in ended.evidence["why_fresh"]
 
 
-def test_freed_memory_is_kept_in_a_warm_trial_and_not_in_the_server(launcher, folder):
-    """The harness makes the trial keep it, so the server that other trials are forked from need not."""
+def test_malloc_settings_apply_to_a_warm_trial_but_not_to_the_server(launcher, folder):
+    """The harness applies them in the trial. The server, from which other trials are forked, needs none."""
     found = "open(folder + '/found', 'w').write(os.environ['MALLOC_MMAP_MAX_'] + open('/proc/self/environ').read())\nresult()"
     launch = a_launch(folder, program(found), env=KEEPING)
     launch.spec.knobs["memory.malloc"] = "glibc_keep"
@@ -363,7 +363,7 @@ def test_freed_memory_is_kept_in_a_warm_trial_and_not_in_the_server(launcher, fo
     assert wait(launcher.start(a_launch(folder, program("result()")))).start == "warm"
 
 
-def test_variables_that_the_user_sets_reach_the_server_whatever_the_trial_s_allocator(folder, monkeypatch):
+def test_malloc_variables_of_the_user_reach_the_server_for_any_allocator(folder, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
     plain, kept = a_launch(folder, ["python"]), a_launch(folder, ["python"], env=KEEPING)
     kept.spec.knobs["memory.malloc"] = "glibc_keep"
@@ -380,7 +380,7 @@ def test_variables_that_the_user_sets_reach_the_server_whatever_the_trial_s_allo
         ("leaves", "import os; os._exit(3)", "status 3"),
     ],
 )
-def test_server_that_cannot_import_means_fresh_starts(launcher, folder, tmp_path, name, source, why):
+def test_trials_start_fresh_if_the_server_cannot_import_a_module(launcher, folder, tmp_path, name, source, why):
     if source:
         (tmp_path / f"{name}.py").write_text(source)
     for _ in range(2):
@@ -394,7 +394,7 @@ def test_server_that_cannot_import_means_fresh_starts(launcher, folder, tmp_path
 
 
 @pytest.mark.parametrize(("ask", "words"), [("", ""), ("torch._C._cuda_getDeviceCount()", "asked the CUDA driver")])
-def test_no_trial_is_forked_from_a_process_that_has_asked_the_cuda_driver(ask, words):
+def test_no_trial_is_forked_from_a_process_that_has_called_the_cuda_driver(ask, words):
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
         pytest.skip("this torch was built without CUDA")
     code = f"import torch\n{ask}\nfrom autotune.harness import warm_server\nwarm_server.check()"

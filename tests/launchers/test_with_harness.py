@@ -1,4 +1,4 @@
-"""The local launcher with the real harness and torch: how trials end that really fail. The contract tests use stubs."""
+"""The local launcher with the real harness and torch: how failing trials end. The contract tests use stubs."""
 
 import json
 import sys
@@ -62,31 +62,31 @@ def test_isolated_interpreter_has_no_harness(train):
 
 
 @pytest.mark.thorough
-def test_program_without_steps_trains_nothing(train):
+def test_program_without_optimizer_steps_is_an_error(train):
     outcome, reason = train("model(torch.ones(4, 8))")
     assert outcome is Outcome.error
     assert reason.startswith("no optimizer step was seen")
 
 
 @pytest.mark.thorough
-def test_program_that_ends_early_is_told_its_steps(train):
+def test_error_of_a_program_that_ends_early_states_its_number_of_steps(train):
     outcome, reason = train("step(); step(); step()")
     assert outcome is Outcome.error
     assert "after 3 optimizer steps" in reason
 
 
 @pytest.mark.thorough
-def test_exception_after_steps_is_the_user_s(train):
+def test_exception_of_the_program_is_the_reason_of_the_error(train):
     assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
 
 
-def test_what_an_exception_colours_is_quoted_without_colours(train):
+def test_colour_codes_are_removed_from_a_quoted_exception(train):
     raised = r"step(); raise ValueError('two options, \x1b[1mdo those\x1b[0m.\n(1) the first')"
     assert train(raised) == (Outcome.error, "ValueError: two options, do those. (1) the first")
 
 
 @pytest.mark.thorough
-def test_memory_that_the_cpu_refuses_is_host_oom(train):
+def test_failed_allocation_on_the_cpu_is_host_oom(train):
     outcome, reason = train("step(); torch.empty(1 << 50)")
     assert outcome is Outcome.host_oom
     assert "DefaultCPUAllocator" in reason
@@ -98,7 +98,7 @@ def test_diverging_training_is_nonfinite(train):
 
 
 @pytest.mark.thorough
-def test_segfault_of_one_rank_under_torchrun_is_the_trial_s_crash(tmp_path):
+def test_segfault_of_one_rank_under_torchrun_makes_the_trial_a_crash(tmp_path):
     folder = tmp_path / "runs" / "study" / "trials" / "0007"
     folder.parent.mkdir(parents=True)
     (tmp_path / "ddp.py").write_text(TRAIN_TOGETHER)
@@ -110,20 +110,20 @@ def test_segfault_of_one_rank_under_torchrun_is_the_trial_s_crash(tmp_path):
     assert "SIGSEGV" in reason
 
 
-def test_knob_that_this_program_cannot_turn_is_invalid(train):
+def test_trial_with_a_knob_that_does_not_apply_is_invalid(train):
     outcome, reason = train("while True: step()", knobs={"loader.num_workers": 2})
     assert outcome is Outcome.invalid
     assert reason.startswith("loader.num_workers=2: ")
 
 
 @pytest.mark.parametrize("which", [PASSES[0], *more(*PASSES[1:])])
-def test_a_pass_of_mode_explain_is_a_trial_without_a_value(train, tmp_path, which):
+def test_explain_pass_ends_ok_and_writes_its_document(train, tmp_path, which):
     outcome, reason = train("while True: step()", mode="explain", explain=which, max_s=0.5)
     assert (outcome, reason) == (Outcome.ok, "")
     written = json.loads((tmp_path / "runs" / "study" / "trials" / "0007" / document_file(which, 0)).read_text())
     assert written["rank"] == 0
 
 
-def test_what_fails_under_a_pass_is_that_pass_s_outcome(train):
+def test_exception_during_a_pass_is_the_outcome_of_that_pass(train):
     body = "for n in range(10**6):\n    step()\n    if n == 3000: raise ValueError('later')"
     assert train(body, mode="explain", explain="lines", max_s=60.0) == (Outcome.error, "ValueError: later")

@@ -15,7 +15,7 @@ from tests.launchers.rows import mark_later_rows
 from tests.ray.private import PrivateRay, why_not
 
 # Tests of the contract whose result could depend on Ray. They always run; the others are thorough.
-ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_of_the_way")
+ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_between")
 Make = Callable[..., RayLauncher]
 
 

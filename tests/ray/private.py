@@ -29,7 +29,7 @@ class PrivateRay:
     """A running cluster. Its head pretends to have 4 CPUs and 2 GPUs; `add` adds further nodes.
 
     Args:
-        token: what programs that connect must know; "" for nothing.
+        token: the token that connecting programs need; "" for none.
 
     Attributes:
         address: the head's address.

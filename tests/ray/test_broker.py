@@ -1,4 +1,4 @@
-"""The broker while Ray says now and then that the actor is unavailable, which does not mean that it is dead."""
+"""The broker if Ray sometimes reports the actor as unavailable, which does not mean that the actor is dead."""
 
 import math
 import os
@@ -39,7 +39,7 @@ class Flaky:
 
 
 class Inbox:
-    """What the tuner sends: chunks, and then nothing any more."""
+    """The chunks that the tuner sends, and then nothing."""
 
     closed_s = math.inf
 
@@ -61,7 +61,7 @@ def local_ray(monkeypatch):
     return fake
 
 
-def test_every_byte_arrives_once_although_the_actor_is_unavailable_again_and_again(local_ray, tmp_path):
+def test_every_byte_arrives_once_even_if_the_actor_is_often_unavailable(local_ray, tmp_path):
     (actor := broker.Relay()).start(["/bin/cat"], broker.inherited())  # an agent that sends back what it gets
     relay, chunks = Flaky(actor), [os.urandom(size) for size in (1, 70_000, 4096, 300_000, 17)]
     inbox = Inbox(chunks)

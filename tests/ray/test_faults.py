@@ -53,14 +53,14 @@ def other(ray):
 
 def began(launcher, folder):
     """Starts a trial with a child process; returns its launch, the running trial and the process ids."""
-    # No step for longer than Ray needs to notice that the head is lost, 60 s.
+    # The limit of a step is longer than the 60 s after which Ray notices that the head is lost.
     launch = a_launch(folder, program(FAMILY), deadlines=Deadlines(step_s=600))
     running = launcher.start(launch)
     return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
 
 
 @pytest.mark.parametrize("victim", ["actor", "broker", "agent"])
-def test_a_killed_process_of_the_way_costs_the_trial_and_nothing_is_left(make, ray, here, folder, victim):
+def test_killed_process_between_tuner_and_trial_ends_the_trial_without_leftovers(make, ray, here, folder, victim):
     launcher = ready(make())
     launch, running, pids = began(launcher, folder)
     (agent,), (actor,) = agents("TMPDIR", str(ray.folder)), ray.workers()
@@ -75,7 +75,7 @@ def test_a_killed_process_of_the_way_costs_the_trial_and_nothing_is_left(make, r
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("sent", [os.urandom(1 << 16), b""], ids=["noise", "nothing"])
-def test_a_stranger_on_the_ports_of_the_broker_disturbs_no_trial(make, ray, folder, sent):
+def test_foreign_connection_to_the_broker_does_not_disturb_a_trial(make, ray, folder, sent):
     launcher = ready(make())
     running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
     wait_for(folder / "progress.jsonl")
@@ -88,7 +88,7 @@ def test_a_stranger_on_the_ports_of_the_broker_disturbs_no_trial(make, ray, fold
         each.close()
 
 
-def test_a_killed_tuner_leaves_nothing_on_the_node(ray, here, folder):
+def test_killed_tuner_leaves_no_process_on_the_node(ray, here, folder):
     argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "0", *program(FAMILY)]
     tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
@@ -97,7 +97,7 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(ray, here, folder):
 
 
 @pytest.mark.thorough
-def test_a_tuner_that_is_killed_while_it_waits_leaves_no_actor(make, ray, here, folder):
+def test_tuner_killed_while_waiting_for_a_node_leaves_no_broker(make, ray, here, folder):
     ready(make(gpus=2))
     argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "1", *program(FAMILY)]
     with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.PIPE, text=True) as tuner:
@@ -111,7 +111,7 @@ def test_a_tuner_that_is_killed_while_it_waits_leaves_no_actor(make, ray, here, 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["broker", "actor", "agent"])
-def test_a_stopped_process_of_the_way_is_told_in_time_and_nothing_is_left(make, ray, here, folder, victim):
+def test_stopped_process_between_tuner_and_trial_ends_the_trial_without_leftovers(make, ray, here, folder, victim):
     launcher = ready(make())
     _, running, pids = began(launcher, folder)
     (agent,), (actor,) = agents("TMPDIR", str(ray.folder)), ray.workers()
@@ -121,7 +121,7 @@ def test_a_stopped_process_of_the_way_is_told_in_time_and_nothing_is_left(make, 
 
 
 @pytest.mark.thorough
-def test_a_stopped_tuner_has_nothing_running_after_the_lease(ray, here, folder):
+def test_stopped_tuner_has_no_trial_running_after_the_lease(ray, here, folder):
     argv = [sys.executable, "-c", TUNER, str(folder), ray.address, "0", *program(FAMILY)]
     tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
@@ -134,7 +134,7 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(ray, here, folder):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("only", [("raylet",), ()], ids=["raylet", "node"])
-def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, folder, only):
+def test_lost_node_is_reported_in_time_and_left_empty(make, ray, other, here, folder, only):
     launcher = ready(make(cpus=8))
     _, running, pids = began(launcher, folder)
     ray.kill(other, *only)
@@ -146,7 +146,7 @@ def test_a_lost_node_is_told_in_time_and_left_empty(make, ray, other, here, fold
 
 
 @pytest.mark.thorough
-def test_a_lost_head_ends_the_trial_and_leaves_nothing(folder, tmp_path):
+def test_lost_head_ends_the_trial_and_leaves_no_process(folder, tmp_path):
     if why := why_not():
         pytest.skip(why)
     ray = PrivateRay()  # a new cluster, so that the other tests keep theirs
@@ -165,7 +165,7 @@ def test_a_lost_head_ends_the_trial_and_leaves_nothing(folder, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_study_goes_on_after_its_actor_was_killed(ray, tmp_path):
+def test_study_continues_after_its_actor_was_killed(ray, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
     process = study.start("launcher=ray", f"launch.ray.address={ray.address}", "explain.auto=false")
     study.wait_for_trial(1, process)
@@ -189,7 +189,7 @@ def test_a_study_whose_tuner_was_killed_is_resumed_with_a_new_agent(ray, tmp_pat
 
 
 @pytest.mark.thorough
-def test_a_study_goes_on_after_all_its_slots_were_lost_at_once(ray, tmp_path):
+def test_study_continues_after_losing_all_its_slots_at_once(ray, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.5)
     process = study.start("launcher=ray", f"launch.ray.address={ray.address}", *GIVEN, "launch.slots=2")
     check_loss_of_all_slots(study, process, lambda: [actor.kill() for actor in ray.workers()])

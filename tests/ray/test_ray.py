@@ -24,7 +24,7 @@ from tests.support.stub_programs import program
 RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
 
-def test_a_study_on_a_node_measures_and_leaves_nothing(ray, tmp_path):
+def test_study_on_a_node_completes_and_leaves_no_process(ray, tmp_path):
     study = QuickStudy(tmp_path)
     out, err = study.start(*RAY, f"launch.ray.address={ray.address}").communicate(timeout=100)
     assert "verdict" in out, err
@@ -37,7 +37,7 @@ def test_a_study_on_a_node_measures_and_leaves_nothing(ray, tmp_path):
     assert ray.is_idle()
 
 
-def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
+def test_environment_of_a_trial_is_that_of_a_local_trial_plus_the_gpu_of_the_job(make, folder, tmp_path, monkeypatch):
     here, there = environments(make(gpus=1), folder, tmp_path / "runs", monkeypatch)
     devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
     assert there == here
@@ -55,7 +55,7 @@ result(detected={"state": state, "limits": limits, "gpus": os.environ.pop("CUDA_
 """
 
 
-def test_a_trial_inherits_neither_priority_nor_signals_of_ray_s_and_no_gpus_that_are_not_the_job_s(make, folder, tmp_path):
+def test_trial_without_gpus_inherits_no_priority_signals_or_gpus_from_ray(make, folder, tmp_path):
     local = LocalLauncher()
     (tmp_path / "runs" / "local" / "trials").mkdir(parents=True)
     here = wait(local.start(a_launch(tmp_path / "runs" / "local" / "trials" / "0007", program(STATE)))).results[0].detected
@@ -67,7 +67,7 @@ def test_a_trial_inherits_neither_priority_nor_signals_of_ray_s_and_no_gpus_that
 
 
 @pytest.mark.thorough
-def test_why_a_trial_waits_is_told_and_costs_no_time(make, folder):
+def test_reason_why_a_trial_waits_is_reported_and_the_clock_is_paused(make, folder):
     first, second = ready(make(gpus=2)), make(gpus=1)
     running = second.start(a_launch(folder, program("result()")))
     stood_s, give_up_s = second.clock.monotonic(), time.monotonic() + 30
@@ -99,7 +99,7 @@ def test_why_a_trial_waits_is_told_and_costs_no_time(make, folder):
         ({"python": "/nowhere/python"}, ["launch.ray.python: no such program, got '/nowhere/python'"]),
     ],
 )
-def test_what_cannot_be_had_is_told(make, options, told):
+def test_unavailable_resources_addresses_and_interpreters_are_reported(make, options, told):
     with pytest.raises(BadInput) as caught:
         ready(make(**options))
     assert all(words in str(caught.value) for words in told), caught.value
@@ -125,7 +125,7 @@ def test_a_study_on_two_slots_runs_its_search_in_two_actors(ray, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_study_on_two_slots_of_each_of_two_nodes_finds_what_one_slot_finds(ray, tmp_path):
+def test_study_on_four_slots_of_two_nodes_finds_the_same_speedup_as_on_one_slot(ray, tmp_path):
     engine = ("launcher=ray", f"launch.ray.address={ray.address}", "launch.ray.cpus=2")
     ray.add("second", cpus=4)  # the head has four, too
     try:
@@ -143,7 +143,7 @@ def test_an_interpreter_without_ray_is_named(make, tmp_path):
         ready(make(python=str(python)))
 
 
-def test_another_version_of_ray_than_the_cluster_s_is_told(make, tmp_path, monkeypatch):
+def test_interpreter_with_another_version_of_ray_than_the_cluster_is_refused(make, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import ray\nray.__version__ = '1.2.3'\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(BadInput, match=r"^launch\.ray\.python: the cluster has other versions, got .*Ray: 1\.2\.3"):
@@ -151,7 +151,7 @@ def test_another_version_of_ray_than_the_cluster_s_is_told(make, tmp_path, monke
 
 
 @pytest.mark.thorough
-def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
+def test_folder_or_interpreter_that_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
     if os.getuid():
         pytest.skip("hiding a folder from a node needs root")
     hidden = tmp_path / "hidden"
@@ -173,7 +173,7 @@ def test_what_a_node_does_not_see_is_named(ray, make, tmp_path, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_gpu_that_two_raylets_offer_is_refused(ray, tmp_path):
+def test_gpu_offered_by_two_raylets_is_refused(ray, tmp_path):
     study = QuickStudy(tmp_path)
     ray.add("twin", cpus=4, gpus=2)  # also this machine: each raylet gives away GPUs 0 and 1
     try:
@@ -189,7 +189,7 @@ def test_a_gpu_that_two_raylets_offer_is_refused(ray, tmp_path):
 
 
 @pytest.mark.thorough
-def test_only_the_right_token_opens_a_cluster_that_asks_for_one(tmp_path, folder, monkeypatch):
+def test_only_the_right_token_gives_access_to_a_cluster_with_authentication(tmp_path, folder, monkeypatch):
     if why := why_not():
         pytest.skip(why)
     right, wrong = "1" * 40, "2" * 40
@@ -216,7 +216,7 @@ def test_only_the_right_token_opens_a_cluster_that_asks_for_one(tmp_path, folder
 
 
 @pytest.mark.thorough
-def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, monkeypatch):
+def test_unreachable_cluster_is_not_replaced_by_this_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "files"))
     study = QuickStudy(tmp_path)
@@ -229,7 +229,7 @@ def test_a_cluster_that_cannot_be_had_is_not_replaced_by_this_machine(tmp_path, 
     assert not (tmp_path / "files").exists()
 
 
-def test_a_call_after_the_end_of_the_connection_starts_no_cluster(ray, tmp_path):
+def test_call_without_a_connection_starts_no_cluster(ray, tmp_path):
     code = "from autotune.launchers.ray import broker; ray = broker.import_ray(); ray.nodes()"
     told = subprocess.run(
         [sys.executable, "-c", code], env={**own_environment(), "RAY_TMPDIR": str(tmp_path)}, capture_output=True

@@ -1,4 +1,4 @@
-"""Is autotune, except that it waits for an agent's first message for a few seconds instead of minutes."""
+"""Runs autotune, but waits only seconds instead of minutes for an agent's first message."""
 
 import sys
 

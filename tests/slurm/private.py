@@ -98,7 +98,7 @@ class PrivateSlurm:
         self._wait_until_ready()
 
     def start(self, name: str, *, boot_id: str = "") -> None:
-        """Starts the controller ("slurmctld") or a node's daemon ("n1"), as after a reboot if it has a new boot id."""
+        """Starts the controller ("slurmctld") or a node's daemon ("n1"). With a `boot_id`, the node seems to be rebooted."""
         conf = self.environment["SLURM_CONF"]
         argv = ["slurmctld", "-D", "-f", conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name, "-f", conf]
         if name == "n3":
@@ -176,7 +176,7 @@ class PrivateSlurm:
         return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=True).stdout
 
     def resume_nodes(self) -> None:
-        """Makes nodes usable that Slurm has drained, because a step has not ended in time while the controller was down."""
+        """Makes drained nodes usable. Slurm drains a node if a step has not ended in time while the controller was down."""
         drained = [name for name, state in self._states().items() if state.startswith(("drain", "drng"))]
         if drained:
             self.ask("scontrol", "update", f"NodeName={','.join(drained)}", "State=RESUME")

@@ -72,7 +72,7 @@ def process_of(name, launcher):
 
 
 @pytest.mark.parametrize("victim", ["srun", "agent", pytest.param("slurmstepd", marks=pytest.mark.thorough)])
-def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, slurm, folder, victim):
+def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(make, slurm, folder, victim):
     launcher = ready(make(cpus=2))
     launch, running, pids = began(launcher, folder)
     process_of(victim, launcher).kill()
@@ -85,7 +85,7 @@ def test_a_killed_process_of_the_job_costs_the_trial_and_nothing_is_left(make, s
 
 
 @pytest.mark.thorough
-def test_an_srun_that_is_told_to_end_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+def test_terminated_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
     launcher = ready(make(cpus=2))
     _, running, pids = began(launcher, folder)
     process_of("srun", launcher).terminate()
@@ -96,7 +96,7 @@ def test_an_srun_that_is_told_to_end_costs_the_trial_and_nothing_is_left(make, s
 
 
 @pytest.mark.thorough
-def test_what_a_stranger_sends_to_the_ports_of_srun_disturbs_no_trial(make, slurm, folder):
+def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(make, slurm, folder):
     launcher = ready(make(cpus=2))
     running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
     wait_for(folder / "progress.jsonl")
@@ -106,7 +106,7 @@ def test_what_a_stranger_sends_to_the_ports_of_srun_disturbs_no_trial(make, slur
 
 
 @pytest.mark.thorough
-def test_a_stranger_who_sends_nothing_and_so_stops_srun_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+def test_silent_foreign_connection_to_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
     launcher = ready(make(cpus=2))
     _, running, pids = began(launcher, folder)
     connections = strangers(process_of("srun", launcher))
@@ -121,8 +121,8 @@ def test_a_stranger_who_sends_nothing_and_so_stops_srun_costs_the_trial_and_noth
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("is_number_known", [True, False], ids=["with a number", "before its first word"])
-def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make, slurm, folder, is_number_known):
+@pytest.mark.parametrize("is_number_known", [True, False], ids=["number known", "number unknown"])
+def test_job_that_ends_while_the_controller_is_down_does_not_stay_allocated(make, slurm, folder, is_number_known):
     launcher = make(cpus=2)
     if is_number_known:
         _, running, _ = began(ready(launcher), folder)
@@ -135,7 +135,7 @@ def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make
         if is_number_known:
             process_of("agent", launcher).kill()
             assert lost(running, 45).evidence["node_lost"]
-        launcher.close()  # the controller cannot be told
+        launcher.close()  # the controller cannot be reached
         (line,) = launcher.unended()
     finally:
         slurm.start("slurmctld")
@@ -143,7 +143,7 @@ def test_a_job_that_ends_while_the_controller_is_down_is_not_left_allocated(make
     give_up_s = time.monotonic() + 30
     while not slurm.answers():
         assert time.monotonic() < give_up_s
-    assert slurm.jobs()  # it does not know that the job is over
+    assert slurm.jobs()  # the controller does not know that the job is over
     launcher.close()
     assert launcher.unended() == []
     assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
@@ -157,7 +157,7 @@ def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, sl
     process_of("agent", launcher).kill()
     assert lost(running, 15).evidence["node_lost"]
     slurm.kill("slurmctld", for_s=0.2)  # before it has saved that the job is over
-    assert slurm.jobs(), "the controller has saved it"
+    assert slurm.jobs(), "the controller has saved the end of the job"
     again = launcher.start(a_launch(folder, program("result()")))
     assert lost(again, 60).cause == "result"
 
@@ -171,7 +171,7 @@ def newest_agent(*, after=None):
 
 
 @pytest.mark.thorough
-def test_a_job_whose_agent_is_gone_before_its_first_word_is_told_instead_of_waited_for(make, slurm, monkeypatch):
+def test_job_whose_agent_is_killed_before_its_first_message_is_reported(make, slurm, monkeypatch):
     monkeypatch.setattr("autotune.launchers.slurm.BEGIN_S", 2.0)
     launcher = make(cpus=2)
     launcher.slots()
@@ -181,7 +181,7 @@ def test_a_job_whose_agent_is_gone_before_its_first_word_is_told_instead_of_wait
 
 
 @pytest.mark.thorough
-def test_a_study_that_ended_because_an_agent_said_nothing_goes_on_when_it_is_resumed(slurm, tmp_path):
+def test_study_that_ended_because_of_a_silent_agent_can_be_resumed(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0, module="tests.slurm.impatient")
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
     study.wait_for_trial(1, process)
@@ -196,7 +196,7 @@ def test_a_study_that_ended_because_an_agent_said_nothing_goes_on_when_it_is_res
     check_resumed(study, 2)
 
 
-def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
+def test_killed_tuner_leaves_no_process_on_the_node(slurm, folder):
     tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 2}', *program(FAMILY)], env=own_environment())
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     tuner.kill()
@@ -210,7 +210,7 @@ def test_a_killed_tuner_leaves_nothing_on_the_node(slurm, folder):
     [{"SCANCEL_INTERACTIVE": "true"}, {"SCANCEL_STATE": "PENDING", "SQUEUE_STATES": "PENDING"}],
     ids=["asks", "states"],
 )
-def test_left_jobs_are_found_and_cancelled_whatever_the_user_s_defaults(slurm, monkeypatch, defaults):
+def test_leftover_jobs_are_found_and_cancelled_despite_the_defaults_of_the_user(slurm, monkeypatch, defaults):
     name = "autotune-1a2b3c4d"
     slurm.ask("salloc", "--ntasks=1", f"--job-name={name}", "--no-shell")
     for variable, value in defaults.items():
@@ -224,15 +224,13 @@ def test_left_jobs_are_found_and_cancelled_whatever_the_user_s_defaults(slurm, m
 
 
 @pytest.mark.parametrize("variable", ["SLURM_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDINMODE"])
-def test_the_user_s_defaults_of_srun_do_not_cut_the_link(make, monkeypatch, variable):
+def test_srun_defaults_of_the_user_do_not_break_the_link(make, monkeypatch, variable):
     monkeypatch.setenv(variable, "1" if variable == "SLURM_LABELIO" else "none")
     ready(make(), 20)
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_next_one(
-    make, slurm, folder, monkeypatch, is_elsewhere
-):
+def test_job_of_a_tuner_killed_with_its_srun_is_cancelled_by_the_next_tuner(make, slurm, folder, monkeypatch, is_elsewhere):
     tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)], env=own_environment())
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
     everything = [psutil.Process(tuner.pid), *psutil.Process(tuner.pid).children(recursive=True)]
@@ -241,7 +239,7 @@ def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_ne
             send(process)
     tuner.wait()
     assert nothing_left(folder.parent.parent, pids, here, 40)
-    assert slurm.jobs(), "nothing has told Slurm of its end"
+    assert slurm.jobs(), "Slurm does not know that the agent has ended"
     if is_elsewhere:  # the next tuner runs on another login node
         monkeypatch.setattr("autotune.launchers.slurm_jobs.BEGIN_S", 1.0)
         (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
@@ -250,7 +248,7 @@ def test_the_job_of_a_tuner_that_was_killed_with_its_srun_is_cancelled_by_the_ne
     ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
 
 
-def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):
+def test_tuner_killed_while_its_job_is_queued_leaves_no_job(make, slurm, folder):
     ready(make(cpus=4))
     argv = [sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)]
     with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.PIPE, text=True) as tuner:
@@ -265,7 +263,7 @@ def test_a_tuner_that_is_killed_in_the_queue_leaves_no_job(make, slurm, folder):
 
 
 @pytest.mark.thorough
-def test_a_study_goes_on_after_its_job_was_cancelled(slurm, tmp_path):
+def test_study_continues_after_its_job_was_cancelled(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
     study.wait_for_trial(1, process)
@@ -290,7 +288,7 @@ def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["srun", "agent", "slurmstepd"])
-def test_a_stopped_process_of_the_job_is_told_in_time_and_nothing_is_left(make, slurm, folder, victim):
+def test_stopped_process_of_the_job_is_reported_in_time_and_leaves_no_process(make, slurm, folder, victim):
     launcher = ready(make(cpus=2))
     _, running, pids = began(launcher, folder)
     stopped = process_of(victim, launcher)
@@ -307,7 +305,7 @@ def test_a_stopped_process_of_the_job_is_told_in_time_and_nothing_is_left(make, 
 
 
 @pytest.mark.thorough
-def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
+def test_stopped_tuner_has_no_trial_running_after_the_lease(slurm, folder):
     argv = [sys.executable, "-c", TUNER, str(folder), '{"cpus": 2}', *program(FAMILY)]
     tuner = subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL)
     pids = [int(pid) for pid in wait_for(folder / "pids").split()]
@@ -321,10 +319,10 @@ def test_a_stopped_tuner_has_nothing_running_after_the_lease(slurm, folder):
 
 
 @pytest.mark.thorough
-def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_the_same_job(make, slurm, folder):
+def test_trials_continue_in_the_same_job_while_the_controller_is_down(make, slurm, folder):
     launcher = ready(make(cpus=2))
     slurm.save()
-    steady = program('progress("warmup", 1); time.sleep(14); result()')  # so long that Slurm is asked about the silent agent
+    steady = program('progress("warmup", 1); time.sleep(14); result()')  # so long that Slurm is asked about the agent
     running = launcher.start(a_launch(folder, steady))
     slurm.kill("slurmctld")
     try:
@@ -339,7 +337,7 @@ def test_a_trial_goes_on_while_the_controller_is_gone_and_the_next_one_runs_in_t
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_set_down_is_told_and_left_empty_and_the_next_trial_runs_once_it_is_back(make, slurm, folder):
+def test_trial_on_a_node_set_down_ends_and_the_next_runs_once_the_node_is_back(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
     _, running, pids = began(launcher, folder)
     slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
@@ -350,20 +348,20 @@ def test_a_node_that_is_set_down_is_told_and_left_empty_and_the_next_trial_runs_
 
 
 @pytest.mark.thorough
-def test_a_node_whose_daemon_is_killed_is_told_in_time_and_left_empty(make, slurm, folder):
+def test_node_whose_daemon_was_killed_is_reported_in_time_and_left_empty(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
     _, running, pids = began(launcher, folder)
     slurm.kill("n2")
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, here, 20)  # the note says so before the agent's lease is over
+        assert nothing_left(folder.parent.parent, pids, here, 20)  # the note ends the agent before its lease expires
     finally:
         slurm.start("n2")
 
 
 @pytest.mark.thorough
-def test_a_job_of_a_lost_node_that_a_restarted_controller_takes_for_running_is_cancelled_again(make, slurm, folder):
+def test_job_on_a_lost_node_is_cancelled_again_after_the_controller_restarted(make, slurm, folder):
     launcher = ready(make(cpus=4, partition="other"))
     _, running, pids = began(launcher, folder)
     (job,) = slurm.jobs()
@@ -372,7 +370,7 @@ def test_a_job_of_a_lost_node_that_a_restarted_controller_takes_for_running_is_c
     try:
         assert lost(running, 45).evidence["node_lost"]
         assert nothing_left(folder.parent.parent, pids, here, 40)
-        slurm.kill("slurmctld", for_s=0.0)  # it does not save by itself that the node and its job are lost
+        slurm.kill("slurmctld", for_s=0.0)  # the controller has not saved that the node and its job are lost
     finally:
         slurm.start("n2")
     assert slurm.jobs() == [job]
@@ -382,7 +380,7 @@ def test_a_job_of_a_lost_node_that_a_restarted_controller_takes_for_running_is_c
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["full", "read-only"])
-def test_a_shared_folder_that_cannot_be_written_any_more_ends_the_study_and_its_job(slurm, tmp_path, fault):
+def test_study_and_job_end_if_the_shared_folder_becomes_unwritable(slurm, tmp_path, fault):
     with in_memory(tmp_path / "runs", "size=4m") as runs, contextlib.ExitStack() as stack:
         study = QuickStudy(tmp_path, trial_s=1.0)
         tuner = study.start("launcher=slurm", "launch.slurm.cpus=2", "compile.mode=off", "explain.auto=false")
@@ -405,7 +403,7 @@ def test_a_shared_folder_that_cannot_be_written_any_more_ends_the_study_and_its_
 
 
 @pytest.mark.thorough
-def test_a_job_that_reaches_its_time_limit_is_told_and_the_next_trial_has_a_new_job(make, slurm, folder):
+def test_job_at_its_time_limit_is_reported_and_the_next_trial_gets_a_new_job(make, slurm, folder):
     launcher = ready(make(cpus=2, minutes=1.0))
     _, running, pids = began(launcher, folder, deadlines=Deadlines(step_s=600))
     ended = lost(running, 180)  # Slurm looks at time limits twice a minute
@@ -427,7 +425,7 @@ def urgent_job(seconds):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("partition", ["other", "spare"], ids=["requeue", "cancel"])
-def test_a_preempted_job_is_told_and_the_next_trial_waits_for_the_node(make, slurm, folder, partition):
+def test_preempted_job_is_reported_and_the_next_trial_waits_for_the_node(make, slurm, folder, partition):
     launcher = ready(make(cpus=2, partition=partition))
     _, running, pids = began(launcher, folder)
     with urgent_job(8):
@@ -441,7 +439,7 @@ def test_a_preempted_job_is_told_and_the_next_trial_waits_for_the_node(make, slu
 
 
 @pytest.mark.thorough
-def test_a_study_whose_job_is_preempted_in_the_finals_has_its_verdict(slurm, tmp_path):
+def test_study_whose_job_is_preempted_in_the_finals_still_reaches_a_verdict(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
     options = ("launch.slurm.cpus=2", "launch.slurm.partition=other", "study.budget.minutes=2", "study.budget.trials=1")
     process = study.start("launcher=slurm", *options, "measure.quiet=false", "explain.auto=false")
@@ -458,7 +456,7 @@ def test_a_study_whose_job_is_preempted_in_the_finals_has_its_verdict(slurm, tmp
 
 
 @pytest.mark.thorough
-def test_a_job_that_is_suspended_costs_the_trial_and_nothing_is_left(make, slurm, folder):
+def test_suspended_job_ends_the_trial_and_leaves_no_process(make, slurm, folder):
     launcher = ready(make(cpus=2))
     _, running, pids = began(launcher, folder)
     (job,) = slurm.jobs()
@@ -471,7 +469,7 @@ def test_a_job_that_is_suspended_costs_the_trial_and_nothing_is_left(make, slurm
 
 
 @pytest.mark.thorough
-def test_a_node_that_is_back_with_another_boot_id_is_used_again(make, slurm, folder):
+def test_node_that_returns_with_another_boot_id_is_used_again(make, slurm, folder):
     launcher = ready(make(cpus=2, partition="other"))
     _, running, _ = began(launcher, folder)
     before = dict(launcher.node.about)
@@ -490,7 +488,7 @@ def test_a_node_that_is_back_with_another_boot_id_is_used_again(make, slurm, fol
 
 
 @pytest.mark.thorough
-def test_a_study_goes_on_after_all_its_slots_were_lost_at_once(slurm, tmp_path):
+def test_study_continues_after_losing_all_its_slots_at_once(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.5)
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", *GIVEN, "launch.slots=2")
     check_loss_of_all_slots(study, process, lambda: slurm.ask("scancel", *(job.split()[0] for job in slurm.jobs())))

@@ -1,4 +1,4 @@
-"""Trials over two nodes with launcher=slurm: one job of two nodes for the whole study, in which the trial's srun starts ranks.
+"""Trials over two nodes with launcher=slurm. One job of two nodes serves the whole study, and srun starts the ranks in it.
 
 The second node is this host as well, but has a host name, process ids and a monotonic clock of its own.
 """
@@ -112,7 +112,7 @@ def ended(victim, launcher, slurm):
 @pytest.mark.parametrize(
     "victim", ["agent", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("srun", "task of the far node", "job"))]
 )
-def test_what_ends_the_job_costs_the_trial_and_leaves_no_rank_on_either_node(launcher, slurm, folder, victim):
+def test_loss_of_a_part_of_the_job_ends_the_trial_and_leaves_no_rank_on_any_node(launcher, slurm, folder, victim):
     launch = a_launch(folder, RANKS)
     running = launcher.start(launch)
     assert ranks_of(folder) == [HERE, FAR]
@@ -126,7 +126,7 @@ def test_what_ends_the_job_costs_the_trial_and_leaves_no_rank_on_either_node(lau
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("sent", "within_s"), [(signal.SIGKILL, 15), (signal.SIGSTOP, 60)], ids=["killed", "stopped"])
-def test_a_tuner_that_is_gone_leaves_no_rank_on_either_node(slurm, folder, sent, within_s):
+def test_killed_or_stopped_tuner_leaves_no_rank_on_either_node(slurm, folder, sent, within_s):
     argv = [sys.executable, "-c", TUNER, str(folder), json.dumps(OPTIONS), *RANKS]
     with subprocess.Popen(argv, env=own_environment(), stdout=subprocess.DEVNULL) as tuner:
         try:
@@ -138,7 +138,7 @@ def test_a_tuner_that_is_gone_leaves_no_rank_on_either_node(slurm, folder, sent,
 
 
 @pytest.mark.thorough
-def test_a_far_node_that_is_lost_is_told_and_both_nodes_are_left_empty(launcher, slurm, folder):
+def test_loss_of_the_second_node_is_reported_and_leaves_no_rank_on_either_node(launcher, slurm, folder):
     running = launcher.start(a_launch(folder, RANKS))
     assert ranks_of(folder) == [HERE, FAR]
     slurm.kill("n4")  # with all processes on it
@@ -151,7 +151,7 @@ def test_a_far_node_that_is_lost_is_told_and_both_nodes_are_left_empty(launcher,
     assert lost(launcher.start(a_launch(folder, FIRST)), 90).cause == "result"
 
 
-def test_a_folder_that_only_the_other_node_does_not_see_is_named(slurm, make, tmp_path):
+def test_folder_that_only_the_second_node_does_not_see_is_named(slurm, make, tmp_path):
     hidden = slurm.apart / "of-two"
     hidden.mkdir()
     launcher = make(dataclasses.replace(place(tmp_path), cwd=str(hidden)), nodes=2, partition="half")
@@ -159,7 +159,7 @@ def test_a_folder_that_only_the_other_node_does_not_see_is_named(slurm, make, tm
         ready(launcher)
 
 
-def test_a_trial_on_one_node_starts_its_ranks_by_srun_too(slurm, make, tmp_path, folder):
+def test_trial_on_one_node_also_starts_its_ranks_with_srun(slurm, make, tmp_path, folder):
     launcher = ready(make(dataclasses.replace(place(tmp_path), program="srun"), cpus=2))
     running = launcher.start(a_launch(folder, [*FIRST[:1], "--ntasks=2", *FIRST[1:]]))
     assert lost(running, 30).cause == "result"

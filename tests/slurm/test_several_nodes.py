@@ -78,13 +78,13 @@ def _no_rank_is_left(mark: str, slurm: PrivateSlurm) -> bool:
 
 
 def torchrun(port: str, *words: str, train: Path = FAULTY / "ranks.py") -> list[str]:
-    """Returns a command that starts a torchrun on each node. Each is given its address: the far node's name means nothing."""
+    """Returns a command that starts a torchrun on each node, with its address: the far node's name cannot be resolved."""
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7", "--local_addr=127.0.0.1"]
     return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, str(train)]
 
 
 @pytest.mark.thorough
-def test_ranks_on_both_nodes_form_one_trial_in_the_time_of_the_tuner(trial):
+def test_ranks_on_both_nodes_form_one_trial_on_the_clock_of_the_tuner(trial):
     differences_s = []
 
     def look(running):
@@ -116,7 +116,7 @@ ENDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fault", ENDS)
-def test_what_happens_to_a_rank_on_the_other_node_is_the_trial_s_outcome(trial, fault):
+def test_fault_of_a_rank_on_the_second_node_determines_the_outcome(trial, fault):
     outcome, words = ENDS[fault]
     found = trial([*SRUN, *TASK], FAULT=fault)
     assert (found.outcome, bool(re.search(words, found.reason))) == (outcome, True), found.reason
@@ -131,14 +131,14 @@ def test_ranks_stop_after_the_same_step_if_a_shared_folder_shows_new_files_late(
 
 
 @pytest.mark.thorough
-def test_a_rank_that_torchrun_saw_killed_is_named(trial, meeting):
+def test_rank_that_torchrun_reports_as_killed_is_named(trial, meeting):
     found = trial(torchrun(meeting["MASTER_PORT"], "--nnodes=2"), limits=Deadlines(start_s=90), FAULT="rank is killed")
     assert found.outcome is Outcome.crash, found.reason
     assert found.reason.startswith("rank 1 was ended by SIGKILL")
 
 
 @pytest.mark.thorough
-def test_a_rendezvous_that_never_completes_ends_in_time_and_names_what_is_waited_for(trial, meeting):
+def test_rendezvous_that_never_completes_ends_in_time_and_names_the_waiting_nodes(trial, meeting):
     found = trial(torchrun(meeting["MASTER_PORT"], "--nnodes=3"), limits=Deadlines(start_s=25))
     assert found.outcome is Outcome.timeout
     assert f"within 25 s; torchrun on {', '.join(sorted([FAR, HERE]))} waits for the other nodes: fewer than" in found.reason
@@ -164,14 +164,14 @@ def test_a_rank_that_is_never_started_is_named(trial):
         ),
     ],
 )  # fmt: skip
-def test_nodes_that_train_apart_are_refused(trial, argv, words):
+def test_nodes_that_train_separately_are_refused(trial, argv, words):
     slow = MeasureRules(min_s=20, max_s=20)  # the groups begin seconds apart
     found = trial([*SRUN, *argv], rules=slow)
     assert (found.outcome, bool(re.search(words, found.reason))) == (Outcome.error, True), found.reason
 
 
 @pytest.mark.thorough
-def test_a_study_applies_every_knob_on_both_nodes_and_says_what_it_does_not_see(slurm, tmp_path, meeting):
+def test_study_applies_knobs_on_both_nodes_and_names_the_node_it_does_not_watch(slurm, tmp_path, meeting):
     (tmp_path / "space.yaml").write_text('{"parallel.gradient_as_bucket_view": [false, true]}')
     words = [*QUICK, "study.budget.trials=1", "study.budget.minutes=4", "explain.auto=false", "search_space=space.yaml"]
     command = [sys.executable, "-m", "autotune", "run", *words, "study.name=s", "--", *SRUN, *TASK]
@@ -201,7 +201,7 @@ def test_inspect_sees_both_ranks(slurm, tmp_path, meeting):
 
 
 @pytest.mark.thorough
-def test_apply_reaches_the_ranks_of_both_nodes_and_one_says_so(slurm, tmp_path):
+def test_apply_reaches_the_ranks_of_both_nodes_and_one_rank_reports_it(slurm, tmp_path):
     place = Place(tmp_path)
     place.best({"loader": {"batch_size": 8}, "threads": {"intra": 1}})
     done = place.apply(*SRUN, sys.executable, "train.py", env={**slurm.environment, "OMP_NUM_THREADS": "1"})
@@ -237,7 +237,7 @@ def test_apply_sets_every_knob_of_ranks_that_train_together_on_two_nodes(slurm, 
 
 
 @pytest.mark.thorough
-def test_an_srun_that_keeps_the_settings_from_the_ranks_is_refused(slurm, tmp_path):
+def test_srun_that_does_not_pass_the_environment_to_the_ranks_is_refused(slurm, tmp_path):
     place = Place(tmp_path)
     place.best({"loader": {"batch_size": 8}})
     done = place.apply("srun", "--export=PATH", sys.executable, "train.py", env=slurm.environment)

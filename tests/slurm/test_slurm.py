@@ -24,7 +24,7 @@ from tests.support.stub_programs import program
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
 
-def test_a_study_in_a_job_measures_and_leaves_nothing(slurm, tmp_path):
+def test_study_in_a_job_completes_and_leaves_no_process(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     out, err = study.start(*SLURM).communicate(timeout=100)
     assert "verdict" in out, err
@@ -34,19 +34,19 @@ def test_a_study_in_a_job_measures_and_leaves_nothing(slurm, tmp_path):
     assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
     assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
     (job,) = {trial.evidence["node"]["job"] for trial in trials}  # one job for the whole study
-    assert re.search(rf"trials run on node .*\bjob {job}\b", err)  # which the study has waited for
+    assert re.search(rf"trials run on node .*\bjob {job}\b", err)  # the study has waited for this job
     assert study.none_is_left()
     assert slurm.is_idle()
 
 
-def test_a_trial_s_environment_is_a_local_one_s_with_the_job_s_gpu(make, folder, tmp_path, monkeypatch):
+def test_environment_of_a_trial_is_that_of_a_local_trial_plus_the_gpu_of_the_job(make, folder, tmp_path, monkeypatch):
     here, there = environments(make(gres="gpu:1", cpus=1), folder, tmp_path / "runs", monkeypatch)
     devices = {name: there.pop(name) for name in DEVICE_VARIABLES if name in there}
     assert there == here
     assert devices["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_why_a_job_waits_is_told_and_costs_no_time(make, folder, slurm):
+def test_reason_why_a_job_waits_is_reported_and_the_clock_is_paused(make, folder, slurm):
     first, second = ready(make(cpus=4)), make(cpus=4)
     running = second.start(a_launch(folder, program("result()")))
     stood_s, give_up_s = second.clock.monotonic(), time.monotonic() + 30
@@ -61,7 +61,7 @@ def test_why_a_job_waits_is_told_and_costs_no_time(make, folder, slurm):
 
 
 @pytest.mark.thorough
-def test_a_step_of_the_allocation_that_the_tuner_runs_in(slurm, tmp_path):
+def test_tuner_inside_an_allocation_runs_its_trials_as_a_step_of_it(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
     command += [*SLURM, "tracker.uri=none", "device.kind=cpu", "study.name=s", "--", sys.executable, "-S", "train.py", "0.2"]
@@ -71,7 +71,7 @@ def test_a_step_of_the_allocation_that_the_tuner_runs_in(slurm, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_slot_without_room_in_the_allocation_is_told(slurm, tmp_path):
+def test_slot_without_room_in_the_allocation_is_refused(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
     command += [*SLURM, "launch.slots=2", "launch.queue_minutes=0.3", "--", sys.executable, "-S", "train.py", "0.2"]
@@ -108,7 +108,7 @@ def test_a_second_tuner_of_a_study_is_refused_before_it_asks_for_a_node(slurm, t
         ({"args": "--no-such-option"}, ["launch.slurm", "no-such-option"]),
     ],
 )
-def test_what_slurm_refuses_is_told_in_its_words(make, options, told):
+def test_options_that_slurm_refuses_are_reported_in_the_words_of_slurm(make, options, told):
     with pytest.raises(BadInput) as caught:
         ready(make(**options))
     assert all(words in str(caught.value) for words in told), caught.value
@@ -133,7 +133,7 @@ def test_an_interpreter_that_the_node_does_not_see_is_named(slurm, make, monkeyp
         ready(launcher)
 
 
-def test_a_refusal_ends_the_command_with_status_2_and_one_line(slurm, tmp_path):
+def test_refused_option_ends_the_command_with_status_2_and_no_traceback(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     process = study.start(*SLURM, "launch.slurm.partition=nosuch")
     out, err = process.communicate(timeout=60)
@@ -144,7 +144,7 @@ def test_a_refusal_ends_the_command_with_status_2_and_one_line(slurm, tmp_path):
 
 
 @pytest.mark.thorough
-def test_without_a_controller_it_is_said(slurm, make, tmp_path, monkeypatch):
+def test_unreachable_controller_is_reported(slurm, make, tmp_path, monkeypatch):
     text = (slurm.apart.parent / "slurm.conf").read_text()
     (tmp_path / "slurm.conf").write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=9", text))
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
@@ -166,7 +166,7 @@ def test_without_the_key_of_the_cluster_no_job_starts(slurm, make, tmp_path, mon
     assert slurm.jobs() == []
 
 
-def test_without_slurm_it_is_said(tmp_path, monkeypatch):
+def test_missing_srun_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match=r"^launcher: srun is not installed here"):
         SlurmLauncher(SlurmOptions(), place(tmp_path)).slots()
@@ -180,7 +180,7 @@ def test_a_study_on_two_slots_runs_its_search_in_two_jobs(slurm, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_study_on_two_slots_of_each_of_two_nodes_finds_what_one_slot_finds(slurm, tmp_path):
+def test_study_on_four_slots_of_two_nodes_finds_the_same_speedup_as_on_one_slot(slurm, tmp_path):
     engine = ("launcher=slurm", "launch.slurm.partition=two", "launch.slurm.cpus=2")
     found = check_four_slots(tmp_path, *engine, where=lambda: slurm.ask("squeue", "--noheader", "--format=%N").split())
     assert {trial.evidence["node"]["host"] for trial in found.read_trials()} == {os.uname().nodename, FAR}
@@ -200,7 +200,7 @@ def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_private_slurm_whose_job_ends_meanwhile_leaves_no_daemon(tmp_path, monkeypatch):
+def test_private_slurm_leaves_no_daemon_if_a_job_ends_while_it_stops(tmp_path, monkeypatch):
     if why := why_not():
         pytest.skip(why)
     made = PrivateSlurm(tmp_path)

@@ -20,7 +20,7 @@ def surface(noise_frac, **more):
 
 
 class OnlyEverything:
-    """A search that tries only one configuration, which turns every knob, as a search misled by noise may do."""
+    """A search that tries a single configuration, with every knob changed. Noise can mislead a real search into one."""
 
     def __init__(self, session):
         self._session = session
@@ -61,7 +61,7 @@ def is_right(summary):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("noise_frac", [0.01, 0.02])
-def test_planted_effects_are_named_and_the_rest_goes_back_in_18_of_20_studies(planted, noise_frac):
+def test_18_of_20_studies_find_the_planted_effects_and_revert_the_rest(planted, noise_frac):
     summaries = [planted(noise_frac, seed=seed, minutes=12).run() for seed in range(20)]
     wrong = [[summary["attribution"], summary["best"]["overrides"]] for summary in summaries if not is_right(summary)]
     assert len(wrong) <= 2, wrong
@@ -71,7 +71,7 @@ def attributed(study):
     return [trial for trial in study.trials if trial.kind is Kind.attribution]
 
 
-def test_what_is_handed_over_is_what_the_reporting_rounds_measured_and_they_come_last(planted):
+def test_reporting_rounds_come_last_and_measure_the_exported_configuration(planted):
     study = planted(0.005, minutes=12)
     summary = study.run()
     finals = [trial for trial in study.trials if trial.kind is Kind.final]
@@ -84,7 +84,7 @@ def test_what_is_handed_over_is_what_the_reporting_rounds_measured_and_they_come
     assert "env.C" in study.folder.best_file.read_text()
 
 
-def test_every_round_holds_the_winner_beside_its_parts(planted):
+def test_every_attribution_round_measures_the_winner_and_its_parts(planted):
     study = planted(0.01, minutes=8)
     study.run()
     rounds = {}
@@ -97,7 +97,7 @@ def test_every_round_holds_the_winner_beside_its_parts(planted):
     assert study.listener.named("attribution_started") == [(1, list(ALL))]
 
 
-def test_default_budget_ends_in_time_and_the_trial_budget_counts_search_trials_only(bench):
+def test_study_ends_in_time_and_a_trial_budget_counts_only_search_trials(bench):
     gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
     study = bench(Surface(gains=gains, start_s=4.0, window_s=5.0), "compile.mode=off", minutes=8)
     summary = study.run()
@@ -108,7 +108,7 @@ def test_default_budget_ends_in_time_and_the_trial_budget_counts_search_trials_o
     assert sum(trial["kind"] == Kind.search for trial in trials) == 6
 
 
-def test_with_little_time_each_change_is_put_back_once_and_estimated(planted):
+def test_with_little_time_each_change_is_reverted_once_and_its_effect_estimated(planted):
     study = planted(0.01, minutes=1.2)
     summary = study.run()
     alone = [trial for trial in attributed(study) if len(trial.changed) == len(ALL) - 1]
@@ -126,7 +126,7 @@ RESNET_LIKE = {
 
 
 @pytest.mark.parametrize("seed", [0, *more(1, 2, 3)])
-def test_three_minutes_are_enough_for_a_verdict_and_the_worth_of_every_change(bench, tmp_path, seed):
+def test_three_minutes_are_enough_for_a_verdict_and_the_effect_of_every_change(bench, tmp_path, seed):
     space = tmp_path / "space.yaml"
     space.write_text(
         "loader.batch_size: [16, 32, 64, 128]\nprecision.amp: ['off', bf16]\nlayout.channels_last: [false, true]\n"
@@ -145,7 +145,7 @@ def test_three_minutes_are_enough_for_a_verdict_and_the_worth_of_every_change(be
     assert "loader.batch_size" not in summary["best"]["overrides"]  # its gain is at most 1.5 %
 
 
-def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
+def test_without_time_for_attribution_the_whole_winner_is_exported_with_a_notice(planted):
     study = planted(0.01, minutes=0.7)
     summary = study.run()
     assert "not measured" in {entry["verdict"] for entry in summary["attribution"]}
@@ -154,7 +154,7 @@ def test_without_time_it_says_so_and_hands_over_the_winner_whole(planted):
     assert any("No time to measure the effects" in line for line in study.listener.named("notice"))
 
 
-def test_a_single_change_is_worth_what_the_whole_is_worth(bench, tiny):
+def test_effect_of_a_single_change_equals_the_total_speedup(bench, tiny):
     study = bench(Surface(gains={("precision.amp", "bf16"): 1.5}, loader_per_s=1e9), *tiny)
     summary = study.run()
     (entry,) = summary["attribution"]
@@ -162,7 +162,7 @@ def test_a_single_change_is_worth_what_the_whole_is_worth(bench, tiny):
     assert attributed(study) == []
 
 
-def test_a_knob_without_which_memory_runs_out_is_needed(planted):
+def test_knob_is_needed_if_memory_runs_out_without_it(planted):
     def failures(_, knobs):
         return OUT_OF_MEMORY if knobs.get("env.A") == "1" and "env.D" not in knobs else None
 
@@ -174,7 +174,7 @@ def test_a_knob_without_which_memory_runs_out_is_needed(planted):
 
 
 @pytest.mark.thorough
-def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted):
+def test_interrupted_study_keeps_its_results_and_resume_completes_it(planted):
     def failures(number, _):
         return Failure(raises=KeyboardInterrupt) if number == 12 and not study.seen else None
 
@@ -194,7 +194,7 @@ def test_an_interrupt_keeps_what_there_is_and_resume_goes_on_from_there(planted)
 
 
 @pytest.mark.thorough
-def test_a_study_killed_while_it_reported_a_part_goes_on_reporting_it(planted, tmp_path):
+def test_study_killed_in_its_reporting_rounds_resumes_them_for_the_same_trial(planted, tmp_path):
     study = planted(0.01, minutes=12)
     whole = study.run()
     finals = [trial for trial in study.trials if trial.kind is Kind.final]
@@ -208,7 +208,7 @@ def test_a_study_killed_while_it_reported_a_part_goes_on_reporting_it(planted, t
     assert summary["attribution"] == whole["attribution"]
 
 
-def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
+def test_best_of_a_lower_tier_is_measured_in_the_finals_if_time_allows(bench, tmp_path):
     file = tmp_path / "tiers.yaml"
     file.write_text("threads.intra: [2, 4]\nprecision.amp: ['off', 'bf16']\n")
     gains = {("precision.amp", "bf16"): 1.5, ("threads.intra", 4): 1.3}
@@ -227,7 +227,7 @@ def test_lower_tiers_are_measured_claims_where_there_is_time(bench, tmp_path):
     assert "from the search" not in text
 
 
-def test_a_slower_winner_that_alone_keeps_the_constraints_is_taken_apart_as_well(planted):
+def test_attribution_also_runs_for_a_slower_winner_that_alone_meets_the_constraints(planted):
     study = planted(0.01, "constraints.max_step_p95_s=0.2", minutes=20)
     study.surface.gains["env.A", "1"] = 0.6
     study.surface.step_s = lambda knobs: 0.1 if knobs.get("env.A") == "1" else 0.3
@@ -235,7 +235,7 @@ def test_a_slower_winner_that_alone_keeps_the_constraints_is_taken_apart_as_well
 
 
 @pytest.mark.thorough
-def test_without_a_time_limit_it_takes_at_most_twice_as_long_as_the_search(planted):
+def test_attribution_without_time_limit_takes_at_most_twice_as_long_as_the_search(planted):
     study = planted(0.02, "study.budget.minutes=null", "study.budget.trials=25", is_found=False)
     assert study.run()["status"] == "complete"
     searched_s = sum(trial.seconds for trial in study.trials if trial.kind is Kind.search)

@@ -24,7 +24,7 @@ def budget(total_s=480.0, **more):
     return Budget(clock=VirtualClock(), total_s=total_s, **more)
 
 
-def test_slow_programs_keep_over_a_third_for_the_finals_cheap_ones_less():
+def test_finals_reserve_over_a_third_of_the_time_for_slow_programs_and_less_for_fast():
     slow, cheap = budget(), budget()
     slow.reserve(trial(25.0, steady_s=12.0))
     cheap.reserve(trial(3.0, steady_s=2.5))
@@ -35,7 +35,7 @@ def test_slow_programs_keep_over_a_third_for_the_finals_cheap_ones_less():
     assert slow.search_left_s == 480 - CLOSING_MAX_S - slow.reserved_s
 
 
-def test_no_budget_in_minutes_means_no_end_and_no_reserve():
+def test_without_a_budget_in_minutes_time_is_unlimited_and_nothing_is_reserved():
     unlimited = budget(None)
     unlimited.reserve(trial(25.0))
     assert unlimited.left_s == unlimited.search_left_s == float("inf")
@@ -43,7 +43,7 @@ def test_no_budget_in_minutes_means_no_end_and_no_reserve():
     assert not unlimited.is_time_for_late(1000, [20.0] * 4)
 
 
-def test_as_much_of_the_time_kept_for_explaining_is_freed_as_is_needed():
+def test_time_kept_for_explaining_is_freed_only_as_far_as_needed():
     kept = budget(100.0, explain_s=10.0)
     left_s = kept.left_s
     assert kept.take_from_passes(left_s - 1.0)
@@ -65,7 +65,7 @@ def test_late_proposals_are_due_after_two_thirds_of_time_or_trials():
     assert budget(None, max_trials=6).is_time_for_late(2, late_s), "four late ones must still fit"
 
 
-def test_late_proposals_are_due_earlier_where_they_are_dear():
+def test_late_proposals_are_due_earlier_if_they_are_expensive():
     dear = budget()
     dear.clock.sleep(480 * 0.51)
     assert not dear.is_time_for_late(3, [20.0])
@@ -73,7 +73,7 @@ def test_late_proposals_are_due_earlier_where_they_are_dear():
     assert not budget().is_time_for_late(3, [1000.0]), "half of the search is kept for a good configuration"
 
 
-def test_what_the_finals_could_not_confirm_does_not_fit():
+def test_trial_does_not_fit_if_the_finals_could_not_repeat_it():
     held = budget()
     held.reserve(trial(20.0))
     assert held.fits(60.0, again_s=40.0)
@@ -81,7 +81,7 @@ def test_what_the_finals_could_not_confirm_does_not_fit():
     assert not held.fits(400.0, again_s=10.0)
 
 
-def test_the_first_trial_may_take_what_is_left_beside_one_pair_of_the_finals():
+def test_first_trial_may_use_all_time_except_one_pair_of_the_finals():
     held = budget()
     held.reserve(trial(100.0, start_s=90.0))
     assert not held.fits(120.0, again_s=120.0)
@@ -90,7 +90,7 @@ def test_the_first_trial_may_take_what_is_left_beside_one_pair_of_the_finals():
     assert held.needed_s(180.0, again_s=180.0) == 600
 
 
-def test_cost_is_learned_from_the_nearest_batch():
+def test_cost_is_learned_from_the_nearest_batch_size():
     costs = Costs({})
     assert costs.expected_s({"loader.batch_size": 32}, {}) == 0.0
     costs.learn(trial(10.0, 32))
@@ -101,14 +101,14 @@ def test_cost_is_learned_from_the_nearest_batch():
     assert costs.expected_s({"loader.batch_size": 64}, {}) == 11.0
 
 
-def test_failed_trials_teach_nothing_about_costs():
+def test_failed_trials_do_not_change_the_expected_cost():
     costs = Costs({})
     costs.learn(trial(10.0))
     costs.learn(trial(300.0, outcome=Outcome.timeout))
     assert costs.expected_s({"loader.batch_size": 32}, {}) == 10.0
 
 
-def test_compilation_is_guessed_until_it_was_seen():
+def test_compile_time_is_guessed_until_it_was_measured():
     costs = Costs({"compile.mode": {"max-autotune": 4.0}})
     costs.learn(trial(10.0))
     knobs, changed = {"loader.batch_size": 32}, {"compile.mode": "default"}
@@ -116,11 +116,11 @@ def test_compilation_is_guessed_until_it_was_seen():
     assert costs.again_s(knobs, changed) < costs.expected_s(knobs, changed)
     costs.learn(trial(35.0, compile__mode="default"))
     assert costs.expected_s(knobs, changed) == 35.0
-    assert costs.expected_s(knobs, {"compile.mode": "max-autotune"}) == 10.0 + 4 * 25.0, "unseen: as many times as dear"
+    assert costs.expected_s(knobs, {"compile.mode": "max-autotune"}) == 10.0 + 4 * 25.0, "guessed from `default`"
     assert costs.expected_s(knobs, {}) == 10.0
 
 
-def test_a_window_that_began_anew_is_not_held_against_what_it_measured():
+def test_expected_cost_of_repeating_a_trial_ignores_window_restarts():
     restarted, slow = trial(39.0, steady_s=26.0), trial(39.0, steady_s=26.0)
     restarted.metrics = {"window_s": 8.0, "window_steps": 40}
     slow.metrics = {"window_s": 24.0, "window_steps": 8}
@@ -141,6 +141,6 @@ def test_finals_windows_shrink_so_that_rounds_fit():
 
 
 @pytest.mark.parametrize(("total_s", "most_s"), [(60.0, 15.0), (480.0, 60.0)])
-def test_a_trial_does_not_wait_for_cycles_until_a_short_budget_is_used(total_s, most_s):
+def test_short_budget_limits_how_long_a_trial_waits_for_cycles(total_s, most_s):
     rules = Budget(clock=VirtualClock(), total_s=total_s).screening_rules(MeasureRules())
     assert (rules.cycles_max_s, rules.warmup_max_s) == (most_s, most_s)

@@ -69,14 +69,14 @@ def test_a_study_whose_baseline_fits_ends_within_its_budget(bench, seed, sampler
 
 
 @pytest.mark.parametrize(("minutes", "start_s"), [(1, 1.5), (2, 4), (3, 8), (8, 25), (8, 40)])
-def test_the_finals_reach_an_interval_in_time(bench, minutes, start_s):
+def test_finals_reach_a_confidence_interval_in_time(bench, minutes, start_s):
     it = bench(with_gains(Surface(start_s=start_s, window_s=6.0, leave_s=0.5)), RATES, minutes=minutes)
     found = it.run()["speedup"]
     assert found["ci"] is not None
     assert found["verdict"] == "faster" or minutes == 1
 
 
-def test_what_a_command_took_before_its_study_counts(bench):
+def test_time_that_a_command_took_before_its_study_counts_against_the_budget(bench):
     it = bench(with_gains(Surface()), minutes=2)
     began_s = it.clock.now_s
     it.clock.sleep(30)
@@ -86,7 +86,7 @@ def test_what_a_command_took_before_its_study_counts(bench):
     assert summary["seconds"]["total"] == pytest.approx(it.clock.now_s - began_s, abs=2)
 
 
-def test_a_trial_whose_time_is_up_is_measured_by_what_it_has(bench):
+def test_trial_whose_time_is_up_is_measured_by_its_partial_window(bench):
     surface = Surface(window_s=40.0, leave_s=1.0, extra_start_s={("precision.amp", "bf16"): 116.0})
     it = bench(surface, RATES, "measure.screening.min_s=30", "measure.screening.max_s=40", minutes=4)
     it.run()
@@ -95,7 +95,7 @@ def test_a_trial_whose_time_is_up_is_measured_by_what_it_has(bench):
     assert 1.0 <= cut.phases_s["steady"] < 30.0 < it.trials[0].phases_s["steady"]
 
 
-def test_a_trial_whose_time_is_up_before_its_window_is_no_failure_of_its_configuration(bench):
+def test_trial_whose_time_is_up_before_its_window_is_recorded_as_interrupted(bench):
     dice = random.Random(1)
     it = bench(with_gains(Moody(dice=dice, start_s=20.0, up_to=30.0)), minutes=2.2)
     it.run()
@@ -109,24 +109,24 @@ def test_a_trial_is_asked_to_finish_before_its_time_is_up(bench):
     begun_s = it.clock.now_s
     it.run()
     ends_s = [launch.spec.end_s for launch in it.launcher.launches]
-    assert ends_s[0] is None, "without a baseline there is nothing"
+    assert ends_s[0] is None, "without a baseline, a study has no result"
     assert all(begun_s < end_s <= begun_s + 120 - 2.0 for end_s in ends_s[1:])
 
 
-def test_without_a_budget_no_trial_is_hurried(bench):
+def test_without_a_budget_in_minutes_trials_have_no_end_time(bench):
     it = bench(with_gains(Surface()), "study.budget.trials=3", minutes="null")
     it.run()
     assert {launch.spec.end_s for launch in it.launcher.launches} == {None}
 
 
-def test_a_baseline_that_alone_takes_the_budget_is_completed_and_nothing_else_is_started(bench):
+def test_baseline_that_uses_up_the_budget_is_completed_and_no_other_trial_starts(bench):
     it = bench(with_gains(Surface(start_s=50.0)), minutes=0.9)
     summary = it.run()
     assert [trial.outcome for trial in it.trials] == [Outcome.ok]
     assert "give study.budget.minutes=" in summary["reason"]
 
 
-def test_a_baseline_that_crashes_and_then_hangs_is_given_up_in_time(bench):
+def test_study_gives_up_in_time_if_its_baseline_crashes_and_then_hangs(bench):
     surface = Surface(start_s=29.0)
     surface.failures = lambda number, knobs: Failure(signal="SIGSEGV", cause="exit") if surface.start_s == 29.0 else None
     it = bench(surface, minutes=1)
@@ -139,12 +139,12 @@ def test_a_baseline_that_crashes_and_then_hangs_is_given_up_in_time(bench):
     assert it.clock.now_s - begun_s <= 61
 
 
-def test_windows_that_are_cut_off_keep_what_they_have():
+def test_window_that_is_cut_off_keeps_its_measurement():
     meter = Meter(MeasureRules())
     while meter.phase != STEADY:
         meter.feed(0.01, 32)
     meter.feed(0.01, 32)
-    assert not meter.cut_off(), "a step is nothing to go by"
+    assert not meter.cut_off(), "one step is too little"
     while meter.phase == STEADY and meter.window().seconds < 1.2:
         meter.feed(0.01, 32)
     assert meter.cut_off()

@@ -40,7 +40,7 @@ def lost(study):
     ],
 )
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (1, 2))])
-def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, seed):
+def test_one_failing_value_costs_at_most_two_of_twelve_trials(bench, sampler, bad, seed):
     budget = [f"search.sampler={sampler}", "study.budget.trials=12"]
     study = bench(Surface(gains=GAINS, failures=failing(bad)), *budget, seed=seed, minutes=60)
     study.run()
@@ -48,7 +48,7 @@ def test_one_bad_value_costs_two_trials_of_twelve_at_most(bench, sampler, bad, s
     assert len(lost(study)) <= 2, [(trial.changed, trial.why) for trial in lost(study)]
 
 
-def test_next_trial_asks_which_change_it_was_and_says_so(bench):
+def test_trial_after_a_failure_tests_one_suspected_change_and_says_so(bench):
     study = bench(Surface(gains=GAINS, failures=failing(LAYOUT)), "search.sampler=rates", minutes=30)
     study.run()
     first = lost(study)[0]
@@ -61,7 +61,7 @@ def test_next_trial_asks_which_change_it_was_and_says_so(bench):
     assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
 
 
-def test_whether_a_compilation_fails_is_asked_only_when_it_would_be_tried_again(bench):
+def test_failed_compilation_is_tested_alone_only_if_it_would_be_proposed_again(bench):
     study = bench(Surface(gains=GAINS, failures=failing(("compile.mode", "default"))), "search.sampler=rates", minutes=60)
     study.run()
     trials, (first, *later) = searched(study), lost(study)
@@ -70,7 +70,7 @@ def test_whether_a_compilation_fails_is_asked_only_when_it_would_be_tried_again(
     assert [trial.why for trial in later] == [f"does compile default fail? trial {first.number} failed with it"]
 
 
-def test_expert_s_next_choice_goes_without_what_is_known_to_fail(bench):
+def test_next_expert_configuration_leaves_out_changes_known_to_fail(bench):
     study = bench(Surface(gains=GAINS, failures=failing(LAYOUT)), "search.sampler=rates", minutes=30)
     summary = study.run()
     experts = [trial for trial in searched(study) if trial.origin == "expert" and trial.outcome.has_value]
@@ -87,7 +87,7 @@ def test_expert_s_next_choice_goes_without_what_is_known_to_fail(bench):
         {"error": None, "knob_reports": {"layout.channels_last": KnobReport(NOT_APPLICABLE, "no convolutions")}},
     ],
 )
-def test_a_failure_that_names_its_knob_needs_no_question(bench, how):
+def test_failure_that_names_its_knob_needs_no_trial_to_find_the_culprit(bench, how):
     failure = failing(LAYOUT, **how) if how["error"] else lambda _, knobs: Failure(**how) if knobs.get(LAYOUT[0]) else None
     study = bench(Surface(gains=GAINS, failures=failure), "search.sampler=rates", "study.budget.trials=8", minutes=30)
     study.run()
@@ -95,7 +95,7 @@ def test_a_failure_that_names_its_knob_needs_no_question(bench, how):
     assert not [trial for trial in searched(study) if trial.why.startswith("was it")]
 
 
-def test_a_study_that_goes_on_asks_what_it_was_about_to_ask(bench):
+def test_resumed_study_continues_the_search_for_a_culprit(bench):
     interrupted = failing(LAYOUT)
 
     def failures(trial, knobs):
@@ -110,14 +110,14 @@ def test_a_study_that_goes_on_asks_what_it_was_about_to_ask(bench):
     assert len(lost(study)) <= 2
 
 
-def test_a_grid_visits_every_point_whatever_fails(bench, tiny):
+def test_grid_visits_every_point_even_if_some_fail(bench, tiny):
     study = bench(Surface(failures=failing(AMP)), *tiny, "search.sampler=grid", minutes=60)
     study.run()
     assert len(searched(study)) == 3
     assert len(lost(study)) == 2
 
 
-def test_two_changes_that_only_fail_together_are_both_tried_apart(bench):
+def test_two_changes_that_fail_only_together_are_each_tried_without_the_other(bench):
     def failures(_, knobs):
         is_both = knobs.get(AMP[0]) == AMP[1] and knobs.get(LAYOUT[0]) is LAYOUT[1]
         return Failure(error={"type": "RuntimeError", "message": "not both", "traceback": ""}) if is_both else None
@@ -125,7 +125,7 @@ def test_two_changes_that_only_fail_together_are_both_tried_apart(bench):
     study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=12", minutes=60)
     summary = study.run()
     worked = [trial.changed for trial in searched(study) if trial.outcome.has_value]
-    assert len(lost(study)) <= 2  # no superset of it was tried either
+    assert len(lost(study)) <= 2  # no other configuration with both was tried
     assert any(AMP[0] in changed for changed in worked)
     assert any(LAYOUT[0] in changed for changed in worked)
     assert summary["best"]["overrides"][AMP[0]] == AMP[1]
@@ -138,7 +138,7 @@ class Tight(Surface):
         return int(1e7 * knobs["loader.batch_size"]) // (2 if knobs.get(AMP[0]) == AMP[1] else 1)
 
 
-def test_no_question_is_asked_that_would_run_out_of_memory(bench):
+def test_trials_that_look_for_a_culprit_do_not_run_out_of_memory(bench):
     def failures(_, knobs):
         is_both = knobs["loader.batch_size"] > 32 and knobs.get(LAYOUT[0]) is LAYOUT[1]
         return Failure(error={"type": "RuntimeError", "message": "too large for it", "traceback": ""}) if is_both else None
@@ -172,7 +172,7 @@ CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}
         (record(1, CHANGED, Outcome.parity, value=100.0, barred_for=[AMP[0]]), False),  # it worked
     ],
 )
-def test_only_what_changes_can_have_caused_is_asked_about(failed, is_asked):
+def test_culprit_is_sought_only_for_failures_that_changes_can_cause(failed, is_asked):
     reference = {AMP[0]: "off", LAYOUT[0]: False}
     space = SimpleNamespace(reference=reference, active=lambda knobs: knobs, tier=lambda _: Tier.numerics)
     culprits = Culprits(space)
@@ -180,7 +180,7 @@ def test_only_what_changes_can_have_caused_is_asked_about(failed, is_asked):
     assert bool(list(culprits.questions(record(0, {}, Outcome.ok, value=1.0)))) is is_asked
 
 
-def test_a_single_suspect_is_asked_about_without_counting_other_changes():
+def test_reason_for_testing_a_single_suspect_counts_no_other_changes():
     space = SimpleNamespace(
         reference={AMP[0]: "off", LAYOUT[0]: False}, active=lambda knobs: knobs, tier=lambda _: Tier.numerics
     )

@@ -8,7 +8,7 @@ from tests.support.fake_launcher import Surface
 CYCLES = "Steps come in cycles of 10 steps in 2 s; the window contains 4 cycles"
 
 
-def test_the_baseline_tells_the_other_trials_of_its_cycles_and_the_study_says_them(bench):
+def test_cycles_of_the_baseline_are_passed_to_other_trials_and_reported(bench):
     study = bench(Surface(window_s=8.0, cycles=4), minutes=4)
     summary = study.run()
     first, *others = [launch.spec.cycle for launch in study.launcher.launches]
@@ -20,19 +20,19 @@ def test_the_baseline_tells_the_other_trials_of_its_cycles_and_the_study_says_th
     assert study.trials[0].metrics["window_cycles"] == 4
 
 
-def test_one_cycle_is_singular():
+def test_text_for_one_cycle_uses_the_singular():
     metrics = {"window_cycles": 1.0, "window_steps": 21.0, "window_s": 2.88}
     assert cycles_text(metrics) == "Steps come in cycles of 21 steps in 2.88 s; the window contains 1 cycle"
 
 
-def test_later_trials_know_that_there_were_none(bench):
+def test_later_trials_are_told_if_the_baseline_found_no_cycles(bench):
     study = bench(Surface(), minutes=4)
     summary = study.run()
     assert [launch.spec.cycle for launch in study.launcher.launches][1:3] == [{}, {}]
     assert summary["cycles"] is None
 
 
-def test_the_baseline_looks_for_cycles_longer_than_others_do_within_its_budget(bench):
+def test_baseline_looks_longer_for_cycles_than_other_trials_within_its_budget(bench):
     study = bench(Surface(), minutes=4)
     study.run()
     first, second = [launch.spec.rules for launch in study.launcher.launches][:2]

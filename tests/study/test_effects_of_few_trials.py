@@ -1,4 +1,4 @@
-"""What a summary says about the effects of changes after a few trials, and about the time that missing effects need."""
+"""After a few trials, a summary estimates the effects of changes and states the time that missing effects need."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ RECORDS = [trial(0, {}, 13.5, Kind.baseline), trial(1, ALL, 31.5), trial(2, {**A
 FINALS = [trial(3, {}, 13.6, Kind.final, 0), trial(4, ALL, 28.5, Kind.final, 1)]
 
 
-def test_changes_that_were_only_tried_together_say_what_budget_they_need():
+def test_budget_to_measure_changes_tried_only_together_is_reported():
     records = [*RECORDS, *FINALS]
     told = with_estimates(entries(ALL), records[1], ABOUT, records)
     assert told == entries(ALL)
@@ -46,7 +46,7 @@ def test_changes_that_were_only_tried_together_say_what_budget_they_need():
     assert fewer["minutes"] < need["minutes"]
 
 
-def test_what_a_trial_without_a_change_tells_is_said_as_an_estimate():
+def test_trial_that_lacks_one_change_gives_an_estimate_of_its_effect():
     without = {key: value for key, value in ALL.items() if key != "optimizer.implementation"}
     records = [*RECORDS, trial(3, without, 31.0)]
     told = {entry["knob"]: entry for entry in with_estimates(entries(ALL), records[1], ABOUT, records)}
@@ -57,14 +57,14 @@ def test_what_a_trial_without_a_change_tells_is_said_as_an_estimate():
     assert {entry["verdict"] for entry in told.values()} == {"not measured"}
 
 
-def test_what_was_measured_is_left_as_it_is_and_needs_nothing():
+def test_measured_effects_stay_unchanged_and_need_no_more_time():
     measured = [{**entry, "verdict": "faster", "ratio": 1.3, "ci": (1.2, 1.4)} for entry in entries(ALL)]
     assert with_estimates(measured, RECORDS[1], ABOUT, RECORDS) == measured
     assert needed(measured, ABOUT, RECORDS) is None
     assert needed(entries(ALL), StudyRecord(name="s", title="s", command=[], cwd="/"), RECORDS) is None
 
 
-def test_the_budget_that_is_asked_for_is_enough_to_know_every_effect(bench, tmp_path):
+def test_reported_budget_is_enough_to_measure_every_effect(bench, tmp_path):
     """A simulated three-minute study of a program whose trials take as long as resnet18's on two cores."""
     space = tmp_path / "space.yaml"
     space.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\nloader.batch_size: [16, 32, 64]\n")

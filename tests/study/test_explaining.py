@@ -62,7 +62,7 @@ def test_passes_run_last_for_best_and_baseline(explained):
     assert kinds(bench)[-len(last) :] == [Kind.explain] * len(last)
 
 
-def test_a_pass_has_no_value_and_counts_for_nothing(explained):
+def test_pass_has_no_value_and_is_excluded_from_the_counts(explained):
     bench, summary = explained
     for trial in bench.trials:
         if trial.kind is Kind.explain:
@@ -71,7 +71,7 @@ def test_a_pass_has_no_value_and_counts_for_nothing(explained):
     assert len(summary["trials"]) == len(bench.trials)
 
 
-def test_findings_stand_in_the_summary_and_on_disk(explained):
+def test_findings_are_in_the_summary_and_on_disk(explained):
     bench, summary = explained
     entries = {one["role"]: one for one in summary["explanation"]["explained"]}
     assert set(entries) == {"best", "baseline"}
@@ -89,7 +89,7 @@ def test_the_verdict_is_the_same_with_and_without_passes(bench, tiny):
     assert runs[0]["speedup"]["verdict"] == runs[1]["speedup"]["verdict"]
 
 
-def test_too_little_time_for_a_pass_is_said_and_nothing_is_run(bench, tiny):
+def test_with_too_little_time_for_a_pass_none_runs_and_the_summary_says_so(bench, tiny):
     made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
     summary = made_bench.run()
     assert not passes(made_bench)
@@ -97,7 +97,7 @@ def test_too_little_time_for_a_pass_is_said_and_nothing_is_run(bench, tiny):
     assert any("Not explained" in notice for notice in made_bench.listener.named("notice"))
 
 
-def test_the_command_that_explains_a_study_reaches_it_if_a_later_one_has_its_name(bench, tiny):
+def test_suggested_command_names_the_folder_if_a_later_study_has_the_same_name(bench, tiny):
     first, later = (bench(Surface(documents=documents), AUTO, *tiny, minutes=1) for _ in range(2))
     later.folder.sequence = first.folder.sequence + 1
     later.run()
@@ -111,13 +111,13 @@ def test_passes_take_a_tenth_of_the_time_at_most(bench, tiny):
     assert 0 < spent_s <= 0.1 * 4 * 60
 
 
-def test_no_pass_without_explain_auto(bench, tiny):
+def test_no_pass_runs_without_explain_auto(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     assert made_bench.run()["explanation"] is None
     assert not passes(made_bench)
 
 
-def test_a_crash_under_a_pass_is_that_passes_outcome(bench, tiny):
+def test_crash_during_a_pass_is_recorded_only_for_that_pass(bench, tiny):
     def failures(trial, knobs):
         is_pass = made_bench.launcher.launches[-1].spec.explain == "lines"
         return Failure(signal="SIGSEGV", cause="result", log_tail="crashed") if is_pass else None
@@ -159,7 +159,7 @@ def test_resuming_repeats_no_pass(explained):
     assert again["best"]["trial"] == first["best"]["trial"]
 
 
-def test_a_pass_that_saw_much_slower_steps_than_were_measured_claims_nothing(bench, tiny):
+def test_pass_with_much_slower_steps_than_the_trial_gives_no_findings(bench, tiny):
     def slow(which, knobs):
         return [made.lines(WASTE, seconds=50 * 100.0)] if which == "lines" else documents(which, knobs)
 
@@ -185,7 +185,7 @@ def explain(bench, **wanted):
     return explain_study(bench.inputs, bench.folder, bench.listener, Wanted(**wanted))
 
 
-def test_a_study_can_be_explained_later_and_stays_as_it_was(bench, tiny):
+def test_explaining_a_finished_study_changes_nothing_else(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     before = made_bench.run()
     after = explain(made_bench, passes=("lines",))
@@ -204,7 +204,7 @@ def test_a_pass_that_ran_is_not_run_again(bench, tiny):
     assert passes(made_bench) == [(0, "lines"), (0, "memory")]
 
 
-def test_tables_of_a_trace_that_was_pruned_stay(bench, tiny):
+def test_tables_of_a_trace_stay_after_the_trace_was_pruned(bench, tiny):
     made_bench = bench(Surface(documents=lambda which, knobs: [traced()] if which == "trace" else []), *tiny, minutes=20)
     made_bench.run()
     explain(made_bench, trial=0, passes=("trace",))
@@ -218,7 +218,7 @@ def test_tables_of_a_trace_that_was_pruned_stay(bench, tiny):
     assert before
 
 
-def test_a_setting_that_is_found_is_tried_in_two_pairs(bench, tiny):
+def test_recommended_setting_is_tried_in_two_pairs(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
     made_bench.run()
     summary = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
@@ -270,14 +270,14 @@ def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
     assert check["how"] == "pairs without it"
     assert check["measured"]["mid"] == pytest.approx(0.5, abs=0.05)
     assert finding["gain"]["mid"] == pytest.approx(1 / (1 - 0.8 / 3) - 1, abs=0.05)  # a fifth of the decoding usually remains
-    assert finding["gain"]["high"] == pytest.approx(check["measured"]["high"])  # other vector instructions round otherwise
+    assert finding["gain"]["high"] == pytest.approx(check["measured"]["high"])  # rounding differs between instruction sets
     assert size_text(finding).endswith(f"; without it, {gain_text(check['measured'])}")
-    again = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)  # measures nothing again
+    again = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)  # repeats no measurement
     assert decode_of(again) == finding
     assert len([trial for trial in made_bench.trials if trial.kind is Kind.check and trial.origin == "slow decode"]) == 4
 
 
-def test_a_stage_without_which_the_program_fails_is_tried_once_and_the_failure_is_noted(bench, tiny):
+def test_failure_of_a_program_without_a_stage_is_noted_and_not_tried_again(bench, tiny):
     failing = []
     error = {"type": "RuntimeError", "message": "decode cannot be skipped", "traceback": "..."}
     surface = Surface(documents=decoding, failures=lambda trial, _: Failure(error=error) if failing else None)
@@ -299,7 +299,7 @@ def test_a_stage_without_which_the_program_fails_is_tried_once_and_the_failure_i
     ("failure", "outcome"),
     [(OUT_OF_MEMORY, "device_oom"), *more((Failure(cause="deadline"), "timeout"), (Failure(signal="SIGSEGV"), "crash"))],
 )
-def test_a_failure_that_may_be_due_to_chance_is_remembered_and_tried_again_on_request(bench, tiny, tmp_path, failure, outcome):
+def test_failed_check_is_repeated_only_on_request_or_after_the_program_changed(bench, tiny, tmp_path, failure, outcome):
     program = tmp_path / "data.py"
     program.touch()
 
@@ -322,15 +322,15 @@ def test_a_failure_that_may_be_due_to_chance_is_remembered_and_tried_again_on_re
         assert len(said) == 1
         assert f"because trial {trials[-1].number} ended as {outcome}" in said[0]
         command = re.escape(f"autotune explain {call(made_bench.folder)} --trial 0 --minutes ")
-        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # enough time: else it would not be tried
+        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # a retry needs enough time
         return len(trials)
 
     assert [tried(), tried(), tried(is_retrying=True), tried()] == [1, 1, 2, 2]
-    os.utime(program, (0.0, made_bench.clock.time()))  # the user has changed it
+    os.utime(program, (0.0, made_bench.clock.time()))  # the user has changed the program
     assert [tried(), tried()] == [3, 3]
 
 
-def test_functions_of_files_with_the_same_name_are_measured_each(bench, tiny):
+def test_functions_in_files_of_the_same_name_are_measured_separately(bench, tiny):
     def in_both(which, knobs):
         lines = [
             made.line("total += sum(range(n))", seconds, function="load", file=f"/home/me/src/{name}/data.py")
@@ -353,7 +353,7 @@ def test_functions_of_files_with_the_same_name_are_measured_each(bench, tiny):
     assert len([trial for trial in made_bench.trials if trial.kind is Kind.check]) == 8
 
 
-def test_why_a_function_cannot_be_skipped_is_said_and_costs_no_trial(bench, tiny):
+def test_function_that_cannot_be_skipped_is_reported_without_a_trial(bench, tiny):
     line = made.line("total += sum(range(n))", 0.03, function="main.<locals>.watch")
     made_bench = bench(
         Surface(documents=lambda which, knobs: [made.lines(line)] if which == "lines" else []), *tiny, minutes=20
@@ -366,7 +366,7 @@ def test_why_a_function_cannot_be_skipped_is_said_and_costs_no_trial(bench, tiny
     assert Kind.check not in kinds(made_bench)
 
 
-def test_checks_that_were_made_before_leave_room_for_others(bench, tiny, monkeypatch):
+def test_earlier_checks_do_not_count_against_the_limit_of_checks(bench, tiny, monkeypatch):
     gain = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
     causes = [f"cause {number}" for number in range(MAX_CHECKS + 1)]
     made_up = [
@@ -383,7 +383,7 @@ def test_checks_that_were_made_before_leave_room_for_others(bench, tiny, monkeyp
         assert [check["cause"] for check in made] == causes[:num]
 
 
-def test_a_loss_that_is_not_finite_without_a_stage_says_nothing_about_the_program():
+def test_nonfinite_loss_with_a_skipped_stage_does_not_excuse_the_program():
     record = TrialRecord(
         number=7, kind=Kind.check, knobs={}, changed={}, outcome=Outcome.ok, evidence={NOT_FINITE: {LOSS: "step 3"}}
     )
@@ -393,7 +393,7 @@ def test_a_loss_that_is_not_finite_without_a_stage_says_nothing_about_the_progra
     assert not caveat([record])
 
 
-def test_a_stage_whose_time_costs_nothing_is_no_finding(bench, tiny):
+def test_stage_that_gains_nothing_when_skipped_is_not_a_finding(bench, tiny):
     made_bench = bench(Surface(documents=decoding), *tiny, minutes=20)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
@@ -401,7 +401,7 @@ def test_a_stage_whose_time_costs_nothing_is_no_finding(bench, tiny):
     assert [check["remedy"] for check in explanation["checks"] if check["cause"] == "slow decode"] == ["without decode"]
 
 
-def test_a_fixed_program_is_compared_with_what_a_remedy_was_to_gain(bench, tiny):
+def test_fixed_program_is_compared_with_the_predicted_gain_of_the_remedy(bench, tiny):
     made_bench = bench(Surface(documents=decoding, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
     made_bench.run()
     predicted = decode_of(explain(made_bench, trial=0, passes=("lines",), minutes=60.0))["gain"]
@@ -412,7 +412,7 @@ def test_a_fixed_program_is_compared_with_what_a_remedy_was_to_gain(bench, tiny)
     assert (check["how"], check["predicted"]) == ("fixed program", predicted)
 
 
-def test_a_setting_that_compiles_has_the_time_to_compile(bench, tiny, monkeypatch):
+def test_check_of_a_compile_setting_has_extra_time_to_compile(bench, tiny, monkeypatch):
     predicted = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
     finding = Finding(
         cause="launch-bound", where="forward", evidence="", gain=predicted, basis="", knob=COMPILE, value="default"
@@ -426,7 +426,7 @@ def test_a_setting_that_compiles_has_the_time_to_compile(bench, tiny, monkeypatc
     assert with_remedy == pytest.approx(without + OVERRUN_FACTOR * COMPILE_S, rel=0.2)
 
 
-def test_a_setting_that_gains_nothing_is_refuted_and_counted(bench, tiny):
+def test_setting_that_gains_nothing_is_dropped_and_counted_as_a_wrong_prediction(bench, tiny):
     made_bench = bench(Surface(documents=fused, observed=OBSERVED), *tiny, minutes=20)
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=60.0)["explanation"]
@@ -434,7 +434,7 @@ def test_a_setting_that_gains_nothing_is_refuted_and_counted(bench, tiny):
     assert explanation["accuracy"] == {"checked": 1, "held": 0}
 
 
-def test_no_check_begins_without_time(bench, tiny):
+def test_no_check_starts_without_time_for_it(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED), *tiny, minutes=20)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
@@ -443,7 +443,7 @@ def test_no_check_begins_without_time(bench, tiny):
     assert any(note.startswith("unfused optimizer: not tried") for note in notes)
 
 
-def test_a_setting_that_the_search_tried_is_checked_by_its_trials(bench, tmp_path):
+def test_setting_tried_in_the_search_is_checked_with_the_trials_of_the_search(bench, tmp_path):
     file = tmp_path / "space.yaml"
     file.write_text("optimizer.implementation: [default, fused]\nloader.num_workers: [0, 2]\n")
     surface = Surface(documents=fused, gains=FASTER, observed=OBSERVED)
@@ -451,11 +451,11 @@ def test_a_setting_that_the_search_tried_is_checked_by_its_trials(bench, tmp_pat
     made_bench.run()
     explanation = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
     assert [check["how"] for check in explanation["checks"]] == ["trials of this study"]
-    assert explanation["checks"][0]["predicted"]["kind"] == "predicted"  # the rule's, not the trials' result
+    assert explanation["checks"][0]["predicted"]["kind"] == "predicted"  # from the rule, not from the trials
     assert explanation["explained"][0]["findings"][0]["gain"]["mid"] == pytest.approx(0.216, abs=0.06)
 
 
-def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
+def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     explain(made_bench, passes=("lines",))
@@ -469,7 +469,7 @@ def test_a_fixed_program_is_measured_in_turn_with_the_old_one(bench, tiny):
     assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
 
 
-def test_a_fixed_program_is_refused_if_nothing_was_found_that_it_could_fix(bench, tiny):
+def test_fixed_program_is_refused_if_there_is_no_finding_to_fix(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     document = explain(made_bench, passes=("lines",))["explanation"]
@@ -479,7 +479,7 @@ def test_a_fixed_program_is_refused_if_nothing_was_found_that_it_could_fix(bench
         explain(made_bench, fixed=CommandTemplate(parts=["python", "fixed.py"]))
 
 
-def test_trials_of_a_fixed_program_are_marked_and_its_gain_stands_apart(bench, tiny):
+def test_trials_of_a_fixed_program_are_marked_and_its_gain_is_reported_separately(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     before = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]
@@ -488,7 +488,7 @@ def test_trials_of_a_fixed_program_are_marked_and_its_gain_stands_apart(bench, t
     assert [trial.is_of_program for trial in tried] == [False, True, True, False]
     finding, was = (one["explained"][0]["findings"][0] for one in (explanation, before))
     assert size_text(finding) == f"{gain_text(was['gain'])}; with the fixed program, {gain_text(finding['check']['measured'])}"
-    assert explanation["accuracy"] == {"checked": 0, "held": 0}  # the fix may have removed nothing
+    assert explanation["accuracy"] == {"checked": 0, "held": 0}  # the fix may not have removed the cause
 
 
 @pytest.mark.parametrize(
@@ -498,14 +498,14 @@ def test_trials_of_a_fixed_program_are_marked_and_its_gain_stands_apart(bench, t
         ({"fixed": CommandTemplate(parts=["true"])}, "was not explained yet"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(wanted, said, bench, tiny):
+def test_explain_refuses_an_unknown_trial_and_a_fix_without_an_explanation(wanted, said, bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     with pytest.raises(BadInput, match=said):
         explain(made_bench, **wanted)
 
 
-def test_a_trial_without_a_measurement_is_refused_with_those_that_have_one(bench, tiny):
+def test_explain_refuses_a_trial_without_a_measurement_and_lists_those_with_one(bench, tiny):
     surface = Surface(documents=documents, failures=lambda trial, _: OUT_OF_MEMORY if trial == 2 else None)
     made_bench = bench(surface, *tiny, minutes=20)
     made_bench.run()
@@ -513,7 +513,7 @@ def test_a_trial_without_a_measurement_is_refused_with_those_that_have_one(bench
         explain(made_bench, trial=2)
 
 
-def test_a_winner_that_the_attribution_measured_first_is_explained(tmp_path):
+def test_explain_accepts_a_winner_that_attribution_measured_first(tmp_path):
     kinds = [Kind.baseline, Kind.search, Kind.attribution, Kind.final, Kind.parity]
     records = [
         TrialRecord(number=n, kind=kind, knobs={}, changed={}, outcome=Outcome.ok, value=10.0, repeats=2 if n == 3 else None)
@@ -532,7 +532,7 @@ def test_a_winner_that_the_attribution_measured_first_is_explained(tmp_path):
     assert str(told.value).endswith(call(folder))
 
 
-def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
+def test_unreadable_document_gives_a_note(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
@@ -543,14 +543,14 @@ def test_a_document_that_cannot_be_read_is_a_sentence(bench, tiny):
     assert entry["notes"][0].startswith("lines: not known, rank 0: explained.lines.rank0.json: not JSON, or cut short")
 
 
-def test_a_slow_program_leaves_time_for_a_pass_because_a_pass_ends_although_it_has_seen_few_steps(bench, tiny):
+def test_study_of_a_slow_program_has_time_for_a_pass_that_ends_after_few_steps(bench, tiny):
     slow = Surface(documents=documents, step_s=lambda knobs: 2.2, start_s=6.0)
     one = bench(slow, AUTO, *tiny, minutes=8)
     assert one.run()["status"] == "complete"
     assert [which for _, which in passes(one)][:1] == ["lines"]
 
 
-def test_a_setting_that_fails_when_it_is_tried_is_no_longer_advised(bench, tiny):
+def test_setting_that_fails_its_check_is_no_longer_advised(bench, tiny):
     def failures(trial, knobs):
         return Failure(cause="hang", log_tail="") if knobs.get("optimizer.implementation") == "fused" else None
 

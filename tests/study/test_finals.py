@@ -28,16 +28,16 @@ def test_finalists_are_the_three_best_that_may_win():
     assert [record.number for record in finalists([BASELINE, *searched])] == [5, 4, 3]
 
 
-def test_noise_does_not_explain_a_large_difference_so_such_are_no_finalists():
+def test_trial_far_behind_the_best_is_not_a_finalist():
     assert [record.number for record in finalists([BASELINE, trial(1, 200.0, A="1"), trial(2, 120.0, A="2")])] == [1]
 
 
-def test_no_finalist_when_nothing_comes_near_the_baseline():
+def test_there_is_no_finalist_if_no_trial_comes_near_the_baseline():
     assert finalists([BASELINE, trial(1, 90.0, A="1"), trial(2, None, Outcome.crash, A="2")]) == []
     assert finalists([BASELINE]) == []
 
 
-def test_more_changes_for_the_same_speed_come_last_and_only_while_there_is_room():
+def test_equally_fast_superset_is_the_last_finalist_and_only_if_a_place_is_free():
     """Single measurements do not show that fewer changes are as fast as all of them."""
     few, many, better = trial(1, 200.0, A="1"), trial(2, 201.0, A="1", B="1"), trial(3, 210.0, A="1", C="1")
     assert [record.number for record in finalists([BASELINE, few, many, better])] == [3, 1, 2]
@@ -45,12 +45,12 @@ def test_more_changes_for_the_same_speed_come_last_and_only_while_there_is_room(
     assert [record.number for record in finalists([BASELINE, few, many, better, other])] == [3, 4, 1]
 
 
-def test_a_whole_that_is_well_behind_its_part_stays_out():
+def test_superset_clearly_slower_than_its_subset_is_not_a_finalist():
     few, many = trial(1, 200.0, A="1"), trial(2, 188.0, A="1", B="1")
     assert [record.number for record in finalists([BASELINE, few, many])] == [1]
 
 
-def test_a_compilation_that_gains_nothing_stays_out():
+def test_compilation_without_a_gain_is_not_a_finalist():
     few, compiled = trial(1, 200.0, A="1"), trial(2, 204.0, A="1", B="1")
     compiled.phases_s["compile"] = 60.0
     assert [record.number for record in finalists([BASELINE, few, compiled])] == [1]
@@ -58,19 +58,19 @@ def test_a_compilation_that_gains_nothing_stays_out():
     assert [record.number for record in finalists([BASELINE, few, compiled])] == [2, 1]
 
 
-def test_among_alike_the_one_with_fewest_changes_is_chosen():
+def test_among_equally_fast_finalists_the_one_with_fewest_changes_is_chosen():
     many, few, slow = trial(1, 200.0, A="1", B="1"), trial(2, 199.0, A="1"), trial(3, 180.0)
     assert choose({1: [200.0], 2: [199.5], 3: [180.0]}, [many, few, slow]) is few
     assert choose({1: [200.0], 2: [190.0]}, [many, few]) is many
     assert choose({}, [many, few]) is few
 
 
-def test_a_search_value_does_not_win_against_rounds():
+def test_value_from_the_search_does_not_beat_values_from_rounds():
     lucky, measured = trial(1, 230.0, A="1"), trial(2, 220.0, A="2")
     assert choose({2: [200.0]}, [lucky, measured]) is measured
 
 
-def test_lower_tier_is_chosen_among_equally_many_changes():
+def test_lower_tier_is_chosen_if_the_number_of_changes_is_equal():
     exact, training = trial(1, 200.0, A="1"), trial(2, 200.5, A="2")
     training.tier = Tier.training
     assert choose({}, [training, exact]) is exact
@@ -91,7 +91,7 @@ def test_lower_tier_is_chosen_among_equally_many_changes():
         (0.9, (0.85, 0.95), "ambiguous", False, False),
     ],
 )
-def test_what_is_handed_over_is_likely_no_slower(ratio, ci, verdict, is_likely, is_better):
+def test_decision_is_better_only_if_a_worthwhile_gain_is_likely(ratio, ci, verdict, is_likely, is_better):
     found = Ratio(ratio=ratio, ci=ci, num_rounds=3)
     assert Decision(finalist=BASELINE, ratio=found, verdict=verdict, is_likely=is_likely).is_better is is_better
 
@@ -108,26 +108,26 @@ def test_what_is_handed_over_is_likely_no_slower(ratio, ci, verdict, is_likely, 
         ([(1.12, 1.0)], [{0: 1.0, 1: 1.1}, {0: 1.0, 1: 1.14}], True),
     ],
 )
-def test_rounds_that_choose_count_for_what_is_handed_over_and_not_for_what_is_claimed(pairs, choosing, is_likely):
+def test_choosing_rounds_affect_what_is_exported_but_not_the_reported_speedup(pairs, choosing, is_likely):
     found, alone = judge(trial(1, 200.0, A="1"), pairs, choosing=choosing), judge(trial(1, 200.0, A="1"), pairs)
     assert found.is_likely is is_likely
     assert (found.ratio, found.verdict) == (alone.ratio, alone.verdict)
     assert ("still exported" in found.reason) is (found.is_better and found.verdict == "ambiguous")
 
 
-def test_rounds_that_were_lost_are_told():
+def test_verdict_reports_lost_rounds():
     found = judge(trial(1, 150.0), [(150.0, 100.0)] * 3 + [(151.0, 100.0)], num_lost=2)
     assert found.verdict == "faster"
     assert found.reason == "2 rounds of the finals do not count, because a trial failed or was disturbed"
 
 
-def test_two_looks_are_paid_for_with_a_wider_interval():
+def test_looking_twice_widens_the_interval():
     pairs = [(101.0, 100.0), (102.0, 100.0), (103.0, 100.0)]
     once, twice = (judge(trial(1, 150.0), pairs, looks=looks).ratio.ci for looks in (1, 2))
     assert twice[0] < once[0] < once[1] < twice[1]
 
 
-def test_the_rates_of_two_rounds_use_the_spread_of_both_sides_and_of_earlier_rounds():
+def test_interval_of_a_rate_uses_the_spread_of_both_sides_and_of_earlier_rounds():
     pairs = [(150.0, 100.0), (153.0, 101.0)]
     _, alone = log_mean_interval([150.0, 153.0])
     rate, both = judge(trial(1, 150.0), pairs).rate(1)
@@ -137,7 +137,7 @@ def test_the_rates_of_two_rounds_use_the_spread_of_both_sides_and_of_earlier_rou
     assert known[0] < 150.0 < 153.0 < known[1]
 
 
-def test_a_batch_size_must_be_worth_more_than_the_spread():
+def test_batch_size_is_changed_only_if_its_gain_exceeds_the_spread():
     """A batch size changes the training. If the data do not show a difference, a configuration without that change wins."""
     batch, same = trial(1, 210.0, B="16"), trial(2, 203.0, A="1", C="1")
     batch.tier, same.tier = Tier.training, Tier.numerics
@@ -147,7 +147,7 @@ def test_a_batch_size_must_be_worth_more_than_the_spread():
     assert choose({1: [260.0], 2: [203.0]}, [batch, same], spread=0.05) is batch
 
 
-def test_the_best_that_leaves_the_training_as_it_is_comes_into_the_finals():
+def test_best_configuration_with_unchanged_training_is_a_finalist():
     searched = [trial(n, 200.0 - n, B=str(n)) for n in range(1, 5)]
     for record in searched:
         record.tier = Tier.training
@@ -158,8 +158,8 @@ def test_the_best_that_leaves_the_training_as_it_is_comes_into_the_finals():
     assert [record.number for record in finalists([BASELINE, *searched, same])] == [1, 2, 3]
 
 
-def test_a_finalist_that_fails_once_as_the_time_ends_does_not_keep_the_finals_going(bench):
-    """Without time for another pair, nothing can be chosen again. This used to be an endless loop."""
+def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
+    """Without time for another pair, no other finalist can be chosen. This used to be an endless loop."""
     failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
     for minutes in (2.0, 2.5, 3.0, 3.5):
@@ -167,8 +167,8 @@ def test_a_finalist_that_fails_once_as_the_time_ends_does_not_keep_the_finals_go
         assert summary["status"] == "complete"
 
 
-def test_nothing_is_explained_while_a_third_pair_is_missing_that_would_have_fitted(bench, tiny):
-    """The finals were planned with trials of twelve seconds; they take eighteen, as where the machine slows down."""
+def test_third_pair_is_measured_before_explaining_if_it_fits(bench, tiny):
+    """The finals are planned with trials of 12 s, which then take 18 s, as on a machine that slows down."""
     documents = lambda which, _: [made.lines(made.line("sum(x)", 0.02))] if which == "lines" else []  # noqa: E731
     short = []
     for minutes in (twentieths / 20 for twentieths in range(50, 66)):
@@ -196,7 +196,7 @@ def finals_of(study):
     return [record for record in study.trials if record.kind is Kind.final]
 
 
-def test_reported_rounds_are_not_the_choosing_rounds_and_alternate_abba_or_baab(bench):
+def test_reporting_rounds_follow_choosing_rounds_and_alternate_abba_or_baab(bench):
     study = bench(Surface(gains=CLOSE, start_s=1.0, window_s=3.0), "study.budget.trials=12", *EAGER, minutes=10)
     summary = study.run()
     finals = finals_of(study)
@@ -225,7 +225,7 @@ def test_every_final_is_a_fresh_measurement_of_an_earlier_trial(bench):
         assert record.origin == ""
 
 
-def test_finals_measure_by_tighter_rules(bench):
+def test_finals_use_stricter_measurement_rules_than_the_search(bench):
     study = bench(Surface(gains=CLOSE), "study.budget.trials=3")
     study.run()
     first, last = study.launcher.launches[0].spec.rules, study.launcher.launches[-1].spec.rules
@@ -250,7 +250,7 @@ TWO_FAST = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach','fused
 
 
 def two_fast(bench, *failing):
-    """Returns a study with two finalists; `failing` are (optimizer, n): its n-th trial in the finals fails. -1 means all."""
+    """Returns a study with two finalists. (optimizer, n) in `failing` makes its n-th trial in the finals fail; -1 means all."""
     num = collections.Counter()
 
     def failures(number, knobs):
@@ -280,7 +280,7 @@ def test_a_resumed_study_keeps_the_finalist_that_was_chosen_after_another_failed
         assert after[part] == before[part]
 
 
-def test_a_resumed_study_judges_without_the_rounds_that_followed_the_verdict(bench):
+def test_resumed_study_excludes_rounds_after_the_verdict_from_the_verdict(bench):
     budget = ["study.budget.minutes=null", "study.budget.trials=6"]
     study = bench(Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02), *EAGER, *budget)
     before = study.run()
@@ -290,14 +290,14 @@ def test_a_resumed_study_judges_without_the_rounds_that_followed_the_verdict(ben
     assert (after["speedup"], after["best_by_tier"]) == (before["speedup"], before["best_by_tier"])
 
 
-def test_a_resumed_study_tells_as_before_that_every_finalist_failed(bench):
+def test_resumed_study_still_reports_that_every_finalist_failed(bench):
     study = two_fast(bench, ("fused", -1), ("foreach", -1))
     before = study.run()
     assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
     assert again(study)["speedup"] == before["speedup"]
 
 
-def test_a_resumed_study_shows_the_effects_of_the_winner_and_not_of_a_larger_finalist(bench):
+def test_resumed_study_shows_the_effects_of_the_winner_not_of_a_larger_finalist(bench):
     space = [
         f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
     ]
@@ -310,7 +310,7 @@ def test_a_resumed_study_shows_the_effects_of_the_winner_and_not_of_a_larger_fin
     assert (after["attribution"], after["minimality"]) == (before["attribution"], before["minimality"])
 
 
-def test_a_resumed_study_makes_no_more_rounds_for_those_that_were_lost(bench):
+def test_resumed_study_does_not_repeat_lost_rounds(bench):
     study = two_fast(bench, *[("default", number) for number in range(3, 14)])
     before = study.run()
     assert before["speedup"]["num_rounds"] < 8
@@ -318,7 +318,7 @@ def test_a_resumed_study_makes_no_more_rounds_for_those_that_were_lost(bench):
     assert not study.launcher.launches
 
 
-def test_finalists_that_all_fail_in_each_choosing_round_are_not_reported(bench):
+def test_no_reporting_round_runs_if_every_finalist_fails_in_each_choosing_round(bench):
     study = two_fast(bench, ("foreach", 1), ("foreach", 2), ("fused", 1), ("fused", 2))
     before = study.run()
     assert before["speedup"]["reason"] == "every finalist failed when it was measured again"
@@ -327,14 +327,14 @@ def test_finalists_that_all_fail_in_each_choosing_round_are_not_reported(bench):
     assert again(study)["speedup"] == before["speedup"]
 
 
-def test_finals_end_if_the_baseline_always_fails_there(bench):
+def test_finals_end_even_if_the_baseline_always_fails_in_them(bench):
     """Without a time budget, this used to be an endless loop."""
     study = two_fast(bench, ("default", -1), ("fused", 1), ("foreach", 1))
     assert study.run()["status"] == "complete"
     assert len(finals_of(study)) < 60
 
 
-def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_faster(bench):
+def test_finalist_that_failed_in_the_finals_is_reported_if_nothing_else_is_faster(bench):
     def failures(number, knobs):
         is_final = any(line[0] == "finals_started" for line in study.listener.calls)
         return OUT_OF_MEMORY if is_final and knobs["precision.amp"] == "bf16" else None
@@ -354,7 +354,7 @@ def test_what_looked_faster_and_failed_in_the_finals_is_told_if_nothing_else_is_
     assert any(line.startswith(f"note  {text}") and "device_oom" in line for line in lines(summary, study.folder.path))
 
 
-def test_a_failed_comparison_of_losses_counts_and_what_was_reported_or_was_slower_does_not():
+def test_failed_finalists_include_failed_parity_but_not_reported_or_slower_trials():
     reported, faster, slower = trial(1, 150.0, A="1"), trial(2, 200.0, A="2"), trial(3, 90.0, A="3")
     again = [
         TrialRecord(number=4 + n, kind=kind, knobs={}, changed={}, outcome=outcome, repeats=number)
@@ -372,7 +372,7 @@ def test_a_failed_comparison_of_losses_counts_and_what_was_reported_or_was_slowe
     assert failed_finalists(records, Decision()) == [(faster, again[1]), (reported, again[0])]
 
 
-def test_the_best_of_a_tier_is_no_configuration_that_failed_in_the_finals_whichever_of_its_trials_was_repeated():
+def test_best_of_a_tier_is_never_a_configuration_that_failed_in_the_finals():
     slow, again, other = trial(1, 120.0, A="1"), trial(5, 150.0, A="1"), trial(2, 110.0, B="1")
     failed = TrialRecord(number=6, kind=Kind.final, knobs={}, changed=again.changed, outcome=Outcome.crash, repeats=5)
     records = [BASELINE, slow, other, again]
@@ -380,7 +380,7 @@ def test_the_best_of_a_tier_is_no_configuration_that_failed_in_the_finals_whiche
     assert leader([*records, failed], BASELINE, Tier.exact) is other
 
 
-def test_failures_alone_say_nothing_about_speed():
+def test_verdict_is_ambiguous_if_every_trial_failed():
     failed = [trial(number, None, Outcome.error, a=str(number)) for number in (1, 2)]
     decision = without_finalist([trial(0, 10.0), *failed])
     assert (decision.verdict, decision.reason) == ("ambiguous", "none of the configurations tried could be measured: error")

@@ -1,4 +1,4 @@
-"""Whole studies, on a launcher without processes, of a program whose own loss is not finite."""
+"""Whole studies of a program whose own loss is not finite, on a launcher without processes."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def study(bench, tmp_path):
     return _study
 
 
-def test_a_program_whose_own_loss_is_not_finite_is_tuned_and_no_trial_is_out_for_doing_as_it_does(study):
+def test_program_whose_own_loss_is_not_finite_is_tuned_without_rejecting_trials(study):
     one = study(lost_with("off", "bf16"))
     summary = one.run()
     assert summary["status"] == "complete"
@@ -50,13 +50,13 @@ def test_a_program_whose_own_loss_is_not_finite_is_tuned_and_no_trial_is_out_for
     assert [line for line in one.listener.named("notice") if WORDS[1:] in line] == [f"T{summary['not_finite'][1:]}."]
 
 
-def test_best_yaml_says_that_the_program_s_own_loss_is_not_finite(study):
+def test_best_yaml_notes_a_baseline_loss_that_is_not_finite(study):
     text = render(study(lost_with("off", "bf16")).run(), "yaml", None).text
     assert f"# Loss parity: not checked: {WORDS}" in text.replace("\n#   ", " ").replace("\n#  ", " ")
     assert "so changes of numerics are `not checked`" in text
 
 
-def test_a_trial_whose_loss_is_not_finite_is_out_where_the_program_s_own_is(study):
+def test_trial_with_nonfinite_loss_is_rejected_if_the_baseline_loss_is_finite(study):
     one = study(lost_with("bf16"))
     summary = one.run()
     bf16 = [trial for trial in one.trials if trial.changed.get("precision.amp") == "bf16"]
@@ -65,13 +65,13 @@ def test_a_trial_whose_loss_is_not_finite_is_out_where_the_program_s_own_is(stud
     assert "precision.amp" not in summary["best"]["overrides"]
 
 
-def test_a_trial_that_keeps_the_loss_that_the_program_loses_is_as_good_as_any(study):
+def test_trial_with_finite_loss_can_win_if_the_baseline_loss_is_not_finite(study):
     summary = study(lost_with("off")).run()
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
     assert summary["parity"]["verdict"] == "not checked"
 
 
-def test_a_resumed_study_knows_what_its_baseline_lost(study):
+def test_resumed_study_knows_that_the_baseline_loss_is_not_finite(study):
     one = study(lost_with("off", "bf16"))
     one.inputs.config.study.budget.trials = 2
     one.run()
@@ -82,7 +82,7 @@ def test_a_resumed_study_knows_what_its_baseline_lost(study):
     assert "from step 6 on, in the baseline itself" in summary["not_finite"]
 
 
-def test_what_the_program_loses_when_it_is_measured_again_is_its_own_from_then_on(study):
+def test_nonfinite_loss_of_a_repeated_baseline_excuses_later_trials(study):
     """The loss stops being finite late, and only some runs get that far."""
     seen = []
 

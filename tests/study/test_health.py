@@ -40,7 +40,7 @@ def use(**what):
         (None, []),
     ],
 )
-def test_foreign_work_disturbs_where_the_trial_wants_for_cores(seen, kinds):
+def test_load_of_other_programs_disturbs_only_a_trial_short_of_cores(seen, kinds):
     assert [one.kind for one in of_cpu(seen)] == kinds
 
 
@@ -59,7 +59,7 @@ def test_foreign_work_disturbs_where_the_trial_wants_for_cores(seen, kinds):
         ({}, {1: None}, ["device"]),  # a new process with unknown use
     ],
 )
-def test_what_holds_the_device_back_from_outside_disturbs(metrics, strangers, kinds):
+def test_external_limits_and_other_users_of_the_device_disturb(metrics, strangers, kinds):
     assert [one.kind for one in of_device(metrics, strangers)] == kinds
 
 
@@ -81,7 +81,7 @@ def study_with(bench, trials, *overrides, **how):
     return study[0]
 
 
-def test_a_disturbed_trial_is_tried_once_more_and_says_what_it_was(bench):
+def test_disturbed_trial_is_repeated_once_and_records_the_disturbance(bench):
     study = study_with(bench, {2})
     study.run()
     assert [launch.spec.trial for launch in study.launcher.launches][:5] == [0, 1, 2, 2, 3]
@@ -92,7 +92,7 @@ def test_a_disturbed_trial_is_tried_once_more_and_says_what_it_was(bench):
     assert record.metrics["host.foreign_cores"] == 0.0
 
 
-def test_a_disturbed_trial_whose_second_attempt_cannot_begin_is_not_taken_for_measured(bench, monkeypatch):
+def test_disturbed_trial_is_not_recorded_if_its_second_attempt_cannot_start(bench, monkeypatch):
     def start(launch):
         if [one.spec.trial for one in study.launcher.launches].count(2):
             raise BadInput("cwd: no such folder")
@@ -106,7 +106,7 @@ def test_a_disturbed_trial_whose_second_attempt_cannot_begin_is_not_taken_for_me
     assert [record.number for record in study.trials] == [0, 1]
 
 
-def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
+def test_trial_disturbed_twice_has_no_value(bench):
     study = study_with(bench, {2}, num_attempts=2)
     summary = study.run()
     record = study.trials[2]
@@ -118,7 +118,7 @@ def test_twice_disturbed_has_no_value_and_is_no_answer(bench):
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
-def test_a_point_of_a_grid_that_was_disturbed_is_measured_in_the_end(bench, tiny):
+def test_disturbed_point_of_a_grid_is_measured_again_at_the_end(bench, tiny):
     study = study_with(bench, {2}, *tiny, "search.sampler=grid", num_attempts=2)
     study.run()
     disturbed, again = (study.trials[number] for number in (2, 4))
@@ -127,7 +127,7 @@ def test_a_point_of_a_grid_that_was_disturbed_is_measured_in_the_end(bench, tiny
     assert (again.changed, again.why) == (disturbed.changed, "again: trial 2 was disturbed")
 
 
-def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench):
+def test_retry_waits_a_limited_time_for_the_disturbance_to_end(bench):
     study = study_with(bench, {0}, num_attempts=1)
     slept = study.clock.sleep
 
@@ -143,7 +143,7 @@ def test_the_retry_waits_until_the_disturbance_is_over_for_a_bounded_time(bench)
     assert study.trials[0].outcome is Outcome.ok
 
 
-def test_a_machine_that_is_never_quiet_is_told_once_and_tuned_all_the_same(bench):
+def test_study_on_a_machine_that_is_never_quiet_says_so_once_and_completes(bench):
     study = bench(Surface(gains={("precision.amp", "bf16"): 2.0}))
     study.cpu.foreign_cores = 0.9
     summary = study.run()
@@ -153,33 +153,33 @@ def test_a_machine_that_is_never_quiet_is_told_once_and_tuned_all_the_same(bench
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["disturbed_by"]["since_trial"] == 0
     assert summary["disturbed_by"]["level"] == {"cpu": 0.9}
-    assert [launch.spec.trial for launch in study.launcher.launches][:4] == [0, 0, 1, 2], "no trial but the first is repeated"
+    assert [launch.spec.trial for launch in study.launcher.launches][:4] == [0, 0, 1, 2], "only the first trial is repeated"
 
 
-def test_more_than_the_usual_noise_still_disturbs(bench):
+def test_noise_above_the_accepted_level_still_disturbs(bench):
     level = Level()
     level.amounts = {"cpu": 0.9}
     assert level.beyond(of_cpu(use(foreign_cores=0.95))) == []
     assert level.beyond(of_cpu(use(foreign_cores=1.3)))
 
 
-def test_noise_that_comes_to_stay_is_accepted_after_two_trials_and_the_finals_decide(bench):
+def test_permanent_noise_is_accepted_after_two_trials_and_the_finals_still_decide(bench):
     study = study_with(bench, range(2, 100), num_attempts=9)
     summary = study.run()
     disturbed = [trial for trial in study.trials if trial.outcome is Outcome.disturbed]
-    assert len(disturbed) == 1, "the second of two in a row keeps its number"
+    assert len(disturbed) == 1, "the second disturbed trial in a row keeps its value"
     assert summary["disturbed_by"]["since_trial"] >= 2
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
-def test_level_survives_resuming():
+def test_accepted_noise_level_is_restored_when_a_study_is_resumed():
     record = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
     record.evidence[health.ACCEPTED] = {"cpu": 0.9}
     assert Level([record]).amounts == {"cpu": 0.9}
 
 
-def test_with_quiet_off_the_number_is_taken_and_the_noise_noted(bench):
+def test_without_measure_quiet_a_disturbed_trial_counts_and_the_noise_is_recorded(bench):
     study = bench(Surface(), "measure.quiet=false", "study.budget.trials=1")
     study.cpu.foreign_cores = 0.9
     summary = study.run()
@@ -188,7 +188,7 @@ def test_with_quiet_off_the_number_is_taken_and_the_noise_noted(bench):
     assert study.trials[0].metrics["host.foreign_cores"] == 0.9
 
 
-def test_a_failure_is_no_disturbance(bench):
+def test_failure_on_a_noisy_machine_is_recorded_as_a_failure(bench):
     surface = Surface(failures=lambda trial, _: Failure(error={"type": "ValueError", "message": "x"}) if trial == 2 else None)
     study = bench(surface, "study.budget.trials=2")
     study.cpu.foreign_cores = 0.9
@@ -196,7 +196,7 @@ def test_a_failure_is_no_disturbance(bench):
     assert study.trials[2].outcome is Outcome.error
 
 
-def test_a_disturbed_round_of_the_finals_is_left_out_and_does_not_count_against_its_configuration(bench):
+def test_disturbed_round_of_the_finals_does_not_count_against_its_configuration(bench):
     study = []
 
     def failures(trial, knobs):
@@ -224,14 +224,14 @@ class Hot(NoDevice):
         return {"gpu.slowdown_thermal_frac": 0.4 if self.num_windows == 1 else 0.0}
 
 
-def test_a_hot_device_rests_before_the_second_attempt(bench):
+def test_hot_device_cools_down_before_the_second_attempt(bench):
     study = bench(Surface(), "study.budget.trials=1", device=Hot())
     study.run()
     record = study.trials[0]
     assert record.outcome is Outcome.ok
     assert "too hot" in record.evidence["earlier_attempt"]["reason"]
     assert any("too hot. Waiting" in line for line in study.listener.named("notice"))
-    assert study.clock.now_s - 1000 > 10, "it rested"
+    assert study.clock.now_s - 1000 > 10, "it waited"
 
 
 class Shared(NoDevice):
@@ -245,7 +245,7 @@ class Shared(NoDevice):
         return self.found if self.num_asked > 1 else {}
 
 
-def test_ids_of_another_namespace_accuse_nobody(bench):
+def test_process_ids_of_another_namespace_are_not_counted_as_foreign(bench):
     study = bench(Surface(), "study.budget.trials=1", device=Shared({2**22 + 5: 0.9}))
     summary = study.run()
     assert set(summary["counts"]) == {"ok"}
@@ -259,7 +259,7 @@ GIB = 2**30
     ("num_samples", "disk_bytes", "is_flagged"),
     [(10**6, 0, True), (10**6, 0.9 * GIB, False), (1000, 0, False), (None, 0, False), (10**6, None, False)],
 )
-def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, disk_bytes, is_flagged):
+def test_data_larger_than_memory_but_read_from_the_page_cache_is_flagged(num_samples, disk_bytes, is_flagged):
     window = Window(
         steps=10,
         seconds=4,
@@ -284,13 +284,13 @@ def test_data_larger_than_memory_that_came_from_memory_is_flagged(num_samples, d
         (405.0, [73.0, 65.0], "ran at 405 samples/s first and at 65.0 to 73.0 when measured again"),
         (40.0, [65.0], "ran at 40.0 samples/s first and at 65.0 when measured again"),
         (405.0, [73.0, None], "first and at 73.0 when"),
-        (100.0, [75.0, 110.0], ""),  # a usual difference of repeats
+        (100.0, [75.0, 110.0], ""),  # an ordinary difference between repeats
         (100.0, [None], ""),
         (None, [100.0, 30.0], ""),  # no first value
         (100.0, [], ""),
     ],
 )
-def test_a_baseline_whose_measurements_lie_far_apart_is_told(first, again, said):
+def test_large_drift_between_measurements_of_the_baseline_is_reported(first, again, said):
     def record(number, value, *, kind=Kind.final, repeats=0):
         outcome = Outcome.ok if value else Outcome.crash
         found = TrialRecord(number=number, kind=kind, knobs={}, changed={}, outcome=outcome, value=value, repeats=repeats)
@@ -304,7 +304,7 @@ def test_a_baseline_whose_measurements_lie_far_apart_is_told(first, again, said)
     assert bool(found) is bool(said)
 
 
-def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench):
+def test_study_continues_if_its_baseline_crashes_once_and_is_disturbed_once(bench):
     study = []
 
     def failures(trial, knobs):
@@ -319,14 +319,14 @@ def test_a_baseline_that_crashes_once_and_is_disturbed_once_ends_no_study(bench)
     assert summary["disturbed_by"]["since_trial"] == 0
 
 
-def test_an_attempt_that_was_disturbed_does_not_make_trials_look_dearer(bench):
+def test_attempt_time_excludes_an_earlier_disturbed_attempt(bench):
     study = study_with(bench, {0}, num_attempts=1)
     study.run()
     baseline = study.trials[0]
     assert baseline.seconds == pytest.approx(2 * baseline.attempt_s)
 
 
-def test_a_short_study_does_not_spend_itself_on_a_quieter_baseline(bench):
+def test_short_study_does_not_repeat_a_disturbed_baseline(bench):
     study = bench(Surface(start_s=10.0), minutes=1.5)
     study.cpu.foreign_cores = 0.9
     study.run()
@@ -334,7 +334,7 @@ def test_a_short_study_does_not_spend_itself_on_a_quieter_baseline(bench):
     assert study.trials[0].outcome is Outcome.ok
 
 
-def test_the_cores_that_the_trial_may_use_are_named_as_they_are():
+def test_message_states_how_many_cores_the_trial_may_use():
     (found,) = of_cpu(use(num_cores=1.0, own_cores=0.6, foreign_cores=0.4))
     assert found.words.startswith("other programs used 0.4 of 1 core (by processes")
     (found,) = of_cpu(use(num_cores=1.0, own_cores=0.6, foreign_cores=0.4, is_part=True, culprits=((2**22 + 1, 1.0),)))
@@ -354,12 +354,12 @@ def test_the_cores_that_the_trial_may_use_are_named_as_they_are():
         (None, False),
     ],
 )
-def test_what_autotune_takes_from_a_trial_without_a_core_to_spare_is_told_as_its_own(seen, is_told):
+def test_cpu_use_of_autotune_is_reported_only_if_it_slows_the_trial(seen, is_told):
     assert bool(own_share(seen)) is is_told
     assert of_cpu(seen) == []
 
 
-def test_autotune_s_own_share_disturbs_no_trial_and_stands_in_the_verdict(bench):
+def test_cpu_use_of_autotune_disturbs_no_trial_and_appears_in_the_verdict(bench):
     one = bench()
     one.cpu.tuner_cores = 0.4
     summary = one.run()

@@ -23,7 +23,7 @@ def press(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
-def test_first_ctrl_c_asks_and_the_second_stops(heard, clock):
+def test_first_ctrl_c_requests_a_stop_and_the_second_stops_at_once(heard, clock):
     with Interrupts(heard.append, clock.monotonic) as interrupts:
         press()
         assert interrupts.is_requested
@@ -33,14 +33,14 @@ def test_first_ctrl_c_asks_and_the_second_stops(heard, clock):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_and_hang_up_stop_at_once(heard, clock, number):
+def test_sigterm_and_sighup_stop_at_once(heard, clock, number):
     with Interrupts(heard.append, clock.monotonic) as interrupts:
         with pytest.raises(KeyboardInterrupt):
             press(number)
         assert interrupts.is_requested
 
 
-def test_while_it_stops_further_signals_wait(heard, clock):
+def test_signals_during_a_stop_are_ignored_for_a_limited_time(heard, clock):
     with Interrupts(heard.append, clock.monotonic):
         with pytest.raises(KeyboardInterrupt):
             press(signal.SIGTERM)
@@ -51,7 +51,7 @@ def test_while_it_stops_further_signals_wait(heard, clock):
             press()
 
 
-def test_once_the_trial_is_recorded_the_next_signal_counts_again(heard, clock):
+def test_signals_count_again_once_the_trial_is_recorded(heard, clock):
     with Interrupts(heard.append, clock.monotonic) as interrupts:
         with pytest.raises(KeyboardInterrupt):
             press(signal.SIGTERM)
@@ -70,7 +70,7 @@ def test_a_signal_that_is_ignored_stays_ignored(heard, clock):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_output_to_a_terminal_that_was_closed_goes_nowhere(heard, clock, monkeypatch):
+def test_output_to_a_closed_terminal_is_discarded_after_a_hang_up(heard, clock, monkeypatch):
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "__stdout__", terminal)

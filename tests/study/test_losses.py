@@ -20,7 +20,7 @@ def verdict(own, reference=FALLS, **options):
     return compare(own, reference, **{"tolerance_frac": 0.05, **options})
 
 
-def test_the_same_losses_pass_and_the_numbers_are_told():
+def test_similar_losses_pass_and_the_reason_states_the_numbers():
     found = verdict(drifts(FALLS, 0.005))
     assert found.verdict is Verdict.passed
     assert found.reason == "within 0.4 % of the baseline's loss over 40 steps"
@@ -28,36 +28,36 @@ def test_the_same_losses_pass_and_the_numbers_are_told():
     assert found.difference_frac == pytest.approx(0.0044, abs=1e-3)
 
 
-def test_a_worse_loss_fails_with_both_levels_and_the_tolerance():
+def test_worse_loss_fails_and_the_reason_states_both_levels_and_the_tolerance():
     found = verdict(drifts(FALLS, 1.0))
     assert found.verdict is Verdict.failed
     assert found.reason == "loss 1.818 against 0.965 after 40 steps: 85 % worse, tolerance 5 %"
 
 
-def test_a_better_loss_passes_when_it_began_alike():
+def test_better_loss_passes_if_it_starts_the_same():
     found = verdict(drifts(FALLS, -0.3))
     assert found.verdict is Verdict.passed
     assert found.reason == "26 % below the baseline's loss over 40 steps"
 
 
-def test_a_first_loss_that_is_another_fails_however_low_the_loss_is():
+def test_different_first_loss_fails_even_if_the_loss_is_lower():
     found = verdict([0.0] * 40)
     assert found.verdict is Verdict.failed
     assert found.reason == "weights and batch are the same, but the first loss is 0 against 2"
 
 
-def test_a_loss_that_is_no_number_fails_where_the_baseline_s_is_one():
+def test_nonfinite_loss_fails_if_the_baseline_loss_is_finite():
     assert verdict([2.0, None, *FALLS[2:]]).reason == "the loss is not finite at step 2, but the baseline's loss is"
     assert verdict([2.0, None, *FALLS[2:]]).verdict is Verdict.failed
     assert verdict(FALLS, reference=[None, *FALLS[1:]]).verdict is Verdict.unknown
 
 
-def test_a_single_batch_does_not_decide():
+def test_single_outlier_batch_does_not_decide():
     wild = [loss * (3 if n == 20 else 1) for n, loss in enumerate(FALLS)]
     assert verdict(wild).verdict is Verdict.passed
 
 
-def test_a_loss_near_zero_is_measured_by_what_it_was():
+def test_difference_near_zero_is_relative_to_half_of_the_largest_baseline_loss():
     falls_to_nothing = [2.0 * 0.8**n for n in range(40)]
     passed = verdict([loss + 0.002 for loss in falls_to_nothing], reference=falls_to_nothing)
     assert passed.verdict is Verdict.passed
@@ -66,51 +66,51 @@ def test_a_loss_near_zero_is_measured_by_what_it_was():
     assert verdict([0.0] * 40, reference=[0.0] * 40).verdict is Verdict.passed
 
 
-def test_single_batches_that_jump_after_the_loss_has_gone_decide_nothing():
+def test_outlier_batches_after_the_loss_came_near_zero_do_not_decide():
     gone = [6.7, 5.1, 2.1, 0.9, 0.4, *[0.01] * 25]
     jumps = [*gone[:24], 0.35, 0.01, 0.09, 0.01, 0.02, 0.99]  # as measured: resnet18 on photos under bf16
     assert verdict(jumps, reference=gone).verdict is Verdict.passed
 
 
-def test_a_loss_below_zero_is_worse_when_it_is_higher():
+def test_negative_loss_is_worse_if_it_is_higher():
     falls = [-1.0 - 0.1 * n for n in range(40)]
     assert verdict([-1.0 - 0.05 * n for n in range(40)], reference=falls).verdict is Verdict.failed
     assert verdict([-1.0 - 0.15 * n for n in range(40)], reference=falls).verdict is Verdict.passed
 
 
-def test_only_steps_that_both_have_made_are_compared():
+def test_only_steps_made_by_both_runs_are_compared():
     assert verdict(FALLS[:12]).num_steps == 12
     assert verdict(FALLS[:12]).verdict is Verdict.passed
     few = verdict(FALLS[:3])
     assert (few.verdict, few.reason) == (Verdict.unknown, "only 3 steps can be compared, at least 5 are needed")
 
 
-def test_what_two_runs_of_the_baseline_differ_by_is_no_difference():
+def test_difference_within_the_spread_of_two_baseline_runs_passes():
     assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.07)).verdict is Verdict.passed
     assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.01)).verdict is Verdict.failed
 
 
-def test_a_second_run_of_the_baseline_counts_over_the_steps_that_it_has_made():
+def test_shorter_second_baseline_run_counts_over_the_steps_it_made():
     """A slow program runs for a limited time, and no two runs make the same number of steps."""
     assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.07)[:39]).verdict is Verdict.passed
     assert verdict(drifts(FALLS, 0.1), chance=drifts(FALLS, 0.01)[:39]).verdict is Verdict.failed
 
 
-def test_a_baseline_that_differs_from_itself_too_much_cannot_judge_but_a_divergence_shows():
+def test_very_noisy_baseline_gives_no_verdict_unless_the_loss_diverges():
     found = verdict(drifts(FALLS, 0.3), chance=drifts(FALLS, -0.3))
     assert found.verdict is Verdict.unknown
     assert "two runs of the baseline differ by 26 %" in found.reason
     assert verdict(scaled(drifts(FALLS, 3.0), 1.0), chance=drifts(FALLS, -0.3)).verdict is Verdict.failed
 
 
-def test_noise_of_the_batches_is_shared_and_does_not_fail():
+def test_batch_noise_common_to_both_runs_does_not_fail():
     random.seed(0)
     noisy = [loss * random.lognormvariate(0, 0.3) for loss in FALLS]
     rounded = [loss * random.lognormvariate(0, 0.02) for loss in noisy]
     assert verdict(rounded, reference=noisy).verdict is Verdict.passed
 
 
-def test_a_loss_that_runs_away_is_seen_in_a_trial_of_its_own():
+def test_exploding_loss_is_detected_unless_the_baseline_explodes_too():
     runs_away = [2.0 * 1.3**n for n in range(40)]
     assert exploded(runs_away, FALLS).startswith("the loss exploded: 2 at first, ")
     assert exploded(FALLS, FALLS) == ""

@@ -1,4 +1,4 @@
-"""What the tuner keeps of each trial: a study may have thousands, and most of their parts are equal."""
+"""Memory that the tuner keeps per trial. A study may have thousands of trials, and most of their parts are equal."""
 
 import gc
 import tracemalloc

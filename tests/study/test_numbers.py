@@ -14,15 +14,15 @@ def rank(number=0, rate=100.0, blocks=BLOCKS, **more):
                       throughput_per_s=rate, window=window, **more)  # fmt: skip
 
 
-def test_rate_of_a_trial_is_all_its_samples_over_the_slowest_rank_s_time():
+def test_rate_of_a_trial_is_all_samples_divided_by_the_time_of_the_slowest_rank():
     assert rate_per_s([rank(0, 100.0), rank(1, 80.0)]) == pytest.approx(160.0)
 
 
-def test_a_rank_without_a_rate_leaves_the_trial_without_one():
+def test_trial_has_no_rate_if_one_rank_has_none():
     assert rate_per_s([rank(0, 100.0), rank(1, None)]) is None
 
 
-def test_a_rank_without_a_window_has_made_rank_0_s_steps():
+def test_rank_without_a_window_is_measured_over_the_steps_of_rank_0():
     steps = {"end_s": [1.0, 2.0, *(2.0 + 0.1 * n for n in range(1, 60))], "samples": [10.0] * 61, "warmup": 2}
     first, second = rank(0, steps=steps), rank(1, None, steps={**steps, "warmup": 61})
     second.window = None
@@ -32,7 +32,7 @@ def test_a_rank_without_a_window_has_made_rank_0_s_steps():
     assert rate_per_s([first, second]) is None
 
 
-def test_ranks_are_told_apart_by_what_they_do_beside_waiting():
+def test_straggler_is_the_rank_with_the_longest_step_time_excluding_waiting():
     told = {"num_steps": 7, "gradient_bytes": 4_000_000, "bandwidth_bytes_per_s": 1e9}
     found = joined([
         rank(0, communication={**told, "exposed_s": 0.03}, memory={"peak_bytes": 5}),
@@ -47,50 +47,50 @@ def test_ranks_are_told_apart_by_what_they_do_beside_waiting():
     assert joined([rank(0)]) == {}
 
 
-def test_a_rank_that_waits_long_itself_is_not_whom_the_others_wait_for():
+def test_rank_that_waits_long_itself_is_not_a_straggler():
     told = {"num_steps": 7, "gradient_bytes": 4_000_000}
     found = joined([rank(0, communication={**told, "exposed_s": 0.045}), rank(1, communication={**told, "exposed_s": 0.037})])
     assert found["skew_frac"] == pytest.approx(0.08)
     assert found["stragglers"] == []
 
 
-def test_what_ranks_wait_for_is_unknown_without_ddp():
+def test_communication_and_stragglers_are_unknown_without_ddp():
     found = joined([rank(0), rank(1)])
     assert (found["communication"], found["skew_frac"], found["stragglers"]) == (None, None, [])
     assert metrics([rank(0), rank(1)], {})["rank1.step_s"] == pytest.approx(0.1)
 
 
-def test_half_widths_of_ranks_add_because_they_wait_for_each_other():
+def test_half_widths_of_ranks_add_up_because_ranks_wait_for_each_other():
     low, high = interval([rank()])
     assert interval([rank(0), rank(1)]) == (pytest.approx(2 * low), pytest.approx(2 * high))
 
 
-def test_interval_follows_the_rate_where_the_loader_capped_it():
+def test_interval_is_scaled_to_a_rate_that_the_loader_limits():
     low, high = interval([rank(rate=50.0)])
     assert (low + high) / 2 == pytest.approx(50.0)
     assert (high - low) / 50.0 == pytest.approx((interval([rank()])[1] - interval([rank()])[0]) / 100.0)
 
 
-def test_no_interval_from_too_few_blocks():
+def test_too_few_blocks_give_no_interval():
     few = [rank(), rank(blocks=(99.0, 100.0, 101.0, 100.0))]
     assert interval(few) is None
     assert why_no_interval(few) == "4 blocks of steps, 32 are needed"
     assert why_no_interval([rank()]) == ""
 
 
-def test_memory_is_the_largest_over_ranks_and_rates_are_sums():
+def test_memory_is_the_maximum_over_ranks_and_rates_are_sums():
     found = numbers([rank(0, memory={"peak_bytes": 5}, device_rate_per_s=10.0, loader_rate_per_s=7.0),
                      rank(1, memory={"peak_bytes": 9}, device_rate_per_s=12.0)])  # fmt: skip
     assert (found["peak_memory_bytes"], found["device_rate"], found["loader_rate"]) == (9, 22.0, None)
 
 
-def test_knob_report_is_the_worst_rank_s():
+def test_knob_report_is_that_of_the_worst_rank():
     bad = KnobReport(status=NOT_APPLICABLE, reason="no loader here")
     reports = knob_reports([rank(0, knobs={"a.b": KnobReport(status=APPLIED)}), rank(1, knobs={"a.b": bad})])
     assert reports == {"a.b": {"status": NOT_APPLICABLE, "reason": "no loader here", "observed": None}}
 
 
-def test_step_times_are_read_after_warm_up():
+def test_step_times_exclude_warm_up():
     ends = [0.0, 5.0, 10.0, 10.1, 10.2, 10.3]
     found = metrics([rank(steps={"end_s": ends, "warmup": 3}, compiled={"graphs": 2, "seconds": 7.5})], {"gpu.power_w": 9.0})
     assert found["step_p50_s"] == pytest.approx(0.1)
@@ -101,7 +101,7 @@ def test_step_times_are_read_after_warm_up():
     ("uuids", "joules"),
     [([["GPU-1"], ["GPU-2"]], 2.0), ([["GPU-1"], ["GPU-1"]], 1.0), ([[], []], 2.0), ([["GPU-1", "GPU-2"]], 4.0)],
 )
-def test_energy_is_that_of_all_gpus_and_ranks_that_share_one_share_it(uuids, joules):
+def test_energy_sums_over_gpus_and_is_shared_by_ranks_on_one_gpu(uuids, joules):
     ranks = [rank(number, facts={"device_uuids": used}) for number, used in enumerate(uuids)]
     found = metrics(ranks, {"gpu.energy_j": 800.0, "gpu.energy_s": 4.0})
     assert found["gpu.energy_per_sample_j"] == pytest.approx(joules)
@@ -113,5 +113,5 @@ def test_trial_without_results_has_no_numbers():
 
 
 @pytest.mark.parametrize("loss", [None, {}, {"curve": None}, {"curve": []}])
-def test_a_rank_may_have_seen_no_losses(loss):
+def test_rank_without_losses_gives_an_empty_curve(loss):
     assert losses([rank(0, loss=loss)]) == []

@@ -1,4 +1,4 @@
-"""Each objective has its own winner in the real loop; no winner violates a constraint; and when an expensive start pays off."""
+"""Objectives and constraints in the real loop, and the time after which an expensive start pays off."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_each_objective_picks_its_own_winner(bench, only_modes, asked, winner, s
     assert said in headline(summary)
 
 
-def test_values_are_in_the_objectives_own_units(bench, only_modes):
+def test_values_are_in_the_units_of_the_objective(bench, only_modes):
     asked = [
         "objective=[energy_per_sample,cost_per_epoch,time_for_samples]",
         "machine.price_per_hour=3.6",
@@ -75,7 +75,7 @@ def test_values_are_in_the_objectives_own_units(bench, only_modes):
     assert summary["terms"] == {"samples": 60000, "epoch_samples": 1000, "price_per_hour": 3.6}
 
 
-def test_best_yaml_says_what_the_ratio_is_of(bench, only_modes):
+def test_best_yaml_names_the_quantity_of_the_ratio(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=energy_per_sample", machine=GPU, minutes=20)
     study.run()
     text = study.folder.best_file.read_text()
@@ -83,7 +83,7 @@ def test_best_yaml_says_what_the_ratio_is_of(bench, only_modes):
     assert "J/sample at " in text
 
 
-def test_several_objectives_end_in_a_pareto_front(bench, only_modes):
+def test_several_objectives_give_a_pareto_front(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=[throughput,energy_per_sample]", machine=GPU, minutes=20)
     summary = study.run()
     points = {point["overrides"].get("env.MODE"): point["objectives"] for point in summary["front"]}
@@ -99,7 +99,7 @@ def test_several_objectives_end_in_a_pareto_front(bench, only_modes):
 
 
 @pytest.mark.thorough
-def test_a_large_space_with_two_objectives_is_searched_and_proven(bench):
+def test_two_objectives_in_a_large_space_give_a_winner_and_a_front(bench):
     gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
     power_w = {True: 600.0, False: 200.0}
     made = Surface(gains=gains, power_w=lambda knobs: power_w[bool(knobs.get("layout.channels_last"))])
@@ -122,7 +122,7 @@ def test_a_large_space_with_two_objectives_is_searched_and_proven(bench):
         ),
     ],
 )
-def test_what_breaks_a_constraint_cannot_win_and_says_why(bench, tmp_path, constraint, words):
+def test_configuration_that_violates_a_constraint_cannot_win_and_states_why(bench, tmp_path, constraint, words):
     file = tmp_path / "batch.yaml"
     file.write_text("loader.batch_size: [32, 64, 640]\n")
     made = Surface(
@@ -144,7 +144,7 @@ def test_what_breaks_a_constraint_cannot_win_and_says_why(bench, tmp_path, const
 
 
 @pytest.mark.parametrize("is_unsteady", [False, True])
-def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keeps_it(bench, tmp_path, is_unsteady):
+def test_slower_configuration_wins_if_the_baseline_violates_a_constraint(bench, tmp_path, is_unsteady):
     file = tmp_path / "batch.yaml"
     file.write_text("loader.batch_size: [8, 32]\n")
     made = Surface(step_s=lambda knobs: 0.01 * knobs["loader.batch_size"], loader_per_s=1e6)
@@ -156,7 +156,7 @@ def test_a_baseline_that_breaks_a_constraint_gives_way_to_a_slower_one_that_keep
     assert "cannot be chosen: " in "\n".join(_lines(summary, study))
 
 
-def test_where_nothing_keeps_the_constraints_that_is_the_verdict(bench, tiny):
+def test_verdict_says_if_no_configuration_satisfies_the_constraints(bench, tiny):
     made = Surface(step_s=lambda knobs: 1.0)
     summary = bench(made, *tiny, "constraints.max_step_p95_s=0.2").run()
     assert summary["best"]["overrides"] == {}
@@ -169,7 +169,7 @@ def _lines(summary, study):
     return lines(summary, study.folder.path)
 
 
-def test_a_compilation_that_pays_says_after_how_much(bench, tmp_path):
+def test_verdict_states_when_a_compilation_pays_off(bench, tmp_path):
     file = tmp_path / "compile.yaml"
     file.write_text("compile.mode: ['off', default]\n")
     made = Surface(gains={("compile.mode", "default"): 2.0}, loader_per_s=1e9, noise_frac=0.001)
@@ -185,12 +185,12 @@ def test_a_compilation_that_pays_says_after_how_much(bench, tmp_path):
     assert any(line.startswith("note  compilation pays off after 18") for line in _lines(summary, study))
 
 
-def test_program_whose_epoch_is_unknown_is_refused_after_its_baseline(bench, tiny):
+def test_cost_per_epoch_is_refused_after_the_baseline_if_the_epoch_is_unknown(bench, tiny):
     with pytest.raises(BadInput, match=r"study\.samples: objective=cost_per_epoch needs the length of an epoch"):
         bench(Surface(), *tiny, "objective=cost_per_epoch", "machine.price_per_hour=2").run()
 
 
-def test_a_study_goes_on_with_its_scores(bench, only_modes):
+def test_resumed_study_keeps_its_scores(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=energy_per_sample", "study.budget.trials=1", machine=GPU, minutes=20)
     study.run()
     before = [(trial.number, trial.score) for trial in study.trials]
@@ -211,7 +211,7 @@ def trial(number, value=100.0, *, kind=Kind.search, phases_s=None, mode="off", *
                        phases_s=phases_s or {}, **more)  # fmt: skip
 
 
-def test_break_even_is_where_both_take_as_long():
+def test_break_even_is_where_both_take_equally_long():
     base = trial(0, 100.0, phases_s={"import": 4.0, "init": 1.0})
     own = trial(1, 200.0, phases_s={"import": 4.0, "init": 1.0, "compile": 30.0}, mode="default")
     found = break_even([base, own], [own], [base])
@@ -219,17 +219,17 @@ def test_break_even_is_where_both_take_as_long():
     assert 5 + found["samples"] / 100 == 35 + found["samples"] / 200
 
 
-def test_a_start_no_dearer_than_noise_has_no_break_even():
+def test_there_is_no_break_even_if_the_start_is_slower_only_by_noise():
     base, own = trial(0, 100.0, phases_s={"import": 20.0}), trial(1, 150.0, phases_s={"import": 23.0})
     assert break_even([base, own], [own], [base]) is None
 
 
-def test_a_dearer_start_that_gains_nothing_never_pays():
+def test_slower_start_without_a_gain_never_pays_off():
     base, own = trial(0, 100.0, phases_s={"import": 4.0}), trial(1, 90.0, phases_s={"import": 34.0})
     assert break_even([base, own], [own], [base])["samples"] is None
 
 
-def test_compilation_counts_as_it_was_without_a_cache():
+def test_compilation_counts_with_its_time_without_a_cache():
     cold = trial(1, mode="default", phases_s={"compile": 40.0})
     cached = trial(2, mode="default", phases_s={"compile": 6.0})
     final = trial(3, mode="default", kind=Kind.final, phases_s={"import": 2.0, "compile": 5.0})
@@ -245,7 +245,7 @@ def test_records_without_scores_fall_back_to_the_throughput():
     assert again.score == 3.0
 
 
-def test_energy_of_several_ranks_is_that_of_all_devices():
+def test_energy_of_several_ranks_covers_all_devices():
     record = trial(1, 400.0, metrics={"gpu.power_w": 300.0})
     Goal(names=("energy_per_sample",)).judge(record, [object(), object()])
     assert record.objectives == {"energy_per_sample": 1.5}
@@ -262,21 +262,21 @@ def test_ranks_on_a_cpu_share_its_memory_unless_each_has_a_limit(kind, limit, is
     assert (record.outcome is Outcome.ok) is is_kept
 
 
-def test_only_objectives_of_the_rate_alone_may_be_raced():
+def test_racing_is_allowed_only_for_objectives_that_depend_on_the_rate_alone():
     assert Goal(names=("throughput",)).follows_rate
     assert Goal(names=("cost_per_epoch",)).follows_rate
     assert not Goal(names=("time_for_samples",)).follows_rate
     assert not Goal(names=("throughput", "energy_per_sample")).follows_rate
 
 
-def test_points_of_the_front_wait_for_another_time_when_there_is_none(bench, only_modes):
+def test_study_ends_in_time_if_the_front_cannot_be_measured_again(bench, only_modes):
     study = bench(surface(), *only_modes, "objective=[throughput,energy_per_sample]", machine=GPU, minutes=5)
     summary = study.run()
     assert summary["status"] == "complete"
     assert study.clock.now_s - 1000 <= 5 * 60 * 1.1
 
 
-def test_the_front_leaves_out_what_is_worse_at_everything_or_the_same_within_noise():
+def test_front_excludes_points_that_are_dominated_or_equal_within_noise():
     def scored(number, fast, frugal, outcome=Outcome.ok):
         record = trial(number, fast, scores={"throughput": fast, "energy_per_sample": frugal})
         record.outcome = outcome

@@ -23,7 +23,7 @@ def trial(seconds, *, number=1, kind=Kind.search, outcome=Outcome.ok, **phases_s
     return TrialRecord(number=number, kind=kind, knobs={}, changed={}, outcome=outcome, seconds=seconds, phases_s=phases_s)
 
 
-def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
+def test_plan_is_accurate_and_the_time_left_decreases_before_each_trial(bench):
     study = bench(Surface(gains=FAST), "search.stop=false", minutes=4)
     summary = study.run()
     (inputs,) = study.listener.named("planned")
@@ -40,7 +40,7 @@ def test_plan_comes_true_and_what_is_left_of_it_shrinks_to_the_finals(bench):
     assert [one.search_s is None for one in left] == [kind is not Kind.search for kind in kinds]
 
 
-def test_time_left_counts_down_when_the_passes_begin_to_use_the_time_kept_for_them(bench, tiny):
+def test_time_left_still_decreases_when_the_passes_use_their_reserved_time(bench, tiny):
     study = bench(Surface(gains=FAST, documents=documents), "explain.auto=true", *tiny, minutes=20)
     study.run()
     left, kinds = study.listener.named("time_left"), [one.kind for one in study.trials[1:]]
@@ -52,7 +52,7 @@ def test_time_left_counts_down_when_the_passes_begin_to_use_the_time_kept_for_th
 
 
 @pytest.mark.parametrize("seconds", [25, 30, 35, 75])
-def test_no_trial_is_planned_exactly_if_none_fits(bench, seconds):
+def test_plan_has_no_trial_if_and_only_if_none_fits(bench, seconds):
     study = bench(Surface(gains=FAST), minutes=seconds / 60)
     study.run()
     (plan,) = study.listener.named("planned")
@@ -61,20 +61,20 @@ def test_no_trial_is_planned_exactly_if_none_fits(bench, seconds):
     assert plan_text(plan).startswith("room for" if is_any_tried else "no room")
 
 
-def test_the_time_of_the_only_trial_is_what_it_takes():
+def test_plan_states_the_full_time_of_the_only_trial():
     plan = Outlook(left_s=110.0, search_s=18.0, num_trials=1, trial_s=25.0)
     assert plan_text(plan).startswith("room for 1 trial in 25 s, about 25 s each")
     assert plan_text(plan).endswith("then at most 1 min 25 s for the finals")
 
 
 def test_one_more_trial_takes_no_time_from_the_finals():
-    """Not even if it is so long that it fits only by rounding: when the study is resumed, it may not have started."""
+    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study may not start it."""
     plan = Outlook(left_s=80.0, search_s=50.0, num_trials=1, trial_s=99.0, num_searched=3)
     assert plan_text(plan).startswith("room for 1 more trial in 50 s")
     assert plan_text(plan).endswith("then at most 30 s for the finals")
 
 
-def test_trials_alone_bound_a_study_without_minutes():
+def test_plan_without_minutes_is_bounded_by_the_number_of_trials():
     budget = Budget(clock=VirtualClock(), total_s=None, max_trials=5)
     baseline, seconds = trial(20.0, number=0, kind=Kind.baseline), [8.0]
     found = outlook(budget, baseline, seconds, warm_spares_s=0.0)
@@ -82,7 +82,7 @@ def test_trials_alone_bound_a_study_without_minutes():
     assert outlook(Budget(clock=VirtualClock(), total_s=None), baseline, seconds, warm_spares_s=0.0).num_trials is None
 
 
-def test_before_the_first_trial_the_baseline_tells_what_one_takes():
+def test_plan_before_the_first_trial_uses_the_time_of_the_baseline():
     budget = Budget(clock=VirtualClock(), total_s=100.0)
     found = outlook(budget, trial(12.0, number=0, kind=Kind.baseline), [], warm_spares_s=2.0)
     assert (found.num_trials, found.trial_s) == (10, 10.0)
@@ -101,7 +101,7 @@ def test_before_the_first_trial_the_baseline_tells_what_one_takes():
         ({**UNDECIDED, "overrides": {}}, True, None, None, "never: nothing faster"),
     ],
 )
-def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, is_kept, repaid_s, interval_s, why_not):
+def test_search_is_repaid_once_a_training_has_saved_its_time(speedup, is_kept, repaid_s, interval_s, why_not):
     found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, is_kept=is_kept, dearer_s=20.0, objective="throughput")
     assert found["repaid_after_s"] == repaid_s
     assert found["ci"] == interval_s
@@ -109,13 +109,13 @@ def test_a_search_has_paid_when_a_training_saves_what_it_took(speedup, is_kept, 
     assert bool(found["why_not"]) is (repaid_s is None)
 
 
-def test_time_to_the_end_holds_the_dearer_start_and_energy_is_no_time():
+def test_payback_excludes_the_start_for_time_for_samples_and_is_undefined_for_energy():
     found = search_cost([], seconds=480.0, speedup=FASTER, is_kept=False, dearer_s=20.0, objective="time_for_samples")
     assert found["repaid_after_s"] == 960.0
     assert search_cost([], seconds=480.0, speedup=FASTER, is_kept=False, dearer_s=0.0, objective="energy_per_sample")["why_not"]
 
 
-def test_a_study_that_finds_nothing_is_never_repaid(bench, tiny):
+def test_search_that_finds_nothing_faster_is_never_repaid(bench, tiny):
     slow = {("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}
     cost = bench(Surface(gains=slow), *tiny).run()["search_cost"]
     assert (cost["repaid_after_s"], cost["why_not"]) == (None, "never: nothing faster was found")

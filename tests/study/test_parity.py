@@ -38,7 +38,7 @@ def of_kind(trials, kind):
     return [trial for trial in trials if trial.kind is kind]
 
 
-def test_what_makes_the_loss_diverge_is_found_to_blame_and_cannot_win(bench, space):
+def test_change_that_makes_the_loss_diverge_is_identified_and_cannot_win(bench, space):
     surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"))
     one = bench(surface, *space, minutes=20)
     summary = one.run()
@@ -62,7 +62,7 @@ def test_what_makes_the_loss_diverge_is_found_to_blame_and_cannot_win(bench, spa
     assert all(run.kind is not Kind.final or "precision.amp" not in run.changed for run in one.trials)
 
 
-def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
+def test_change_with_similar_losses_wins_and_the_verdict_states_the_difference(bench, space):
     def losses(knobs, seed):
         return [loss * (1.001 if knobs["precision.amp"] == "bf16" else 1.0) for loss in curve(0.97)]
 
@@ -80,7 +80,7 @@ def test_what_trains_alike_wins_and_the_verdict_says_how_close(bench, space):
     assert runs[1].repeats in {trial.number for trial in of_kind(one.trials, Kind.search)}
 
 
-def test_exact_changes_need_no_comparison(bench, tmp_path):
+def test_exact_changes_need_no_comparison_of_losses(bench, tmp_path):
     file = tmp_path / "exact.yaml"
     file.write_text("threads.intra: [1, 2]\n")
     surface = Surface(gains={("threads.intra", 1): 1.5}, losses=falls_unless("threads.intra", 1))
@@ -91,7 +91,7 @@ def test_exact_changes_need_no_comparison(bench, tmp_path):
     assert of_kind(one.trials, Kind.parity) == []
 
 
-def test_without_losses_nothing_is_compared_and_the_winner_is_marked(bench, space):
+def test_without_losses_nothing_is_compared_and_the_winner_is_not_checked(bench, space):
     one = bench(Surface(gains=GAINS), *space, minutes=20)
     summary = one.run()
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
@@ -100,7 +100,7 @@ def test_without_losses_nothing_is_compared_and_the_winner_is_marked(bench, spac
     assert of_kind(one.trials, Kind.parity) == []
 
 
-def test_a_run_that_fails_judges_nothing_and_says_so(bench, space):
+def test_failed_parity_run_leaves_the_winner_unchecked_and_says_so(bench, space):
     def failures(trial, knobs):
         is_parity = one.launcher.launches[-1].spec.mode == "parity"
         return Failure(error={"type": "ValueError", "message": "no", "traceback": ""}) if is_parity else None
@@ -113,20 +113,20 @@ def test_a_run_that_fails_judges_nothing_and_says_so(bench, space):
     assert [run.outcome for run in of_kind(one.trials, Kind.parity)] == [Outcome.error]
 
 
-def test_the_tolerance_is_the_user_s_and_steps_0_compares_nothing(bench, space):
+def test_configured_tolerance_decides_which_losses_pass(bench, space):
     losses = falls_unless("precision.amp", "bf16", then=0.98)
     strict = bench(Surface(gains=GAINS, losses=losses), *space, "parity.tolerance=1.0", minutes=20).run()
     assert strict["best"]["overrides"]["precision.amp"] == "bf16"
 
 
-def test_steps_0_compares_nothing(bench, space):
+def test_parity_steps_0_disables_the_comparison(bench, space):
     losses = falls_unless("precision.amp", "bf16")
     summary = bench(Surface(gains=GAINS, losses=losses), *space, "parity.steps=0", minutes=20).run()
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
     assert summary["parity"]["verdict"] == "not checked"
 
 
-def test_a_batch_size_is_said_to_change_the_training_and_one_that_explodes_is_out(bench, tmp_path):
+def test_batch_size_is_reported_to_change_training_and_fails_if_the_loss_explodes(bench, tmp_path):
     file = tmp_path / "batch.yaml"
     file.write_text("loader.batch_size: [32, 64, 256]\n")
 
@@ -142,7 +142,7 @@ def test_a_batch_size_is_said_to_change_the_training_and_one_that_explodes_is_ou
 
 
 @pytest.mark.thorough
-def test_the_search_s_second_half_leaves_out_what_failed(bench):
+def test_search_after_a_failed_comparison_leaves_out_the_failed_change(bench):
     surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"), compile_s=5.0)
     one = bench(surface, minutes=12)
     one.run()
@@ -180,7 +180,7 @@ def test_losses_are_compared_only_in_time_that_the_finals_do_not_need(tmp_path, 
 
 
 @pytest.mark.parametrize(("minutes", "start_s"), [(3, 12), (4, 20), (8, 40)])
-def test_a_comparison_leaves_the_finals_the_time_for_an_interval(bench, space, minutes, start_s):
+def test_comparison_of_losses_leaves_the_finals_enough_time_for_an_interval(bench, space, minutes, start_s):
     surface = Surface(gains=GAINS, losses=lambda knobs, seed: curve(0.97), start_s=start_s, loader_per_s=1e6)
     summary = bench(surface, *space, minutes=minutes).run()
     assert summary["speedup"]["ci"] is not None
@@ -188,7 +188,7 @@ def test_a_comparison_leaves_the_finals_the_time_for_an_interval(bench, space, m
     assert summary["parity"]["verdict"] == "passed" or "no time was left" in summary["parity"]["text"]
 
 
-def test_a_study_that_goes_on_does_not_compare_again(bench, space):
+def test_resumed_study_does_not_compare_losses_again(bench, space):
     surface = Surface(gains=GAINS, losses=falls_unless("precision.amp", "bf16"))
     one = bench(surface, *space, minutes=20)
     first = one.run()
@@ -199,7 +199,7 @@ def test_a_study_that_goes_on_does_not_compare_again(bench, space):
     assert again["best"]["overrides"] == first["best"]["overrides"]
 
 
-def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_goes_on(bench, space):
+def test_study_interrupted_during_a_comparison_of_losses_is_completed_by_resume(bench, space):
     def failures(trial, knobs):
         is_second = [launch.spec.mode for launch in one.launcher.launches].count("parity") == 2
         return Failure(raises=KeyboardInterrupt) if is_second and not asked.append(1) and len(asked) == 1 else None
@@ -215,7 +215,7 @@ def test_an_interrupt_while_losses_are_compared_keeps_everything_and_the_study_g
     assert "precision.amp" not in again["best"]["overrides"]
 
 
-def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, space):
+def test_interrupted_parity_run_is_repeated_when_the_study_is_resumed(bench, space):
     """The interrupted study said "not checked: its run ended as interrupted". After a resume, the check must run."""
     one = bench(Surface(gains=GAINS, losses=falls_unless("precision.amp", "none")), *space, minutes=20)
     one.run()
@@ -229,7 +229,7 @@ def test_a_run_that_was_cut_off_is_made_again_when_the_study_goes_on(bench, spac
     assert again["parity"]["verdict"] == "passed"
 
 
-def test_a_comparison_that_had_no_time_for_chance_goes_on_when_the_study_goes_on_with_more(bench, space, monkeypatch):
+def test_resumed_study_makes_the_second_baseline_run_that_had_no_time(bench, space, monkeypatch):
     def late(self, changed, candidate, *, seed, **others):
         if seed != self.inputs.config.study.seed:
             raise OutOfTime
@@ -247,7 +247,7 @@ def test_a_comparison_that_had_no_time_for_chance_goes_on_when_the_study_goes_on
     assert Outcome.parity in {run.outcome for run in again}
 
 
-def test_a_second_run_of_the_baseline_that_fails_rules_nothing_out(bench, space):
+def test_failed_second_baseline_run_rules_out_no_configuration(bench, space):
     def failures(trial, knobs):
         spec = one.launcher.launches[-1].spec
         is_second = spec.mode == "parity" and spec.seed != one.inputs.config.study.seed
@@ -261,7 +261,7 @@ def test_a_second_run_of_the_baseline_that_fails_rules_nothing_out(bench, space)
     assert "is not known, because the second one ended as error: ValueError: no" in summary["parity"]["text"]
 
 
-def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless():
+def test_losses_are_compared_for_variables_that_are_not_known_to_be_harmless():
     changed = {"env.PRECISION": "fp16", "env.LD_PRELOAD": "x.so", "env.NCCL_DEBUG": "INFO", "threads.intra": 1}
     assert arithmetic({**changed, "loader.batch_size": 64, "compile.mode": "default"}) == {
         "env.PRECISION": "fp16",
@@ -269,7 +269,7 @@ def test_environment_variables_are_compared_unless_they_are_known_to_be_harmless
     }
 
 
-def test_finalists_that_are_not_chosen_are_not_compared(bench, tmp_path):
+def test_losses_of_finalists_that_are_not_chosen_are_not_compared(bench, tmp_path):
     """A comparison takes as long as a pair of the finals, and a pair says more about the winner."""
     file = tmp_path / "space.yaml"
     file.write_text("precision.amp: ['off', 'bf16']\nlayout.channels_last: [false, true]\noptimizer.implementation: auto\n")

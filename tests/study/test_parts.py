@@ -50,7 +50,7 @@ def rounds(*without, values=None, count=2, noise_power=1):
     return made
 
 
-def test_a_knob_takes_those_with_it_that_mean_nothing_without():
+def test_reverting_a_knob_also_reverts_knobs_that_depend_on_it():
     part = part_of(SPACE, WINNER, [WORKERS])
     assert part.also == (PREFETCH,)
     assert dict(part.key) == {AMP: "bf16", PIN: True}
@@ -58,7 +58,7 @@ def test_a_knob_takes_those_with_it_that_mean_nothing_without():
     assert part_of(SPACE, WINNER, [PREFETCH]).also == ()
 
 
-def test_first_every_knob_is_put_back_alone():
+def test_first_each_knob_is_reverted_alone():
     evidence = AblationResults(SPACE, WINNER, [])
     assert {next(iter(part.keys)) for part in evidence.wanted(list(CHANGED))} == set(CHANGED)
     assert all(evidence.worth(knob) == "not measured" for knob in CHANGED)
@@ -68,7 +68,7 @@ def test_first_every_knob_is_put_back_alone():
 ALONE = [(WORKERS,), (PREFETCH,), (AMP,), (PIN,)]
 
 
-def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
+def test_knobs_without_a_shown_effect_are_then_reverted_together():
     evidence = AblationResults(SPACE, WINNER, rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9]))
     assert (evidence.worth(WORKERS), evidence.worth(AMP)) == ("faster", "faster")
     (together,) = evidence.wanted(list(CHANGED))
@@ -77,14 +77,14 @@ def test_knobs_not_shown_to_matter_are_put_back_together_on_trial():
 
 
 @pytest.mark.parametrize(("value", "is_dropped"), [(100.1, True), (93.0, False)])
-def test_they_are_dropped_when_the_whole_stays_within_the_margin(value, is_dropped):
+def test_knobs_reverted_together_are_dropped_if_the_rate_stays_within_the_margin(value, is_dropped):
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.9, value], count=4)
     minimal = AblationResults(SPACE, WINNER, trials).minimal()
     assert (minimal is not None and minimal.keys == {PREFETCH, PIN}) is is_dropped
 
 
 @pytest.mark.parametrize(("value", "is_dropped"), [(99.2, True), (97.0, False)])
-def test_on_a_noisy_machine_a_loss_of_three_percent_is_too_much_though_its_spread_is_more(value, is_dropped):
+def test_slowdown_of_three_percent_is_too_much_even_on_a_noisier_machine(value, is_dropped):
     trials = rounds((PREFETCH, PIN), values=[value], count=8, noise_power=30)
     evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.margin > 0.03
@@ -92,13 +92,13 @@ def test_on_a_noisy_machine_a_loss_of_three_percent_is_too_much_though_its_sprea
     assert (minimal is not None and minimal.keys == {PREFETCH, PIN}) is is_dropped
 
 
-def test_a_whole_that_misses_them_gets_the_dearest_back():
+def test_if_knobs_matter_together_the_one_with_the_largest_effect_is_kept():
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 100.0, 70.0, 99.5, 93.0], count=4)
     evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.together().keys == {PREFETCH}
 
 
-def test_what_cannot_be_measured_without_a_knob_needs_it():
+def test_knob_is_needed_if_the_winner_fails_without_it():
     trials = rounds(*ALONE, values=[80.0, 100.0, Outcome.device_oom, 99.9])
     evidence = AblationResults(SPACE, WINNER, trials)
     (change,) = [change for change in evidence.changes() if change.knob == AMP]
@@ -106,7 +106,7 @@ def test_what_cannot_be_measured_without_a_knob_needs_it():
     assert change.reason == "without it: device_oom"
 
 
-def test_a_crash_is_given_a_second_chance_an_interruption_or_a_disturbance_is_none():
+def test_knob_is_needed_after_two_crashes_but_not_after_interruptions_or_noise():
     once = AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash], count=1))
     assert once.worth(AMP) == "not measured"
     assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[Outcome.crash])).worth(AMP) == "needed"
@@ -114,20 +114,20 @@ def test_a_crash_is_given_a_second_chance_an_interruption_or_a_disturbance_is_no
         assert AblationResults(SPACE, WINNER, rounds((AMP,), values=[no_answer])).worth(AMP) == "not measured"
 
 
-def test_a_knob_that_costs_speed_goes_back_without_the_whole_missing_it():
+def test_knob_that_costs_speed_is_reverted():
     trials = rounds(*ALONE, (PREFETCH, PIN), values=[80.0, 110.0, 70.0, 99.9, 109.9], count=3)
     evidence = AblationResults(SPACE, WINNER, trials)
     assert evidence.worth(PREFETCH) == "slower"
     assert evidence.minimal().keys == {PREFETCH, PIN}
-    assert evidence.wanted(list(CHANGED)) == [], "all is decided"
+    assert evidence.wanted(list(CHANGED)) == [], "nothing is left to measure"
 
 
-def test_it_ends_after_so_many_rounds():
+def test_no_more_parts_are_wanted_after_the_maximum_number_of_rounds():
     trials = rounds(*ALONE, values=[80.0, 100.0, 70.0, 99.9], count=parts.MAX_ROUNDS)
     assert AblationResults(SPACE, WINNER, trials).wanted(list(CHANGED)) == []
 
 
-def test_changes_come_with_the_most_useful_first():
+def test_changes_are_sorted_by_effect_largest_first():
     evidence = AblationResults(SPACE, WINNER, rounds(*ALONE, values=[80.0, 99.9, 70.0, 100.0]))
     assert [change.knob for change in evidence.changes()] == [AMP, WORKERS, PREFETCH, PIN]
 
@@ -138,14 +138,14 @@ ESTIMATES = {
 }
 
 
-def test_with_little_time_the_promising_are_put_back_alone_the_others_at_once():
+def test_with_little_time_promising_knobs_are_reverted_alone_and_others_together():
     evidence = AblationResults(SPACE, WINNER, [], ESTIMATES)
     assert [part.keys for part in evidence.wanted([AMP])] == [{PREFETCH, PIN}, {AMP}]
     assert [part.keys for part in evidence.wanted([])] == [{PREFETCH, PIN}]
-    assert len(evidence.wanted(list(CHANGED))) == 4, "with time enough nothing is guessed"
+    assert len(evidence.wanted(list(CHANGED))) == 4, "with enough time, every knob is reverted alone"
 
 
-def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be():
+def test_knob_reverted_only_with_others_is_dropped_with_an_estimated_effect():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[100.05, 70.0])
     evidence = AblationResults(SPACE, WINNER, trials, ESTIMATES)
     assert evidence.minimal().keys == {PREFETCH, PIN}
@@ -157,7 +157,7 @@ def test_what_was_only_put_back_with_others_is_dropped_with_them_and_said_to_be(
     assert (bare[WORKERS].ratio, bare[WORKERS].worth, bare[WORKERS].reason) == (None, "not measured", "no time")
 
 
-def test_an_estimate_that_was_wrong_is_not_believed_once_the_whole_is_missed():
+def test_wrong_estimate_is_overruled_once_the_knobs_together_cost_speed():
     trials = rounds((PREFETCH, PIN), (AMP,), values=[90.0, 70.0], count=3)
     evidence = AblationResults(SPACE, WINNER, trials, ESTIMATES)
     assert evidence.minimal() is None
@@ -173,23 +173,23 @@ def estimates(**effects):
     }
 
 
-def test_without_ablation_rounds_changes_that_estimates_call_idle_are_dropped_once_the_rest_was_measured():
+def test_changes_idle_by_estimate_are_dropped_only_if_the_rest_was_measured():
     effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
     rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
     untried = AblationResults(SPACE, WINNER, [], effects)
     assert untried.idle().keys == {PREFETCH, PIN}
-    assert untried.minimal() is None, "what is handed over has been measured"
+    assert untried.minimal() is None, "only a measured configuration is exported"
     assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
-def test_of_changes_that_estimates_call_idle_those_go_without_which_the_rest_was_measured():
+def test_only_idle_changes_without_which_the_rest_was_measured_are_dropped():
     effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
     without_pin, without_amp = part_of(SPACE, WINNER, [PIN]), part_of(SPACE, WINNER, [AMP])
     measured = {without_pin.key: [100.0], without_amp.key: [60.0]}
     assert AblationResults(SPACE, WINNER, [], effects, measured=measured).minimal().keys == {PIN}
 
 
-def test_idle_changes_that_replace_each_other_are_not_left_out_together():
+def test_idle_changes_that_replace_each_other_are_not_dropped_together():
     effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
     both, one = part_of(SPACE, WINNER, [PREFETCH, PIN]), part_of(SPACE, WINNER, [PIN])
     measured = {both.key: [63.0], part_of(SPACE, WINNER, []).key: [100.0, 101.0]}
@@ -200,7 +200,7 @@ def test_idle_changes_that_replace_each_other_are_not_left_out_together():
     assert known.minimal().keys == {PIN}
 
 
-def test_an_effect_is_as_vague_as_the_narrower_of_its_intervals():
+def test_vagueness_of_an_effect_comes_from_its_narrower_interval():
     wide = {knob: Ratio(ratio=1.3, ci=(1.0, 1.69), num_rounds=0) for knob in CHANGED}
     measured = AblationResults(SPACE, WINNER, rounds((AMP,), values=[60.0]), wide)
     assert measured.vagueness(AMP) < 0.1 < measured.vagueness(PIN)
@@ -218,26 +218,26 @@ def batch(estimate):
     return AblationResults(space, winner, [], {key: estimate, AMP: Ratio(ratio=1.6, ci=(1.5, 1.7), num_rounds=0)}).idle()
 
 
-def test_a_batch_size_stays_only_if_it_is_likely_to_gain_and_a_vague_estimate_is_no_reason_to_leave_it_out():
+def test_batch_size_is_idle_without_a_likely_gain_unless_the_estimate_is_vague():
     assert batch(Ratio(ratio=1.05, ci=(0.95, 1.16), num_rounds=0)).keys == {"loader.batch_size"}
     assert batch(Ratio(ratio=1.02, ci=(1.01, 1.03), num_rounds=0)).keys == {"loader.batch_size"}
     assert batch(Ratio(ratio=1.05, ci=(1.01, 1.09), num_rounds=0)) is None
     assert batch(Ratio(ratio=1.05, ci=(0.6, 1.84), num_rounds=0)) is None
 
 
-def test_idle_changes_that_together_would_cost_more_than_the_limit_stay():
+def test_idle_changes_are_limited_to_those_whose_total_effect_is_within_the_limit():
     effects = estimates(workers=1.3, prefetch=1.024, amp=1.6, pin=1.02)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PIN}
 
 
-def test_a_small_change_whose_interval_holds_no_gain_is_idle_and_one_that_is_likely_to_gain_is_not():
+def test_change_with_a_small_effect_is_idle_unless_its_gain_is_likely():
     doubtful = estimates(workers=1.3, prefetch=1.02, amp=1.6, pin=1.1)
     assert AblationResults(SPACE, WINNER, [], doubtful).idle().keys == {PREFETCH}
     likely = {**doubtful, PREFETCH: Ratio(ratio=1.02, ci=(1.005, 1.035), num_rounds=4)}
     assert AblationResults(SPACE, WINNER, [], likely).idle() is None
 
 
-def test_an_estimate_does_not_overrule_a_gain_that_was_measured():
+def test_estimate_does_not_overrule_a_measured_gain():
     effects = estimates(workers=1.3, prefetch=1.0, amp=1.6, pin=1.3)
     trials = rounds((PREFETCH,), values=[90.0], count=3, noise_power=8)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PREFETCH}
@@ -256,7 +256,7 @@ def test_a_few_noisy_rounds_do_not_overrule_a_gain_that_all_trials_show():
     assert AblationResults(SPACE, WINNER, precise, gain).minimal().keys == {PREFETCH}
 
 
-def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_measured_to_be():
+def test_changes_idle_by_estimate_and_by_measurement_are_dropped_together():
     trials = rounds((PIN,), values=[100.0], count=8)
     effects = estimates(workers=1.3, prefetch=0.99, amp=1.6, pin=1.0)
     rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
@@ -264,7 +264,7 @@ def test_a_change_that_is_idle_by_its_estimate_goes_together_with_one_that_was_m
     assert AblationResults(SPACE, WINNER, trials, effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
-def test_an_estimate_is_as_vague_as_its_interval_is_wide():
+def test_vagueness_of_an_estimate_is_the_half_width_of_its_interval():
     effects = {**estimates(workers=1.3, prefetch=1.0, amp=1.6, pin=1.1), PIN: Ratio(ratio=1.0, ci=None, num_rounds=1)}
     del effects[AMP]
     evidence = AblationResults(SPACE, WINNER, [], effects)
@@ -273,7 +273,7 @@ def test_an_estimate_is_as_vague_as_its_interval_is_wide():
     assert math.isinf(evidence.vagueness(PIN))
 
 
-def test_changes_that_all_have_an_effect_leave_nothing_to_drop():
+def test_no_change_is_idle_if_all_have_an_effect():
     effects = estimates(workers=1.3, prefetch=1.1, amp=1.6, pin=1.05)
     assert AblationResults(SPACE, WINNER, [], effects).idle() is None
 

@@ -28,7 +28,7 @@ def test_every_point_of_a_tiny_space_is_measured_then_the_search_ends(bench, tin
     assert summary["reason"] == EXHAUSTED
     assert len(searched(study)) == 4
     assert f"The search is over: {EXHAUSTED}." in study.listener.named("notice")
-    assert summary["seconds"]["total"] < 30 * 60, "what is left of the budget is not waited for"
+    assert summary["seconds"]["total"] < 30 * 60, "the study does not wait for the rest of the budget"
 
 
 def test_grid_visits_every_point_once(bench, tiny):
@@ -39,14 +39,14 @@ def test_grid_visits_every_point_once(bench, tiny):
     assert all("grid" in trial.why for trial in searched(study)[1:])
 
 
-def test_a_grid_whose_points_do_not_fit_the_budget_is_not_called_used_up(bench, tiny):
+def test_grid_whose_points_exceed_the_budget_is_not_reported_as_exhausted(bench, tiny):
     summary = bench(Surface(start_s=40.0), *tiny, "search.sampler=grid", minutes=2).run()
     assert summary["counts"] == {"ok": 1}
     assert "give study.budget.minutes=" in summary["reason"]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_grid_of_which_a_part_does_not_fit_measures_the_rest_and_says_so(bench, tmp_path, seed):
+def test_grid_measures_the_points_that_fit_the_budget_and_states_why_it_ended(bench, tmp_path, seed):
     (tmp_path / "space.yaml").write_text("loader.batch_size: [32, 64, 1024]\nprecision.amp: ['off', 'bf16']\n")
     words = [f"search_space={tmp_path / 'space.yaml'}", "search.sampler=grid", f"study.seed={seed}"]
     study = bench(Surface(start_s=10.0), *words, minutes=2.6)
@@ -60,7 +60,7 @@ def test_search_says_whether_time_or_trials_ended_it(bench):
     assert bench(Surface(), "study.budget.trials=2").run()["reason"] == OUT_OF_TRIALS
 
 
-def test_time_kept_for_the_finals_goes_to_the_search_until_there_is_a_finalist(bench):
+def test_search_may_use_the_time_of_the_finals_until_there_is_a_finalist(bench):
     surface = Surface(start_s=14.0, gains={("optimizer.implementation", "fused"): 1.2})
     surface.failures = lambda trial, knobs: Failure(signal="SIGSEGV", cause="exit") if trial in (1, 2, 3) else None
     study = bench(surface, minutes=3)
@@ -71,7 +71,7 @@ def test_time_kept_for_the_finals_goes_to_the_search_until_there_is_a_finalist(b
 
 
 @pytest.mark.parametrize(("factor", "least"), [(0.9, 13), (1.1, 0)])
-def test_a_search_that_has_found_nothing_as_fast_as_the_baseline_may_use_the_finals_time(bench, tmp_path, factor, least):
+def test_search_without_a_faster_configuration_uses_the_time_of_the_finals(bench, tmp_path, factor, least):
     (tmp_path / "space.yaml").write_text(f"loader.batch_size: {list(range(32, 80, 2))}\n")
     gains = {("loader.batch_size", size): factor for size in range(34, 80, 2)}
     words = [f"search_space={tmp_path / 'space.yaml'}", "search.stop=false", "measure.racing=false"]
@@ -81,7 +81,7 @@ def test_a_search_that_has_found_nothing_as_fast_as_the_baseline_may_use_the_fin
 
 
 @pytest.mark.parametrize("start_s", [40.0, 100.0])
-def test_a_slow_program_gets_a_trial_that_fits_or_is_told_what_budget_it_needs(bench, start_s):
+def test_study_of_a_slow_program_runs_a_trial_that_fits_or_states_the_budget_needed(bench, start_s):
     study = bench(Surface(start_s=start_s), minutes=4)
     summary = study.run()
     spent = summary["seconds"]["total"] / 240
@@ -97,7 +97,7 @@ def test_a_slow_program_gets_a_trial_that_fits_or_is_told_what_budget_it_needs(b
     assert len(searched(again)) == 2
 
 
-def test_costly_values_come_late_and_on_the_best_so_far(bench):
+def test_expensive_values_are_tried_late_on_the_best_configuration_so_far(bench):
     surface = Surface(gains={("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3})
     study = bench(surface, "search.sampler=tpe", minutes=8)
     study.run()
@@ -133,7 +133,7 @@ def test_optuna_knows_every_search_trial_and_no_final(bench):
     assert all(told[number].constraints["memory"] > 0 for number in too_big)
 
 
-def test_study_whose_first_trials_all_fail_alike_goes_no_further(bench):
+def test_study_ends_if_its_first_trials_all_fail_for_the_same_reason(bench):
     def failures(trial, knobs):
         traceback = f"Traceback\n  train.py, line 3\nRuntimeError: no {trial} of them"
         return (
@@ -154,7 +154,7 @@ def test_study_whose_first_trials_all_fail_alike_goes_no_further(bench):
 
 
 @pytest.mark.parametrize("message", ["CUDA out of memory", "differs"])
-def test_want_of_memory_or_different_reasons_do_not_end_a_study(bench, message):
+def test_study_continues_if_its_first_trials_run_out_of_memory_or_fail_differently(bench, message):
     def failures(trial, knobs):
         if not trial or trial > 8:
             return None
@@ -165,18 +165,18 @@ def test_want_of_memory_or_different_reasons_do_not_end_a_study(bench, message):
     assert bench(Surface(failures=failures), minutes=10).run()["status"] == "complete"
 
 
-def test_a_change_that_all_failed_configurations_have_in_common_may_be_the_cause_so_others_are_tried(bench):
+def test_study_tries_others_if_all_failed_configurations_share_one_change(bench):
     def failures(trial, knobs):
         failure = Failure(error={"type": "RuntimeError", "message": "no bf16 here", "traceback": ""})
         return failure if knobs["precision.amp"] == "bf16" else None
 
     study = bench(Surface(gains={("layout.channels_last", True): 1.5}, failures=failures), RATES, minutes=10)
     summary = study.run()
-    assert 2 <= summary["counts"]["error"] <= 4, "what is left when the others have worked is the cause"
+    assert 2 <= summary["counts"]["error"] <= 4, "once the other changes have worked, the remaining one is the cause"
     assert summary["best"]["overrides"]["layout.channels_last"] is True
 
 
-def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
+def test_reason_of_a_trial_names_its_sampler(bench):
     study = bench(Surface(), "search.sampler=random", minutes=4)
     study.run()
     whys = [trial.why for trial in searched(study)]
@@ -185,7 +185,7 @@ def test_random_and_tpe_are_told_apart_in_what_a_trial_says_of_itself(bench):
 
 
 @pytest.mark.thorough
-def test_an_expert_s_idea_that_was_clearly_slower_is_not_repeated_at_every_batch(bench):
+def test_expert_value_that_was_clearly_slower_is_not_repeated_at_every_batch_size(bench):
     def num_seeds_with_bf16(factor):
         study = bench(
             Surface(gains={("precision.amp", "bf16"): factor}), RATES, "study.budget.trials=6", "compile.mode=off", minutes=30

@@ -46,7 +46,7 @@ def judge(probe):
         "cudaErrorIllegalAddress",
     ],
 )
-def test_errors_that_poison_the_context_are_known(words):
+def test_errors_that_break_the_cuda_context_are_recognised(words):
     assert sticky_fault(trial(1, reason=f"RuntimeError: {words}")) in words
     record = trial(1, Outcome.crash, reason="the program was ended by SIGABRT in phase steady")
     record.evidence["log_tail"] = f"terminate called\n  what():  {words}\nCUDA kernel errors might be ..."
@@ -63,11 +63,11 @@ def test_errors_that_poison_the_context_are_known(words):
         trial(1, reason="RuntimeError: CUDA error: no kernel image is available for execution on the device"),
     ],
 )
-def test_other_ends_are_not_the_device_s(record):
+def test_other_failures_are_not_attributed_to_the_device(record):
     assert sticky_fault(record) == ""
 
 
-def test_device_that_fails_in_two_configurations_and_alone_is_quarantined():
+def test_device_that_fails_with_two_configurations_and_in_the_probe_is_quarantined():
     device, probe = judge(probe := Probe("torch.AcceleratorError: CUDA error: unknown error")), probe
     assert device.note(trial(3, batch=64)) == ""
     assert probe.num_asked == 0
@@ -78,19 +78,19 @@ def test_device_that_fails_in_two_configurations_and_alone_is_quarantined():
     )
 
 
-def test_device_that_still_computes_is_not_to_blame():
+def test_device_that_passes_the_probe_is_not_quarantined():
     device, probe = judge(probe := Probe("")), probe
     assert [device.note(trial(number, batch=number)) for number in range(4)] == ["", "", "", ""]
     assert probe.num_asked == 2
 
 
-def test_the_same_configuration_twice_says_nothing_of_the_device():
+def test_two_failures_of_one_configuration_do_not_trigger_the_probe():
     device, probe = judge(probe := Probe("broken")), probe
     assert [device.note(trial(number, batch=64)) for number in (3, 9)] == ["", ""]
     assert probe.num_asked == 0
 
 
-def test_a_success_in_between_clears_the_device():
+def test_success_between_two_failures_clears_the_device():
     device, probe = judge(probe := Probe("broken")), probe
     device.note(trial(3, batch=64))
     device.note(trial(4, Outcome.ok, reason=""))
@@ -98,7 +98,7 @@ def test_a_success_in_between_clears_the_device():
     assert probe.num_asked == 0
 
 
-def test_a_success_on_another_slot_says_nothing_of_the_device():
+def test_success_on_another_slot_does_not_clear_the_device():
     device, probe = judge(probe := Probe("broken")), probe
     for number, slot, outcome in [(3, "1", Outcome.error), (4, "2", Outcome.ok), (5, "2", Outcome.error)]:
         assert device.note(dataclasses.replace(trial(number, outcome, batch=number), slot=slot)) == ""
@@ -106,7 +106,7 @@ def test_a_success_on_another_slot_says_nothing_of_the_device():
     assert "trials 0003 (" in device.note(dataclasses.replace(trial(6, batch=6), slot="1"))
 
 
-def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
+def test_study_on_a_broken_device_ends_early_and_keeps_its_results(bench):
     broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
     surface = Surface(failures=lambda number, knobs: broken if number >= 2 else None)
     surface.facts["executable"] = sys.executable
@@ -121,7 +121,7 @@ def test_study_on_a_broken_device_ends_early_and_keeps_what_it_has(bench):
     assert "second attempt" in study.trials[2].reason
 
 
-def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
+def test_broken_device_of_a_slot_is_probed_on_that_slot(bench):
     broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
     surface = Surface(**QUIET, failures=lambda number, knobs: broken if number >= 26 else None)
     surface.facts["executable"] = sys.executable
@@ -136,7 +136,7 @@ def test_a_broken_device_is_tested_on_its_slot_while_the_others_train(bench):
 
 
 class LostNode(Launcher, Running):
-    """A node that is lost while it computes the probe; `waiting` is why there is no other one, `ended` how the probe ended."""
+    """A node that is lost during the probe. `waiting` says why there is no replacement, `ended` how the probe ended."""
 
     def __init__(self, waiting, ended):
         self.waiting, self.ended, self.is_stopped = waiting, ended, False
@@ -145,7 +145,7 @@ class LostNode(Launcher, Running):
         return self
 
     def poll(self):
-        assert self.waiting or self.ended, "waits for ever"
+        assert self.waiting or self.ended, "waits forever"
         return self.ended
 
     def progress(self):
@@ -161,7 +161,7 @@ class LostNode(Launcher, Running):
 @pytest.mark.parametrize(
     ("waiting", "ended"), [("Resources", None), ("", Ended.stopped("node n1 was lost: silent", phase="spawn", seconds=3.0))]
 )
-def test_a_node_that_is_lost_during_the_probe_says_nothing_about_its_device(bench, waiting, ended):
+def test_node_lost_during_the_probe_does_not_quarantine_its_device(bench, waiting, ended):
     study = bench(Surface())
     study.inputs.launcher = node = LostNode(waiting, ended)
     device = quarantine(study.inputs, study.folder, lambda: sys.executable)
@@ -174,7 +174,7 @@ def test_a_node_that_is_lost_during_the_probe_says_nothing_about_its_device(benc
     ("executable", "expected"),
     [(sys.executable, ""), ("/nowhere/python", "the command cannot be started: '/nowhere/python'"), (None, "")],
 )
-def test_probe_computes_with_the_program_s_own_torch(bench, executable, expected):
+def test_probe_uses_the_torch_of_the_program(bench, executable, expected):
     study = bench(Surface(), "device.kind=cpu")
     study.inputs.launcher, study.inputs.clock = LocalLauncher(), Clock()
     device = quarantine(study.inputs, study.folder, lambda: executable)
@@ -187,7 +187,7 @@ def test_probe_computes_with_the_program_s_own_torch(bench, executable, expected
     assert bool(said) == bool(expected)
 
 
-def test_the_device_at_fault_is_the_one_that_the_program_sees(bench, monkeypatch):
+def test_message_names_the_device_that_the_program_sees(bench, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-a")
     study = bench(Surface(), "device.kind=cpu")
     gpus = [{"name": "H200", "uuid": uuid} for uuid in ("GPU-a", "GPU-b", "GPU-c")]

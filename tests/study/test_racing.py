@@ -14,7 +14,7 @@ def limits(study):
     return {launch.spec.trial: launch.spec.race_below_per_s for launch in study.launcher.launches}
 
 
-def test_search_trials_race_against_the_best_so_far_and_nothing_else_does(bench):
+def test_only_search_trials_race_against_the_best_so_far(bench):
     study = bench(Surface(gains=SLOW), "search.sampler=tpe", minutes=12)
     summary = study.run()
     raced = [trial for trial in study.trials if trial.outcome is Outcome.raced]
@@ -29,7 +29,7 @@ def test_search_trials_race_against_the_best_so_far_and_nothing_else_does(bench)
     assert summary["counts"]["raced"] == len(raced)
 
 
-def test_a_raced_trial_keeps_its_value_for_the_sampler_and_may_not_win(bench):
+def test_raced_trial_keeps_its_value_but_cannot_win(bench):
     study = bench(Surface(gains=SLOW), "search.sampler=tpe", minutes=12)
     summary = study.run()
     raced = {trial.number for trial in study.trials if trial.outcome is Outcome.raced}
@@ -39,7 +39,7 @@ def test_a_raced_trial_keeps_its_value_for_the_sampler_and_may_not_win(bench):
     assert not raced & {trial.repeats for trial in study.trials if trial.kind is Kind.final}
 
 
-def test_the_best_of_a_lower_tier_is_not_raced_away(bench):
+def test_best_of_a_lower_tier_is_not_ended_by_racing(bench):
     study = bench(Surface(gains=FAST), minutes=6)
     tiers = study.run()["best_by_tier"]
     by_number = {trial.number: trial for trial in study.trials}
@@ -56,7 +56,7 @@ def test_racing_can_be_switched_off(bench):
     assert "raced" not in summary["counts"]
 
 
-def test_nothing_races_against_a_rate_without_an_interval(bench, monkeypatch):
+def test_trials_do_not_race_against_a_rate_without_an_interval(bench, monkeypatch):
     study = bench(Surface(gains=FAST), "study.budget.trials=3")
     monkeypatch.setattr("autotune.trials.trial_metrics.interval", lambda results: None)
     study.run()

@@ -29,7 +29,7 @@ def sampled(study):
     return [trial for trial in study.trials if trial.origin == "sampler rates"]
 
 
-def test_every_proposal_says_why_in_a_line(bench):
+def test_every_proposal_gives_its_reason_in_one_line(bench):
     study = bench(Surface(gains=FAST, loader_per_s=40.0), "study.budget.trials=8", minutes=30)
     study.run()
     lines = [trial.why for trial in sampled(study)]
@@ -37,12 +37,12 @@ def test_every_proposal_says_why_in_a_line(bench):
     assert all(re.search(r"(\+\d+ % expected|up to \+\d+ %|gain unknown|little gain expected)", line) for line in lines)
     assert not any("\n" in line for line in lines)
     assert any("-bound: " in line for line in lines)
-    assert any("workers 0 -> " in line for line in lines), "the loader is what binds"
+    assert any("workers 0 -> " in line for line in lines), "the loader is the bottleneck"
     started = [why for _, kind, _, why in study.listener.named("trial_started") if kind is Kind.search]
     assert set(lines) <= set(started), "the live table and the log show it"
 
 
-def test_search_ends_when_nothing_more_is_promised_and_says_so(bench, tmp_path):
+def test_search_ends_if_no_improvement_is_expected_and_says_so(bench, tmp_path):
     file = tmp_path / "space.yaml"
     file.write_text("loader.batch_size: [16, 32, 64, 128]\nprecision.amp: auto\nthreads.intra: [1, 2, 4]\n")
     surface = Surface(gains=FAST, loader_per_s=1e6, noise_frac=0.002, half_batch=2.0)
@@ -50,12 +50,12 @@ def test_search_ends_when_nothing_more_is_promised_and_says_so(bench, tmp_path):
     summary = study.run()
     assert summary["reason"] == NO_IMPROVEMENT
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
-    assert study.clock.now_s - 1000 < 0.5 * 120 * 60, "what is left of the budget is not used up"
+    assert study.clock.now_s - 1000 < 0.5 * 120 * 60, "the rest of the budget is not used"
     going_on = bench(surface, f"search_space={file}", "search.stop=false", minutes=120)
     assert going_on.run()["reason"] != NO_IMPROVEMENT
 
 
-def test_what_would_run_out_of_memory_is_left_out(bench):
+def test_configurations_expected_to_run_out_of_memory_are_not_tried(bench):
     class Filling(Surface):
         def peak_bytes(self, knobs):
             return 10**8 + 6 * 10**6 * int(knobs["loader.batch_size"])
@@ -66,7 +66,7 @@ def test_what_would_run_out_of_memory_is_left_out(bench):
     assert summary["best"]["knobs"]["loader.batch_size"] == 128, "the largest of 32, 64, 128, 256 that fits"
 
 
-def test_batch_that_fills_the_memory_is_tried_once_a_larger_one_was_the_best(bench):
+def test_batch_size_that_fills_the_memory_is_tried_after_a_larger_one_was_the_best(bench):
     class Filling(Surface):
         def peak_bytes(self, knobs):
             return 10**8 + 6 * 10**6 * int(knobs["loader.batch_size"])
@@ -88,7 +88,7 @@ def test_compilation_is_tried_on_a_good_eager_configuration(bench):
     assert summary["best"]["overrides"]["compile.mode"] == "default"
 
 
-def test_objective_that_the_rate_does_not_decide_is_left_to_tpe(bench):
+def test_tpe_proposes_if_the_objective_is_not_the_rate(bench):
     surface = Surface(gains=FAST, power_w=lambda knobs: 200.0 + 100.0 * (knobs.get("precision.amp") == "bf16"))
     asked = ["objective=energy_per_sample", "study.budget.trials=24"]
     study = bench(surface, *asked, machine=GPU, minutes=60)
@@ -97,7 +97,7 @@ def test_objective_that_the_rate_does_not_decide_is_left_to_tpe(bench):
     assert any(trial.origin.startswith("single ") for trial in study.trials)
 
 
-def test_study_that_goes_on_knows_what_was_tried(bench):
+def test_resumed_study_does_not_repeat_configurations(bench):
     study = bench(
         Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 5 else None), minutes=5
     )
@@ -112,13 +112,13 @@ def test_study_that_goes_on_knows_what_was_tried(bench):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("part", ["seeds", "decomposition", "memory_model", "cost_aware", "stop"])
-def test_each_part_can_be_left_out(bench, part):
+def test_each_part_of_the_sampler_can_be_disabled(bench, part):
     summary = bench(Surface(gains=FAST), f"search.{part}=false", "study.budget.trials=12", minutes=30).run()
     assert summary["status"] == "complete"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
-def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
+def test_single_change_is_not_tested_on_two_configurations_at_once():
     asking = Proposal(knobs={"precision.amp": "bf16", "threads.intra": 2}, why="", origin="single precision.amp")
     budget = SimpleNamespace(fits=lambda _: True)
     settled = SimpleNamespace(pending={0: asking}, is_known=lambda _: False)
@@ -128,7 +128,7 @@ def test_question_is_not_asked_on_another_configuration_while_a_trial_asks_it():
     assert Search._is_answerable(search, "threads.intra", {"precision.amp": "bf16", "threads.intra": 2})
 
 
-def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
+def test_search_does_not_end_on_a_provisional_estimate_of_little_gain():
     sampler, schedule = RatesSampler(optuna.samplers.RandomSampler()), SimpleNamespace(num_running=2)
     sampler.is_provisional = True
     session = SimpleNamespace(schedule=schedule, runner=SimpleNamespace(goal=SimpleNamespace(names=["throughput"])))
@@ -146,7 +146,7 @@ def test_little_that_is_only_supposed_ends_a_search_when_its_results_are_in():
 
 @pytest.mark.parametrize(("num_searched", "best"), [(49, "b"), (50, "a")], ids=["one-may-win", "one-will-hardly-win"])
 def test_late_proposals_wait_for_running_trials_unless_they_are_few(num_searched, best):
-    """The best when the late proposals begin may be one that still runs."""
+    """When the late proposals begin, the best trial may still be running."""
     first, second = (SimpleNamespace(number=number, knobs={key: 1}, changed={key: 1}) for number, key in ((3, "a"), (4, "b")))
     schedule = SimpleNamespace(num_running=5, drain=lambda: setattr(search, "_incumbent", second))
     search = SimpleNamespace(_incumbent=first, _costly=[], _sampler_name="tpe", _trimmed=lambda: None)

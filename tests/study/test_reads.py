@@ -1,4 +1,4 @@
-"""How many trials the tuner looks at for one more trial: as many in a long study as in a short one."""
+"""For each new trial, the tuner reads as many earlier trials in a long study as in a short one."""
 
 import random
 
@@ -53,7 +53,7 @@ def ask(study):
     return trial
 
 
-def test_a_proposal_looks_at_no_more_trials_of_a_long_study(tmp_path, read):
+def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_path, read):
     rng, sampler = random.Random(0), make_sampler("rates", seed=0, distributions=SPACE)
     study = begin_study(tmp_path / "optuna.journal", "s", sampler)
 
@@ -74,7 +74,7 @@ def test_a_proposal_looks_at_no_more_trials_of_a_long_study(tmp_path, read):
     assert late <= early + 5 <= MOST_TRIALS + MOST_WINNERS + 30
 
 
-def test_the_storage_looks_up_only_trials_that_have_changed(tmp_path, read):
+def test_storage_reads_only_trials_that_have_changed(tmp_path, read):
     rng, study = random.Random(0), begin_study(tmp_path / "optuna.journal", "s", optuna.samplers.RandomSampler(seed=0))
     states = (TrialState.COMPLETE, TrialState.RUNNING)
     for number in range(60):
@@ -90,9 +90,9 @@ def test_the_storage_looks_up_only_trials_that_have_changed(tmp_path, read):
     assert study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) == [one for one in found if one.state.is_finished()]
 
 
-def test_a_trial_of_a_search_reads_a_few_records(bench, monkeypatch):
+def test_each_search_trial_reads_only_a_few_records(bench, monkeypatch):
     study = bench(Surface(noise_frac=0.003), RATES, "search.stop=false", "study.budget.trials=50", minutes=10_000, num_slots=4)
-    monkeypatch.setattr(loop._Study, "_write_when_due", lambda _: None)  # the summary is about all trials, but written seldom
+    monkeypatch.setattr(loop._Study, "_write_when_due", lambda _: None)  # the summary reads all trials, but is written seldom
     read, counts = watch(monkeypatch, TrialRecord), []
 
     def ended(trial):

@@ -24,7 +24,7 @@ from autotune.studies import call, create, find, studies
 from tests.support.studies import make_study
 
 
-def test_two_studies_of_one_name_are_both_reached(tmp_path):
+def test_two_studies_with_the_same_name_can_both_be_found(tmp_path):
     runs = tmp_path / "runs"
     first, second = make_study(runs), make_study(runs)
     assert find(runs, "resnet18").path == second.path
@@ -34,7 +34,7 @@ def test_two_studies_of_one_name_are_both_reached(tmp_path):
     assert call(first) == f"{first.path} --runs-dir {runs}"
 
 
-def test_a_name_that_ends_in_a_number_is_not_taken_for_a_later_study_of_another(tmp_path):
+def test_name_ending_in_a_number_is_not_mistaken_for_a_later_study(tmp_path):
     runs = tmp_path / "runs"
     train, other = make_study(runs, "train"), make_study(runs, "train-2")  # studies of train.py and train-2.py
     assert find(runs, "train").path == train.path
@@ -45,12 +45,12 @@ def test_a_name_that_ends_in_a_number_is_not_taken_for_a_later_study_of_another(
 
 
 @pytest.mark.parametrize("name", ["../secrets", "/etc/passwd", "a/../../b", ""])
-def test_what_is_no_study_is_refused_wherever_it_lies(tmp_path, name):
+def test_find_refuses_paths_that_are_not_studies(tmp_path, name):
     with pytest.raises(BadInput, match=r"STUDY: (no such study|a file outside any study)"):
         find(tmp_path / "runs", name)
 
 
-def test_a_damaged_study_can_be_named_and_hides_no_other(tmp_path):
+def test_damaged_study_can_be_found_and_hides_no_other(tmp_path):
     runs = tmp_path / "runs"
     damaged, whole = make_study(runs, "a"), make_study(runs, "b")
     damaged.study_file.write_text("[1, 2")
@@ -59,21 +59,21 @@ def test_a_damaged_study_can_be_named_and_hides_no_other(tmp_path):
     assert [folder.name for folder in studies(runs)] == ["a", "b"]
 
 
-def test_place_among_studies_does_not_come_from_the_clock(tmp_path):
+def test_sequence_of_studies_does_not_depend_on_the_clock(tmp_path):
     runs = tmp_path / "runs"
     first = make_study(runs, "a")
     first.write_study(dataclasses.replace(first.read_study(), started_at=4e9))
     assert make_study(runs, "b").read_study().sequence == first.read_study().sequence + 1
 
 
-def test_documents_are_for_their_owner_only(tmp_path):
+def test_documents_are_readable_only_by_their_owner(tmp_path):
     folder = make_study(tmp_path / "runs")
     assert folder.path.stat().st_mode & 0o777 == 0o700
     for file in (folder.study_file, folder.summary_file, folder.trial_path(0) / "trial.json"):
         assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_document_is_whole_whenever_its_writer_is_killed(tmp_path):
+def test_document_is_complete_even_if_its_writer_is_killed(tmp_path):
     """Another process keeps replacing a document until it is killed."""
     file = tmp_path / "d.json"
     code = (
@@ -88,7 +88,7 @@ def test_a_document_is_whole_whenever_its_writer_is_killed(tmp_path):
         assert len(set(json.loads(file.read_text()))) == 1
 
 
-def test_what_a_killed_writer_left_is_tidied_up(tmp_path):
+def test_leftover_files_of_a_killed_writer_are_removed(tmp_path):
     folder = make_study(tmp_path / "runs")
     left = [folder.path / "summary.json.123.tmp", folder.trial_path(1) / "trial.json.123.tmp", folder.path / ".probe"]
     for file in left:
@@ -97,7 +97,7 @@ def test_what_a_killed_writer_left_is_tidied_up(tmp_path):
     assert not any(file.exists() for file in left)
 
 
-def test_a_folder_that_cannot_be_read_is_not_tidied_up(tmp_path, monkeypatch):
+def test_tidy_ignores_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
     folder = make_study(tmp_path / "runs")
     (folder.path / ".probe").touch()
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_read_is_not_tidied_up(tmp_path, monkeypatch):
     folder.tidy()
 
 
-def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path, monkeypatch):
+def test_failed_write_leaves_the_document_unchanged(tmp_path, monkeypatch):
     file = tmp_path / "d.json"
     write_text(file, "before")
 
@@ -122,7 +122,7 @@ def test_a_write_that_fails_leaves_the_document_as_it_was(tmp_path, monkeypatch)
     assert file.read_text() == "before"
 
 
-def test_a_folder_that_was_deleted_is_not_made_again(tmp_path):
+def test_deleted_folder_is_not_created_again(tmp_path):
     folder = make_study(tmp_path / "runs")
     with folder.claimed():
         os.rename(folder.path, tmp_path / "elsewhere")
@@ -133,7 +133,7 @@ def test_a_folder_that_was_deleted_is_not_made_again(tmp_path):
     assert not folder.path.exists()
 
 
-def test_a_trial_s_folder_that_was_deleted_is_named_and_not_taken_for_the_study_s(tmp_path):
+def test_error_names_a_deleted_trial_folder_rather_than_the_study_folder(tmp_path):
     folder = create(tmp_path / "runs", "s")
     with folder.claimed():
         folder.write_request(TrialRequest(number=1, kind=Kind.search, knobs={}, changed={}))
@@ -145,7 +145,7 @@ def test_a_trial_s_folder_that_was_deleted_is_named_and_not_taken_for_the_study_
         assert (folder.trial_path(2) / "asked.json").exists()
 
 
-def test_a_lost_study_is_named_by_its_path_if_its_name_means_a_later_one(tmp_path, monkeypatch):
+def test_resume_command_uses_the_path_if_a_later_study_has_the_same_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, full = make_study(Path("runs"), "s"), OSError(errno.ENOSPC, "No space left on device")
     assert str(first.lost(full)).endswith(": autotune resume s")
@@ -153,7 +153,7 @@ def test_a_lost_study_is_named_by_its_path_if_its_name_means_a_later_one(tmp_pat
     assert str(first.lost(full)).endswith(": autotune resume runs/s")
 
 
-def test_a_study_of_the_working_directory_is_named_so_that_it_is_no_name(tmp_path, monkeypatch):
+def test_older_study_in_the_working_directory_is_called_by_a_relative_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = make_study(Path(), "s")
     assert call(first) == "s --runs-dir ."
@@ -162,7 +162,7 @@ def test_a_study_of_the_working_directory_is_named_so_that_it_is_no_name(tmp_pat
     assert find(Path(), "./s").path == first.path
 
 
-def test_another_folder_in_its_place_is_not_written_to(tmp_path):
+def test_study_does_not_write_to_another_folder_in_its_place(tmp_path):
     folder = create(tmp_path / "runs", "s")
     with folder.claimed():
         os.rename(folder.path, tmp_path / "elsewhere")
@@ -173,9 +173,9 @@ def test_another_folder_in_its_place_is_not_written_to(tmp_path):
 HOLD = "import sys, time; from autotune.run_dir import StudyFolder; from pathlib import Path\nwith StudyFolder(Path(sys.argv[1])).claimed(): print('held', flush=True); time.sleep(60)"  # noqa: E501
 
 
-def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_path):
+def test_study_is_owned_by_one_process_until_that_process_ends(tmp_path):
     folder = make_study(tmp_path / "runs", status="running")
-    assert folder.current_summary()["status"] == "interrupted", "nobody works on it"
+    assert folder.current_summary()["status"] == "interrupted", "no process owns it"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder.path)], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout.readline() == "held\n"
         assert owner_of(folder.path)["pid"] == owner.pid
@@ -189,14 +189,14 @@ def test_a_study_belongs_to_one_process_until_that_is_gone_however_it_ends(tmp_p
         assert problem == ""
 
 
-def test_a_fault_of_something_else_is_not_taken_for_the_folder_s(tmp_path):
+def test_broken_pipe_is_not_mistaken_for_a_lost_folder(tmp_path):
     folder = create(tmp_path, "s")
     with pytest.raises(BrokenPipeError), folder.claimed():
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
     assert not folder.is_owned
 
 
-def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
+def test_child_process_does_not_keep_the_ownership_of_a_study(tmp_path):
     folder = make_study(tmp_path / "runs")
     with folder.claimed():
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
@@ -207,8 +207,8 @@ def test_a_child_process_does_not_keep_a_study_after_its_owner(tmp_path):
         child.wait()
 
 
-@pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["own", "nobody"])
-def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warned(tmp_path, monkeypatch, pid, is_alive):
+@pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["owner alive", "owner gone"])
+def test_without_file_locks_the_owner_counts_while_its_process_lives(tmp_path, monkeypatch, pid, is_alive):
     """The system call fails as it would on a network file system without locks."""
 
     def refused(*_):
@@ -229,7 +229,7 @@ def test_without_locks_the_owner_is_believed_while_it_lives_and_the_user_is_warn
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"pid": "x"}'])
-def test_an_owner_that_cannot_be_read_is_no_obstacle(tmp_path, text):
+def test_unreadable_owner_file_does_not_block_a_study(tmp_path, text):
     folder = make_study(tmp_path / "runs")
     (folder.path / OWNER_FILE).write_text(text)
     assert not folder.is_owned

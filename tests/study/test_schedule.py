@@ -51,7 +51,7 @@ def run(added, monkeypatch):
     return run_all
 
 
-def test_a_fault_in_what_follows_one_trial_does_not_keep_the_others_from_being_passed_on(run, added):
+def test_error_while_handling_one_trial_does_not_stop_the_handling_of_others(run, added):
     taken = []
 
     def take(number):
@@ -64,7 +64,7 @@ def test_a_fault_in_what_follows_one_trial_does_not_keep_the_others_from_being_p
     assert taken == added == [1, 2, 3]
 
 
-def test_a_fault_of_one_trial_does_not_keep_the_others_that_have_ended_from_being_recorded(run, added):
+def test_error_of_one_trial_does_not_prevent_recording_others_that_have_ended(run, added):
     taken = []
     with pytest.raises(BadInput, match="no node"):
         run([StubTrial(1), StubTrial(2, fault=BadInput("no node")), StubTrial(3), StubTrial(4, is_over=False)], taken.append)
@@ -72,7 +72,7 @@ def test_a_fault_of_one_trial_does_not_keep_the_others_that_have_ended_from_bein
     assert taken == [1]
 
 
-def test_a_trial_that_cannot_be_stopped_does_not_keep_the_others_from_being_stopped(run, added):
+def test_trial_that_cannot_be_stopped_does_not_prevent_stopping_others(run, added):
     def take(_):
         run.stop()
 
@@ -82,7 +82,7 @@ def test_a_trial_that_cannot_be_stopped_does_not_keep_the_others_from_being_stop
 
 
 @pytest.mark.parametrize("fault", [BadInput("no node"), KeyboardInterrupt()], ids=["fault", "interrupt"])
-def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, monkeypatch, fault):
+def test_trials_that_end_while_another_raises_are_scored_and_recorded(bench, monkeypatch, fault):
     poll, ended = FakeRunning.poll, []
 
     def faulty(self):
@@ -106,8 +106,8 @@ def test_trials_that_end_together_with_a_fault_are_judged_and_recorded(bench, mo
     assert all(scores[number] for number in ended)
 
 
-def test_trials_that_cannot_be_polled_are_stopped_all_the_same(bench, monkeypatch):
-    """Such as when what shows their progress fails: it fails for each of them."""
+def test_trials_that_cannot_be_polled_are_still_stopped(bench, monkeypatch):
+    """Polling fails for every trial, for example because the progress display is broken."""
     poll, stop, stopped = FakeRunning.poll, FakeRunning.stop, []
 
     def faulty(self):

@@ -32,30 +32,30 @@ def test_each_proposal_changes_one_knob(space):
         assert {other for other in knobs if knobs[other] != best.knobs[other]} == {key}
 
 
-def test_ordered_knobs_move_to_their_neighbours_the_larger_first(space):
+def test_ordered_knobs_move_to_adjacent_values_larger_first(space):
     found = [knobs["loader.batch_size"] for key, knobs in SingleChanges(space, KEYS, None).of(trial()) if "batch" in key]
     assert found == [64, 16]
 
 
-def test_an_expert_s_value_goes_before_the_next_step(space):
+def test_expert_value_is_proposed_before_the_adjacent_value(space):
     changes = SingleChanges(space, KEYS, HostContext(num_cores=16, has_cuda=True))
     found = [knobs["loader.num_workers"] for key, knobs in changes.of(trial()) if key == "loader.num_workers"]
     assert found[0] > 1
 
 
 @pytest.mark.parametrize(("waiting", "group"), [(0.5, "loader"), (0.0, "precision")])
-def test_the_side_that_binds_comes_first(space, waiting, group):
+def test_knobs_of_the_bottleneck_are_proposed_first(space, waiting, group):
     first, _ = next(SingleChanges(space, KEYS, None).of(trial(waiting)))
     assert first.startswith(group)
 
 
-def test_what_was_not_decided_comes_before_taking_back_what_was(space):
+def test_undecided_knobs_are_proposed_before_reverting_decided_ones(space):
     order = [key for key, _ in SingleChanges(space, KEYS, None).of(trial(precision__amp="bf16"))]
     assert order[0] == "layout.channels_last"
     assert order[-1] == "precision.amp"
 
 
-def test_a_knob_that_had_its_turn_waits_for_the_others(space):
+def test_knob_proposed_already_comes_after_the_others(space):
     changes = SingleChanges(space, KEYS, None)
     changes.taken("precision.amp")
     assert [key for key, _ in changes.of(trial())][-1] == "precision.amp"

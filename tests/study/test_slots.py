@@ -58,7 +58,7 @@ def quiet(tmp_path_factory):
     return study
 
 
-def test_with_quiet_neighbours_search_trials_run_beside_each_other(quiet):
+def test_with_quiet_neighbours_search_trials_run_in_parallel(quiet):
     searched = of_kind(quiet, Kind.search)
     assert quiet.summary["status"] == "complete"
     assert most_at_once(searched) == 4
@@ -68,20 +68,20 @@ def test_with_quiet_neighbours_search_trials_run_beside_each_other(quiet):
     assert quiet.summary["speedup"]["verdict"] == "faster"
 
 
-def test_four_slots_give_more_than_three_times_the_trials_an_hour(quiet):
+def test_four_slots_give_more_than_three_times_the_trials_per_hour(quiet):
     all_searched = of_kind(quiet, Kind.search)
     searched = spans(all_searched[: [trial.origin for trial in all_searched].index("late")])
     took_s = max(end for _, end, _ in searched) - min(begin for begin, _, _ in searched)
     assert sum(trial.seconds for _, _, trial in searched) / took_s > 3
 
 
-def test_a_trial_that_fails_leaves_its_neighbours_alone(quiet):
+def test_failed_trial_does_not_affect_its_neighbours(quiet):
     outcomes = collections.Counter(trial.outcome for trial in of_kind(quiet, Kind.search))
     assert sum(count for outcome, count in outcomes.items() if outcome.is_memory) > 0
     assert outcomes[Outcome.ok] + outcomes[Outcome.raced] > 8
 
 
-def test_everything_but_the_search_runs_alone(quiet):
+def test_all_trials_except_search_trials_run_alone(quiet):
     alone = of_kind(quiet, Kind.baseline, Kind.final, Kind.attribution, Kind.parity)
     assert len(alone) > 6
     for begin, end, trial in spans(alone):
@@ -90,7 +90,7 @@ def test_everything_but_the_search_runs_alone(quiet):
         assert (trial.slot, trial.neighbours) == ("", 0)
 
 
-def test_the_calibration_measures_alone_and_beside_in_turn(quiet):
+def test_calibration_alternates_between_one_trial_and_parallel_trials(quiet):
     rounds = collections.defaultdict(list)
     for trial in calibrating(quiet):
         assert (trial.kind, trial.repeats) == (Kind.check, 0)
@@ -108,7 +108,7 @@ def by_round(study):
 
 
 @pytest.mark.thorough
-def test_with_many_slots_all_run_in_the_first_pair_and_two_machines_in_the_others(bench):
+def test_first_calibration_pair_uses_all_slots_and_later_pairs_two_machines(bench):
     budget = ["search.sampler=random", "study.budget.trials=34"]
     study = bench(Surface(**QUIET), *budget, minutes=60, num_slots=32, slots_per_host=8)
     study.run()
@@ -137,7 +137,7 @@ def test_the_machines_with_the_slowest_slots_are_measured_again():
     assert len(_slowest_machines(places[:8], rates)) == 8
 
 
-def test_a_loss_that_all_machines_share_shows_in_the_first_pair():
+def test_slowdown_common_to_all_machines_is_detected_in_the_first_pair():
     def pairs(first):
         return [(100.0, {str(n): 100.0 * first for n in range(64)}), *[(100.0, {str(n): 100.0 for n in range(16)})] * 7]
 
@@ -150,7 +150,7 @@ def test_no_configuration_is_measured_twice_in_a_search(quiet):
     assert len(changes) == len(set(changes)) == 24
 
 
-def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
+def test_neighbours_that_disturb_are_refused_with_the_measured_ratio(bench):
     study = bench(Surface(**LOUD), "search.sampler=random", "study.budget.trials=24", minutes=60, num_slots=2)
     assert study.run()["status"] == "complete"
     said = [
@@ -164,7 +164,7 @@ def test_loud_neighbours_are_refused_with_the_measured_ratio(bench):
     assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
 
 
-def test_a_baseline_that_violates_a_constraint_is_good_enough_for_the_calibration(bench):
+def test_calibration_may_use_a_baseline_that_violates_a_constraint(bench):
     made = Surface(**QUIET, step_s=lambda knobs: 0.3 if knobs["precision.amp"] == "off" else 0.1)
     study = bench(made, *ENOUGH, "constraints.max_step_p95_s=0.2", minutes=60, num_slots=2)
     study.run()
@@ -172,7 +172,7 @@ def test_a_baseline_that_violates_a_constraint_is_good_enough_for_the_calibratio
     assert any("2 trials at a time" in line for line in notices(study))
 
 
-def test_a_calibration_most_of_which_fails_blames_no_neighbour(bench):
+def test_calibration_with_mostly_failed_trials_does_not_blame_neighbours(bench):
     crash = Failure(signal="SIGSEGV", cause="exit")
     made = Surface(**QUIET, failures=lambda number, knobs: crash if 4 <= number <= 9 else None)  # the second and third pair
     study = bench(made, *ENOUGH, minutes=60, num_slots=2)
@@ -181,7 +181,7 @@ def test_a_calibration_most_of_which_fails_blames_no_neighbour(bench):
     assert "One trial at a time: the configuration of trial 0 could not be measured in parallel." in notices(study)
 
 
-def test_with_one_slot_nothing_is_calibrated_and_nothing_is_said(bench):
+def test_with_one_slot_there_is_no_calibration_and_no_notice(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=8)
     study.run()
     assert calibrating(study) == []
@@ -206,7 +206,7 @@ def test_a_program_that_writes_into_its_folder_gets_one_slot(bench):
     assert most_at_once(study.trials) == 1
 
 
-def test_an_interrupt_ends_and_records_all_that_runs_and_the_study_goes_on(bench):
+def test_interrupt_records_all_running_trials_and_resume_repeats_them(bench):
     def failures(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if trial == 26 else None
 
@@ -240,7 +240,7 @@ def test_a_study_that_is_resumed_in_the_finals_keeps_its_calibration(bench):
 
 
 @pytest.mark.thorough
-def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
+def test_calibration_is_repeated_with_a_configuration_that_is_much_faster(bench):
     surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
     study = bench(surface, "search.sampler=random", "study.budget.trials=40", minutes=60, num_slots=4)
     study.run()
@@ -251,7 +251,7 @@ def test_it_is_calibrated_again_with_a_configuration_that_is_much_faster(bench):
 
 
 @pytest.mark.thorough
-def test_a_budget_in_trials_counts_those_that_run(bench):
+def test_budget_in_trials_includes_running_trials(bench):
     study = bench(Surface(**QUIET), "search.sampler=random", "study.budget.trials=23", minutes=60, num_slots=4)
     study.run()
     assert len(of_kind(study, Kind.search)) == 23
@@ -285,7 +285,7 @@ def test_a_single_slow_slot_is_not_hidden_by_the_others():
     assert not found.is_allowed
 
 
-def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_the_end(bench):
+def test_summary_is_written_at_most_every_five_seconds_and_is_complete_at_the_end(bench):
     study = bench(Surface(**{**QUIET, "start_s": 0.3, "window_s": 0.3}), *FEW, minutes=8)
     written = []
     write = study.folder.write_summary
@@ -298,7 +298,7 @@ def test_the_summary_is_written_every_five_seconds_at_most_and_is_complete_in_th
 
 
 @pytest.mark.thorough
-def test_with_many_trials_the_summary_is_written_once_their_number_has_grown_by_two_percent(bench):
+def test_summary_of_many_trials_is_written_when_their_number_grew_by_two_percent(bench):
     study = bench(Surface(**QUIET), "search.sampler=random", "search.stop=false", "study.budget.trials=260", minutes=10_000)
     written = []
     write = study.folder.write_summary
@@ -311,7 +311,7 @@ def test_with_many_trials_the_summary_is_written_once_their_number_has_grown_by_
     assert all(later - earlier >= 4 for earlier, later in itertools.pairwise(after))
 
 
-def test_numbers_of_trials_are_counted_in_memory(bench):
+def test_next_trial_number_is_counted_in_memory(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=8)
     study.run()
     num = len(study.trials)
@@ -321,7 +321,7 @@ def test_numbers_of_trials_are_counted_in_memory(bench):
     assert type(study.folder)(study.folder.path).next_number() == 10000
 
 
-def test_a_doubted_configuration_is_measured_again_in_one_slot_only(bench, tiny, monkeypatch):
+def test_doubted_configuration_is_repeated_in_only_one_slot(bench, tiny, monkeypatch):
     doubted = {"loader.num_workers": 2, "precision.amp": "bf16"}
     monkeypatch.setattr(RatesSampler, "doubted", lambda *_: doubted)
     study = bench(Surface(**QUIET), *tiny, RATES, "search.stop=false", minutes=60, num_slots=4)

@@ -30,7 +30,7 @@ from autotune.studies import create
 from autotune.study import Listener, StudyInputs, run_study
 
 QUICK = ["measure.screening.warmup_min_device_s=0.1", "measure.screening.min_s=0.2", "measure.screening.warmup_max_s=3"]
-QUICK.append("measure.quiet=false")  # whatever else the machine does
+QUICK.append("measure.quiet=false")  # regardless of other load on the machine
 
 class Lines(Listener):
     def trial_ended(self, trial):
@@ -49,7 +49,7 @@ print("status", summary["status"], flush=True)
 """
 
 
-def test_second_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
+def test_second_ctrl_c_keeps_the_measurements_and_leaves_no_process(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     lines = []
     with subprocess.Popen(

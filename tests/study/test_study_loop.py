@@ -36,7 +36,7 @@ def test_baseline_runs_first_with_nothing_changed(bench):
 
 
 @pytest.mark.parametrize(("start_s", "window_s", "minutes"), [(2.0, 3.0, 3), (6.0, 8.0, 6), (10.0, 15.0, 8)])
-def test_budget_is_held_whatever_a_trial_costs(bench, start_s, window_s, minutes):
+def test_study_keeps_its_budget_for_cheap_and_expensive_trials(bench, start_s, window_s, minutes):
     study = bench(Surface(gains=FAST, start_s=start_s, window_s=window_s), minutes=minutes)
     summary = study.run()
     assert study.clock.now_s - 1000 <= minutes * 60 * 1.1
@@ -44,7 +44,7 @@ def test_budget_is_held_whatever_a_trial_costs(bench, start_s, window_s, minutes
     assert summary["speedup"]["verdict"] == "faster"
 
 
-def test_budget_holds_with_a_compilation_of_a_minute_in_it(bench):
+def test_budget_is_roughly_kept_with_a_compilation_of_one_minute(bench):
     study = bench(
         Surface(gains={**FAST, ("compile.mode", "default"): 1.5}, start_s=8.0, window_s=14.0, compile_s=60.0), minutes=8
     )
@@ -52,13 +52,13 @@ def test_budget_holds_with_a_compilation_of_a_minute_in_it(bench):
     assert study.clock.now_s - 1000 <= 10 * 60
 
 
-def test_trial_budget_counts_the_search(bench):
+def test_trial_budget_counts_only_search_trials(bench):
     study = bench(Surface(gains=FAST), "study.budget.trials=4")
     study.run()
     assert sum(trial.kind is Kind.search for trial in study.trials) == 4
 
 
-def test_only_the_pins_apply_to_the_baseline_and_they_hold_everywhere(bench):
+def test_pinned_knobs_apply_to_the_baseline_and_all_other_trials(bench):
     study = bench(Surface(gains=FAST), "loader.num_workers=2")
     summary = study.run()
     assert study.launcher.launches[0].spec.knobs == {"loader.num_workers": 2}
@@ -79,10 +79,10 @@ def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
         study.run()
     assert raised.value.exit_code == 3
     assert study.folder.read_summary()["status"] == "failed"
-    assert len(study.launcher.launches) == 1, "an exception of the user's code is no accident"
+    assert len(study.launcher.launches) == 1, "a trial with an exception of the user's code is not repeated"
 
 
-def test_nothing_better_than_the_baseline_is_an_honest_verdict(bench):
+def test_verdict_is_same_or_ambiguous_if_nothing_beats_the_baseline(bench):
     worse = {("precision.amp", "bf16"): 0.4, ("layout.channels_last", True): 0.8, ("threads.intra", 4): 0.9}
     study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002))
     summary = study.run()
@@ -103,7 +103,7 @@ def test_a_trial_that_is_not_ok_never_wins(bench):
     assert all(trial.knobs["loader.batch_size"] != 128 for trial in study.trials if trial.kind is Kind.final)
 
 
-def test_out_of_memory_above_a_batch_is_an_outcome_not_an_end(bench):
+def test_out_of_memory_is_an_outcome_and_does_not_end_the_study(bench):
     study = bench(Surface(gains=FAST, max_batch=64))
     summary = study.run()
     assert summary["counts"]["device_oom"] >= 1
@@ -125,7 +125,7 @@ def test_the_whole_study_is_on_disk(bench):
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_listener_hears_everything_in_order(bench):
+def test_listener_receives_all_events_in_order(bench):
     study = bench(Surface(gains=FAST))
     summary = study.run()
     names = [name for name, _ in study.listener.calls if name != "notice"]
@@ -140,7 +140,7 @@ def test_listener_hears_everything_in_order(bench):
 
 
 @pytest.mark.parametrize("is_cut_short", [False, True], ids=["at its end", "after a fault"])
-def test_a_job_that_may_still_hold_nodes_is_told(bench, tiny, is_cut_short):
+def test_job_that_may_still_hold_nodes_is_reported(bench, tiny, is_cut_short):
     surface = Surface(failures=lambda number, knobs: Failure(raises=BadInput("no node")) if number == 1 else None)
     study = bench(surface if is_cut_short else None, *tiny, "study.budget.trials=1")
     study.launcher.unended = lambda: ["Job 12 may still hold nodes"] if study.launcher.is_closed else []
@@ -164,7 +164,7 @@ class FakeTracking:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_tracker_is_started_early_and_drained_for_a_bounded_time(bench, is_stuck):
+def test_tracker_starts_early_and_is_awaited_for_a_limited_time(bench, is_stuck):
     started = []
 
     def start_tracking(folder):
@@ -174,12 +174,12 @@ def test_tracker_is_started_early_and_drained_for_a_bounded_time(bench, is_stuck
 
     study = bench(Surface(gains=FAST), "study.budget.trials=2", start_tracking=start_tracking)
     study.run()
-    assert started[0].status_seen == "complete", "the follower ends when it reads that the study has"
+    assert started[0].status_seen == "complete", "the tracking process ends when it reads that the study has ended"
     assert started[0].is_terminated is is_stuck
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
 
 
-def test_best_at_each_tier_is_named_and_changes_no_more_than_the_tier(bench):
+def test_best_of_each_tier_is_reported_and_changes_only_what_the_tier_allows(bench):
     study = bench(Surface(gains=FAST))
     summary = study.run()
     tiers = summary["best_by_tier"]
@@ -193,7 +193,7 @@ def test_best_at_each_tier_is_named_and_changes_no_more_than_the_tier(bench):
     assert tiers["training"]["measured_in"] == "finals"
 
 
-def test_search_bound_to_a_tier_stays_in_it(bench):
+def test_search_limited_to_a_tier_changes_only_its_knobs(bench):
     study = bench(Surface(gains=FAST), "tiers=exact")
     study.run()
     changed = {key for trial in study.trials for key in trial.changed}
@@ -201,7 +201,7 @@ def test_search_bound_to_a_tier_stays_in_it(bench):
     assert not any(key.startswith(("precision.", "layout.", "compile.", "optimizer.")) for key in changed)
 
 
-def test_budget_too_small_for_more_than_the_baseline_claims_nothing(bench):
+def test_budget_for_only_the_baseline_gives_an_ambiguous_verdict(bench):
     study = bench(Surface(gains=FAST), minutes=0.1)
     summary = study.run()
     assert summary["best"]["overrides"] == {}
@@ -210,14 +210,14 @@ def test_budget_too_small_for_more_than_the_baseline_claims_nothing(bench):
     assert "nothing but the baseline" in summary["speedup"]["reason"]
 
 
-def test_a_slow_machine_diagnosis_tells_what_a_free_loader_would_give(bench):
+def test_diagnosis_of_a_slow_loader_states_the_gain_of_an_infinitely_fast_one(bench):
     study = bench(Surface(loader_per_s=20.0), "loader.num_workers=0", "study.budget.trials=2")
     (finding,) = study.run()["diagnosis"]
     assert finding["finding"] == "input-bound"
     assert "an infinitely fast loader would give at most +" in finding["advice"]
 
 
-def test_a_knob_that_was_asked_for_and_cannot_be_searched_is_named(bench):
+def test_requested_knob_that_cannot_be_searched_is_reported(bench):
     study = bench(Surface(), "search_space=none", "loader.in_order=choice(true,false)", "precision.amp=choice(off,bf16)")
     study.run()
     (said,) = [line for line in study.listener.named("notice") if "is not searched here" in line]

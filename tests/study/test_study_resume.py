@@ -81,7 +81,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("event", "number"), [*MOMENTS[1:5], *more(MOMENTS[0], *MOMENTS[5:])])
-def test_wherever_it_was_killed_nothing_is_lost_or_repeated_and_there_is_a_verdict(bench, tmp_path, event, number):
+def test_study_killed_at_any_moment_resumes_without_loss_or_repetition(bench, tmp_path, event, number):
     study = bench(Surface(gains=FAST, max_batch=64), *QUICK, minutes=4)
     folder = killed(study, tmp_path, event, number)
     before = {trial.number: trial for trial in folder.read_trials()}
@@ -101,7 +101,7 @@ def test_wherever_it_was_killed_nothing_is_lost_or_repeated_and_there_is_a_verdi
 
 
 @pytest.mark.parametrize("number", [4, *more(2, 8, 12)])
-def test_a_resumed_search_proposes_what_it_would_have_proposed_without_the_kill(bench, tmp_path, number):
+def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_path, number):
     surface = Surface(gains=FAST, noise_frac=0.0)
     study = bench(surface, "search.sampler=rates", "compile.mode=off", "study.budget.trials=14", minutes=30)
     folder = killed(study, tmp_path, "trial_ended", number)
@@ -110,7 +110,7 @@ def test_a_resumed_search_proposes_what_it_would_have_proposed_without_the_kill(
     assert [trial.changed for trial in searched(folder.read_trials())] == whole
 
 
-def test_what_was_cut_off_is_recorded_as_such_and_tried_again_first(bench, tmp_path):
+def test_trial_cut_off_by_the_kill_is_recorded_as_interrupted_and_repeated_first(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 5)
     (asked,) = folder.read_cut_off()
@@ -123,7 +123,7 @@ def test_what_was_cut_off_is_recorded_as_such_and_tried_again_first(bench, tmp_p
 
 
 @pytest.mark.thorough
-def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(bench, tmp_path):
+def test_configuration_during_which_autotune_was_killed_twice_is_not_tried_again(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 3)
     (asked,) = folder.read_cut_off()
@@ -137,7 +137,7 @@ def test_a_configuration_during_which_autotune_was_ended_twice_is_left_alone(ben
     assert any("Not tried again" in line for line in study.listener.named("notice"))
 
 
-def test_the_baseline_is_taken_over_and_the_search_knows_what_it_told(bench, tmp_path):
+def test_resumed_study_reuses_the_baseline_and_its_facts(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 4)
     about, baseline = folder.read_study(), folder.read_trials()[0]
@@ -151,7 +151,7 @@ def test_the_baseline_is_taken_over_and_the_search_knows_what_it_told(bench, tmp
 
 
 @pytest.mark.parametrize("damage", ["record missing", *more("result missing", "result damaged")])
-def test_a_baseline_that_cannot_be_used_is_measured_again_and_the_rest_counts(bench, tmp_path, damage):
+def test_unusable_baseline_is_measured_again_and_other_trials_still_count(bench, tmp_path, damage):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 4)
     if damage == "record missing":
@@ -168,7 +168,7 @@ def test_a_baseline_that_cannot_be_used_is_measured_again_and_the_rest_counts(be
     assert any("baseline is measured again" in line for line in study.listener.named("notice"))
 
 
-def test_a_study_whose_program_did_not_train_goes_on_once_it_does(bench, tmp_path):
+def test_study_whose_program_failed_can_be_resumed_once_the_program_trains(bench, tmp_path):
     error = {"type": "ValueError", "message": "bad shape", "traceback": "ValueError: bad shape"}
     study = bench(Surface(gains=FAST, failures=lambda trial, knobs: Failure(error=error)), *QUICK)
     with pytest.raises(NothingWorked):
@@ -179,7 +179,7 @@ def test_a_study_whose_program_did_not_train_goes_on_once_it_does(bench, tmp_pat
     assert study.trials[0].evidence["earlier_run"]["outcome"] == "error"
 
 
-def test_time_that_was_used_stays_used(bench, tmp_path):
+def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=8)
     folder = killed(study, tmp_path, "trial_ended", 12)
     spent_s = folder.read_summary()["seconds"]["total"]
@@ -190,7 +190,7 @@ def test_time_that_was_used_stays_used(bench, tmp_path):
     assert summary["seconds"]["total"] == pytest.approx(spent_s + study.clock.now_s - began_s, abs=15)
 
 
-def test_a_complete_study_goes_on_when_it_is_given_more(bench):
+def test_complete_study_continues_with_a_larger_budget(bench):
     study = bench(Surface(gains=FAST, start_s=6.0, window_s=8.0), "compile.mode=off", minutes=4)
     before = study.run()
     summary = resume(study, study.folder, "study.budget.minutes=12")
@@ -201,7 +201,7 @@ def test_a_complete_study_goes_on_when_it_is_given_more(bench):
 
 
 @pytest.mark.thorough
-def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
+def test_final_rounds_before_the_kill_count_if_the_finalists_are_the_same(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
     folder = killed(study, tmp_path, "trial_ended", 4, why=REPORTED)
     pairs = [one for one in by_round(folder.read_trials(), REPORTED) if len(one) == 2]
@@ -211,13 +211,13 @@ def test_finals_count_while_the_finalists_are_the_same(bench, tmp_path):
     kept = {trial.number for one in pairs for trial in one.values()}
     assert countable(folder.read_trials())[: len(kept)]
     whole = [one for one in by_round(folder.read_trials(), REPORTED) if set(one) == {0, chosen}]
-    assert summary["speedup"]["num_rounds"] == len(whole), "every pair counts, those of before too"
+    assert summary["speedup"]["num_rounds"] == len(whole), "every pair counts, also those from before the kill"
     assert kept <= {trial.number for one in whole for trial in one.values()}
     turns = [(trial.round, trial.repeats) for trial in folder.read_trials() if trial.kind is Kind.final]
     assert len(set(turns)) == len(turns)
 
 
-def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
+def test_missing_half_of_a_pair_is_not_measured_later_alone(bench, tmp_path):
     study = bench(Surface(gains=FAST, start_s=1.0, window_s=3.0), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 4, why=REPORTED)
     (lonely,) = (trial for one in by_round(folder.read_trials(), REPORTED) if len(one) == 1 for trial in one.values())
@@ -227,7 +227,7 @@ def test_half_a_pair_is_measured_anew_beside_its_other_half(bench, tmp_path):
     assert later == [lonely], "the missing half was measured alone, long after the first half"
 
 
-def test_finals_of_other_finalists_do_not_count_and_that_is_said(bench):
+def test_final_rounds_of_other_finalists_do_not_count_and_a_notice_says_so(bench):
     study = bench(Surface(gains=FAST, noise_frac=0.001), "compile.mode=off", "study.budget.trials=2", minutes=20)
     study.run()
     first = [trial.number for trial in study.trials if trial.kind is Kind.final]
@@ -245,7 +245,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("change", "words"), DIFFERENT)
-def test_another_machine_is_refused_with_what_differs_and_nothing_is_touched(bench, tmp_path, change, words):
+def test_resume_on_another_machine_is_refused_without_changing_any_file(bench, tmp_path, change, words):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     before = {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file() and file.name != "owner.json"}
@@ -257,7 +257,7 @@ def test_another_machine_is_refused_with_what_differs_and_nothing_is_touched(ben
     assert not study.launcher.launches
 
 
-def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench, tmp_path):
+def test_resume_with_another_torch_is_refused_at_the_first_trial(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     num_before = len(folder.read_trials())
@@ -265,11 +265,11 @@ def test_another_torch_is_refused_by_the_first_trial_which_does_not_count(bench,
     with pytest.raises(BadInput, match=r"got torch '2\.15\.0' instead of '2\.14\.1'"):
         resume(study, folder)
     assert len(study.launcher.launches) == 1
-    assert len(folder.read_trials()) == num_before + 1, "the one that was cut off, recorded as such"
+    assert len(folder.read_trials()) == num_before + 1, "the trial that was cut off, recorded as such"
     assert study.launcher.is_closed
 
 
-def test_a_damaged_record_is_named_and_the_study_goes_on_without_its_trial(bench, tmp_path):
+def test_damaged_record_is_named_and_the_study_resumes_without_that_trial(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     (folder.trial_path(2) / "trial.json").write_text("{")
@@ -293,7 +293,7 @@ def script_study(bench, script, surface=None):
 @pytest.mark.parametrize(
     ("edited", "now"), [("lr = 0.2", r"is '.*train\.py \(SHA-256 [0-9a-f]{12}\)'"), (None, r"is '.*train\.py \(not in /")]
 )
-def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, now):
+def test_resume_with_an_edited_script_is_refused_and_names_the_script(bench, tmp_path, script, edited, now):
     study = script_study(bench, script)
     folder = killed(study, tmp_path)
     script.write_text(edited) if edited else script.unlink()
@@ -304,7 +304,7 @@ def test_an_edited_script_is_refused_and_named(bench, tmp_path, script, edited, 
 
 
 @pytest.mark.thorough
-def test_a_study_of_a_version_that_did_not_note_the_script_goes_on(bench, tmp_path, script):
+def test_study_of_a_version_that_did_not_record_the_script_can_be_resumed(bench, tmp_path, script):
     study = script_study(bench, script)
     folder = killed(study, tmp_path)
     about = json.loads(folder.study_file.read_text())
@@ -313,7 +313,7 @@ def test_a_study_of_a_version_that_did_not_note_the_script_goes_on(bench, tmp_pa
     assert resume(study, folder)["status"] == "complete"
 
 
-def test_a_script_edited_while_the_study_runs_ends_it_before_another_program_is_measured(bench, script):
+def test_study_ends_before_the_next_trial_if_its_script_is_edited(bench, script):
     def failures(trial, knobs):
         if trial == 2:
             script.write_text("lr = 0.2")
@@ -328,7 +328,7 @@ def test_a_script_edited_while_the_study_runs_ends_it_before_another_program_is_
     assert resume(study, study.folder)["status"] == "complete"
 
 
-def test_another_space_is_refused_and_named(bench, tmp_path):
+def test_resume_with_another_search_space_is_refused_and_names_the_difference(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     about = json.loads(folder.study_file.read_text())
@@ -339,7 +339,7 @@ def test_another_space_is_refused_and_named(bench, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
+def test_study_without_measurements_can_be_resumed_on_another_machine(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 1)
     summary = resume(study, folder, machine={**study.inputs.machine, "cpu_model": "Another CPU"})
@@ -347,7 +347,7 @@ def test_a_study_that_has_measured_nothing_may_go_on_anywhere(bench, tmp_path):
     assert summary["machine"]["cpu_model"] == "Another CPU"
 
 
-def test_a_second_tuner_is_refused_and_told_who_is_at_work(bench, tmp_path):
+def test_second_tuner_is_refused_and_the_message_names_the_first(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path)
     with folder.claimed(), pytest.raises(BadInput, match=r"another autotune is working on it.*process \d+ on host"):
@@ -355,7 +355,7 @@ def test_a_second_tuner_is_refused_and_told_who_is_at_work(bench, tmp_path):
     assert resume(study, StudyFolder(folder.path))["status"] == "complete"
 
 
-def test_what_the_user_stopped_may_be_tried_again_as_often_as_it_takes(bench):
+def test_configuration_stopped_by_the_user_is_tried_again_any_number_of_times(bench):
     stop = {"at": {2}}
 
     def failures(trial, knobs):
@@ -387,7 +387,7 @@ def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path
     assert summary["speedup"]["verdict"] == "faster"
 
 
-def test_best_yaml_is_there_before_the_study_is_called_complete(bench, tmp_path):
+def test_best_yaml_is_written_before_the_status_is_complete(bench, tmp_path):
     study, place = bench(Surface(gains=FAST), *QUICK), tmp_path / "copies" / "s"
     write = study.folder.write_summary
 
@@ -401,7 +401,7 @@ def test_best_yaml_is_there_before_the_study_is_called_complete(bench, tmp_path)
     assert StudyFolder(place).best_file.read_text() == study.folder.best_file.read_text()
 
 
-def test_what_a_cut_off_trial_wrote_is_sealed(bench, tmp_path):
+def test_scratch_folder_of_a_trial_that_was_cut_off_is_removed(bench, tmp_path):
     study = bench(Surface(gains=FAST), *QUICK)
     folder = killed(study, tmp_path, "trial_started", 5)
     (scratch := folder.trial_path(4) / "scratch").mkdir(parents=True)

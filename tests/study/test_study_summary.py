@@ -25,14 +25,14 @@ def trial(number, value=None, outcome=Outcome.ok, tier=Tier.exact, **more):
                        seconds=10.0, phases_s=phases, **more)  # fmt: skip
 
 
-def test_documented_keys_are_there_from_the_first_moment():
+def test_summary_has_all_documented_keys_from_the_start():
     summary = summarise(ABOUT, [], Standing(status="running"))
     assert set(summary) >= KEYS
     assert summary["best"] is None
     assert summary["baseline"]["value"] is None
 
 
-def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothing():
+def test_before_the_finals_the_leader_has_a_speedup_without_an_interval():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="running"))
     assert summary["best"]["trial"] == 1
     assert summary["speedup"]["ratio"] == 1.5
@@ -41,12 +41,12 @@ def test_before_the_finals_the_leader_is_shown_with_a_speedup_that_claims_nothin
     assert "overstate" in summary["speedup"]["reason"]
 
 
-def test_the_best_of_each_tier_says_if_its_workers_had_to_be_forked():
+def test_best_of_each_tier_reports_if_workers_had_to_be_forked():
     forked = {"loader.multiprocessing_context": {"status": "applied", "reason": "no guard", "observed": "fork"}}
     records = [trial(0, 100.0), trial(1, 150.0, knob_reports=forked)]
     summary = checked_summary(json.loads(json.dumps(summarise(ABOUT, records, Standing(status="running")))))
     assert {entry["worker_start"] for entry in (summary["best"], *summary["best_by_tier"].values())} == {"fork"}
-    records[1].changed["loader.multiprocessing_context"] = "fork"  # as asked for
+    records[1].changed["loader.multiprocessing_context"] = "fork"  # requested
     assert "worker_start" not in summarise(ABOUT, records, Standing(status="running"))["best"]
 
 
@@ -58,7 +58,7 @@ def test_without_a_finalist_and_without_finals_there_is_no_verdict(records, stat
     assert summary["speedup"] is None
 
 
-def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
+def test_candidates_measured_once_as_slower_give_verdict_same_without_a_ratio():
     decision = without_finalist([trial(0, 100.0), trial(1, 60.0)])
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 60.0)], Standing(status="complete", decision=decision))
     speedup = summary["speedup"]
@@ -70,13 +70,13 @@ def test_candidates_that_were_slower_by_one_measurement_each_claim_no_ratio():
     ("ends", "own_ends", "verdict"),
     [(None, None, "ambiguous"), ((95.0, 105.0), (80.0, 94.0), "same"), ((80.0, 120.0), (70.0, 90.0), "ambiguous")],
 )
-def test_single_measurements_that_do_not_tell_are_no_verdict(ends, own_ends, verdict):
+def test_verdict_from_single_measurements_depends_on_whether_intervals_overlap(ends, own_ends, verdict):
     baseline, slower = trial(0, 100.0), trial(1, 85.0)
     baseline.ci, slower.ci = ends, own_ends
     assert without_finalist([baseline, slower]).verdict == verdict
 
 
-def test_where_the_baseline_is_kept_it_is_told_over_what_and_it_is_as_fast_as_itself():
+def test_kept_baseline_has_speedup_1_and_names_the_rejected_finalist():
     finalist = trial(1, 150.0)
     finalist.changed = {"layout.channels_last": True}
     decision = Decision(finalist=finalist, ratio=Ratio(ratio=0.82, ci=(0.6, 1.1), num_rounds=2), verdict="ambiguous",
@@ -89,7 +89,7 @@ def test_where_the_baseline_is_kept_it_is_told_over_what_and_it_is_as_fast_as_it
     assert said["kept"] == "0.820 x [0.600, 1.100] with channels_last: ambiguous"
 
 
-def test_after_the_finals_only_their_numbers_are_reported():
+def test_after_the_finals_only_the_rates_of_the_finals_are_reported():
     decision = Decision(finalist=trial(1, 150.0), ratio=Ratio(ratio=1.4, ci=(1.35, 1.45), num_rounds=3), verdict="faster",
                         values={0: [100.0, 101.0, 99.0], 1: [140.0, 141.0, 139.0]})  # fmt: skip
     summary = summarise(ABOUT, [trial(0, 90.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
@@ -114,7 +114,7 @@ def final(number, repeats, value, ci=None):
         ((290.0, None), 1, 4188 / (281 * 290) ** 0.5),
     ],
 )
-def test_a_baseline_that_was_measured_again_without_a_pair_counts_with_what_can_be_trusted(again, best, ratio):
+def test_speedup_without_a_pair_uses_the_repeated_baseline_as_far_as_it_is_reliable(again, best, ratio):
     value, ci = again
     records = [trial(0, 281.0), trial(1, 4188.0, ci=(4100.0, 4300.0)), final(2, 0, value, ci)]
     decision = Decision(finalist=records[1], reason="it has not been measured again against the baseline")
@@ -129,14 +129,14 @@ def test_a_baseline_that_was_measured_again_without_a_pair_counts_with_what_can_
         assert speedup_of(summary, summary["best_by_tier"]["exact"])["ratio"] == pytest.approx(ratio)
 
 
-def test_best_at_a_lower_tier_comes_from_the_search_and_says_so():
+def test_best_of_a_lower_tier_is_reported_as_measured_in_the_search():
     records = [trial(0, 100.0), trial(1, 150.0, tier=Tier.numerics), trial(2, 120.0), trial(3, 200.0, tier=Tier.training)]
     tiers = summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]
     assert [tiers[tier]["trial"] for tier in ("exact", "numerics", "training")] == [2, 1, 3]
     assert tiers["exact"]["measured_in"] == "search"
 
 
-def test_what_failed_when_it_was_measured_again_is_not_the_best_of_a_tier():
+def test_configuration_that_failed_when_repeated_is_not_the_best_of_a_tier():
     def best(*again):
         records = [trial(0, 100.0), trial(1, 150.0), trial(2, 120.0), *again]
         return summarise(ABOUT, records, Standing(status="running"))["best_by_tier"]["exact"]["trial"]
@@ -148,13 +148,13 @@ def test_what_failed_when_it_was_measured_again_is_not_the_best_of_a_tier():
     assert best(crashes[0]) == best(final(3, 1, 150.0), *crashes) == 2
 
 
-def test_winner_within_noise_of_the_baseline_is_the_baseline():
+def test_baseline_wins_if_the_best_trial_is_within_its_noise():
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 100.9)], Standing(status="running"))
     assert summary["best"]["trial"] == 0
     assert summary["best"]["overrides"] == {}
 
 
-def test_a_same_verdict_hands_over_the_baseline():
+def test_verdict_same_exports_the_baseline():
     decision = Decision(finalist=trial(1, 150.0), ratio=Ratio(ratio=1.0, ci=(0.995, 1.005), num_rounds=3), verdict="same",
                         values={0: [100.0], 1: [100.0]})  # fmt: skip
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
@@ -162,7 +162,7 @@ def test_a_same_verdict_hands_over_the_baseline():
     assert summary["best_by_tier"]["training"]["overrides"] == {}
 
 
-def test_a_finalist_shown_slower_leaves_the_baseline_and_says_so():
+def test_finalist_that_is_slower_in_the_finals_loses_to_the_baseline():
     decision = judge(trial(1, 150.0), [(80.0, 100.0), (81.0, 100.0), (80.5, 100.0)])
     summary = summarise(ABOUT, [trial(0, 100.0), trial(1, 150.0)], Standing(status="complete", decision=decision))
     assert summary["best"]["overrides"] == {}
@@ -170,7 +170,7 @@ def test_a_finalist_shown_slower_leaves_the_baseline_and_says_so():
     assert "worse when measured again" in summary["speedup"]["reason"]
 
 
-def test_seconds_tell_where_the_time_went():
+def test_summary_splits_the_time_into_measuring_starting_compiling_and_lost():
     records = [trial(0, 100.0), trial(1, None, Outcome.crash)]
     seconds = summarise(ABOUT, records, Standing(status="running", seconds=25.0))["seconds"]
     assert seconds == {"total": 25.0, "measuring": 4.0, "starting": 3.0, "compiling": 3.0, "lost": 10.0}

@@ -23,7 +23,7 @@ def once(numbers, failure):
 
 
 @pytest.mark.parametrize("failure", [Failure(signal="SIGSEGV", cause="exit"), Failure(cause="deadline")])
-def test_what_may_have_been_chance_is_tried_once_more(bench, failure):
+def test_failure_that_may_be_chance_is_tried_once_more(bench, failure):
     study = bench(Surface(failures=once({0, 2}, failure)), "study.budget.trials=3")
     study.run()
     numbers = [launch.spec.trial for launch in study.launcher.launches]
@@ -36,7 +36,7 @@ def test_what_may_have_been_chance_is_tried_once_more(bench, failure):
 
 
 @pytest.mark.parametrize(("hang", "num_attempts"), [("collective", 1), ("user code", 1), ("loader", 2)])
-def test_a_hang_whose_cause_is_known_is_not_waited_for_again_and_a_second_attempt_is_announced(bench, hang, num_attempts):
+def test_hang_with_a_known_cause_is_not_repeated_and_a_repetition_is_announced(bench, hang, num_attempts):
     fail = once({2}, Failure(cause="deadline", hang=hang))
 
     def failures(trial, knobs):
@@ -52,7 +52,7 @@ def test_a_hang_whose_cause_is_known_is_not_waited_for_again_and_a_second_attemp
     assert (study.folder.trial_path(2) / "stderr.first.log").exists() == (num_attempts == 2)
 
 
-def test_the_first_trial_is_given_up_when_the_whole_budget_is_gone(bench):
+def test_first_trial_is_stopped_when_the_whole_budget_is_used_up(bench):
     study = bench(Surface(start_s=1000.0), minutes=1.5)
     with pytest.raises(NothingWorked):
         study.run()
@@ -65,14 +65,14 @@ OUT_OF_MEMORY = {"type": "torch.OutOfMemoryError", "message": "CUDA out of memor
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, {"type": "MemoryError", "message": "", "traceback": "..."},
                                    {"type": "ValueError", "message": "bad shape", "traceback": "..."}])  # fmt: skip
-def test_what_would_fail_the_same_way_is_not_tried_again(bench, error):
+def test_failure_that_would_recur_is_not_tried_again(bench, error):
     study = bench(Surface(failures=once({2}, Failure(error=error))), "study.budget.trials=3")
     study.run()
     assert [launch.spec.trial for launch in study.launcher.launches][:4] == [0, 1, 2, 3]
     assert study.trials[2].value is None
 
 
-def test_a_failure_that_repeats_is_recorded_with_its_time(bench):
+def test_failure_that_recurs_is_recorded_with_its_time(bench):
     def failures(trial, knobs):
         return Failure(signal="SIGSEGV", cause="exit") if trial == 2 else None
 
@@ -95,7 +95,7 @@ def test_a_knob_that_did_not_take_effect_makes_the_trial_invalid(bench):
     assert "precision.amp" not in summary["best"]["overrides"]
 
 
-def test_only_what_differs_from_the_baseline_is_asked_of_the_harness(bench):
+def test_harness_receives_only_knobs_that_differ_from_the_baseline(bench):
     study = bench(Surface())
     study.run()
     for launch, trial in zip(study.launcher.launches, study.trials, strict=True):
@@ -111,7 +111,7 @@ def test_environment_knobs_are_set_before_the_interpreter_starts(bench):
         assert launch.env["MALLOC_ARENA_MAX"] == "2"
 
 
-def test_passed_knobs_travel_through_the_command_line(bench):
+def test_knobs_named_in_the_command_are_passed_on_the_command_line(bench):
     command = ("python", "-c", "pass", "--batch", "{loader.batch_size=16}")
     study = bench(Surface(observed={**Surface().observed, "loader.batch_size": 16}), command=command)
     study.run()
@@ -144,7 +144,7 @@ class FakeDevice(NoDevice):
         return {"gpu.power_w": 250.0, "gpu.energy_j": 800.0, "gpu.energy_s": 4.0}
 
 
-def test_device_is_watched_anew_in_each_trial_and_its_numbers_are_kept(bench):
+def test_device_monitor_restarts_for_each_trial_and_its_metrics_are_recorded(bench):
     device = FakeDevice()
     study = bench(Surface(), "study.budget.trials=2", device=device)
     study.run()
@@ -158,7 +158,7 @@ def test_device_is_watched_anew_in_each_trial_and_its_numbers_are_kept(bench):
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_nothing_measured_is_lost_on_keyboard_interrupt(bench, number):
+def test_keyboard_interrupt_loses_no_measurement(bench, number):
     def failures(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if trial == number else None
 
@@ -177,7 +177,7 @@ def test_nothing_measured_is_lost_on_keyboard_interrupt(bench, number):
         assert summary["best"] is None
 
 
-def test_first_ctrl_c_finishes_the_running_trial(bench):
+def test_first_ctrl_c_lets_the_running_trial_finish(bench):
     def failures(trial, knobs):
         if trial == 2:
             signal.raise_signal(signal.SIGINT)
@@ -192,7 +192,7 @@ def test_first_ctrl_c_finishes_the_running_trial(bench):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_second_ctrl_c_stops_now(bench):
+def test_second_ctrl_c_stops_the_running_trial(bench):
     def failures(trial, knobs):
         if trial == 2:
             signal.raise_signal(signal.SIGINT)
@@ -205,7 +205,7 @@ def test_second_ctrl_c_stops_now(bench):
     assert [trial.outcome for trial in study.trials] == [Outcome.ok, Outcome.ok, Outcome.interrupted]
 
 
-def test_interrupt_in_the_finals_reports_the_rounds_there_are(bench):
+def test_interrupt_in_the_finals_reports_the_rounds_measured_so_far(bench):
     fired = []
 
     def failures(trial, knobs):

@@ -1,4 +1,4 @@
-"""What a study knows of its search trials as a whole is what counting all of them again would give."""
+"""The running totals of a study's trials equal those from counting all trials again."""
 
 import random
 
@@ -34,7 +34,7 @@ def scores_of(record):
 
 @pytest.mark.parametrize("names", [("throughput",), ("throughput", "energy")])
 @pytest.mark.parametrize("seed", range(20))
-def test_tally_of_trials_in_any_order_is_what_counting_them_again_gives(names, seed):
+def test_tally_of_trials_in_any_order_equals_a_full_recount(names, seed):
     rng = random.Random(seed)
     records = [trial(number, rng, names=names) for number in range(40)]
     tally = Tally()
@@ -58,7 +58,7 @@ def test_tally_of_trials_in_any_order_is_what_counting_them_again_gives(names, s
             assert tally.proven_per_s(tier, has_neighbours=has_neighbours) == wanted
 
 
-def test_empty_tally_knows_nothing():
+def test_empty_tally_has_no_values():
     tally = Tally()
     assert (tally.num_over, tally.best(0), tally.worst(1), tally.has_worked) == (0, None, [], False)
     assert tally.proven_per_s(Tier.training, has_neighbours=False) is None

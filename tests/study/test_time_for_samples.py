@@ -13,7 +13,7 @@ REPOSITORY, PROGRAM = Path(__file__).parents[2], Path(__file__).parent / "progra
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("samples", "wins"), [(800, False), (1_000_000, True)])
-def test_a_dearer_start_wins_only_where_the_training_is_long_enough(tmp_path, samples, wins):
+def test_slower_start_wins_only_if_the_training_is_long_enough(tmp_path, samples, wins):
     (tmp_path / "space.yaml").write_text("env.PREPARE: ['0', '1']\n")
     asked = ["search_space=space.yaml", "objective=time_for_samples", f"study.samples={samples}", "study.budget.minutes=2"]
     more = ["measure.finals.max_s=3", "measure.screening.max_s=3", "tracker.uri=none", "--json"]
@@ -31,7 +31,7 @@ def test_a_dearer_start_wins_only_where_the_training_is_long_enough(tmp_path, sa
     assert (summary["best"]["overrides"].get("env.PREPARE") == "1") is wins
     baseline = summary["baseline"]
     start_s = baseline["objectives"]["time_for_samples"] - samples / baseline["value"]
-    assert 0.2 < start_s < 20, "what is left of T(N) is the start"
+    assert 0.2 < start_s < 20, "the rest of T(N) is the start"
     if wins:
         assert summary["speedup"]["verdict"] == "faster"
         assert 1.5 < summary["speedup"]["ratio"] < 2.2

@@ -13,17 +13,17 @@ HOST = {"memory_bytes": 2**34, "gpus": []}
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, None), (0.5, 2**33), ("8GiB", 2**33)])
-def test_memory_cap_is_bytes_or_a_fraction_of_what_there_is(limit, expected):
+def test_memory_cap_is_given_in_bytes_or_as_a_fraction_of_the_memory(limit, expected):
     assert memory_cap_bytes(DeviceOptions(memory_limit=limit), HOST) == expected
 
 
-def test_fraction_is_of_the_gpu_where_there_is_one():
+def test_memory_fraction_refers_to_the_gpu_if_there_is_one():
     machine = {"memory_bytes": 2**34, "gpus": [{"memory_bytes": 2**36}]}
     assert memory_cap_bytes(DeviceOptions(memory_limit=0.5), machine) == 2**35
 
 
 @pytest.mark.parametrize(("kind", "gpu"), [("cpu", {"memory_bytes": 2**36}), ("auto", {"memory_bytes": None}), ("auto", {})])
-def test_fraction_is_of_the_host_where_that_is_the_memory_in_use(kind, gpu):
+def test_memory_fraction_refers_to_the_host_if_training_uses_its_memory(kind, gpu):
     machine = {"memory_bytes": 2**34, "gpus": [gpu]}  # a GPU that shares the host's memory reports none
     assert memory_cap_bytes(DeviceOptions(kind=kind, memory_limit=0.5), machine) == 2**33
 
@@ -31,7 +31,7 @@ def test_fraction_is_of_the_host_where_that_is_the_memory_in_use(kind, gpu):
 @pytest.mark.parametrize(
     ("visible", "index", "expected"), [(None, 1, 2**35), ("1,0", 0, 2**35), ("1,0", 1, 2**33), ("MIG-1", 0, 2**33)]
 )
-def test_fraction_is_of_the_gpu_that_is_to_be_used(visible, index, expected, monkeypatch):
+def test_memory_fraction_refers_to_the_selected_gpu(visible, index, expected, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -40,7 +40,7 @@ def test_fraction_is_of_the_gpu_that_is_to_be_used(visible, index, expected, mon
 
 
 @pytest.mark.parametrize(("known", "expected"), [("MIG-1", 2**32), ("MIG-2", 2**33)])
-def test_fraction_is_of_the_slice_of_a_gpu_if_nvml_knows_it(known, expected, monkeypatch):
+def test_memory_fraction_refers_to_a_mig_slice_if_nvml_knows_it(known, expected, monkeypatch):
     def handle_of(uuid):
         return uuid if uuid == known else refuse()
 
@@ -52,13 +52,13 @@ def test_fraction_is_of_the_slice_of_a_gpu_if_nvml_knows_it(known, expected, mon
     assert memory_cap_bytes(DeviceOptions(memory_limit=0.5), machine) == expected
 
 
-def test_program_sees_the_device_it_is_to_use():
+def test_program_sees_only_the_configured_device():
     assert device_environment(DeviceOptions(kind="cpu")) == {"CUDA_VISIBLE_DEVICES": ""}
     assert device_environment(DeviceOptions(kind="cuda", index=2)) == {"CUDA_VISIBLE_DEVICES": "2"}
     assert device_environment(DeviceOptions()) == {}
 
 
-def test_every_process_has_a_device_of_its_own(monkeypatch):
+def test_each_process_has_its_own_device(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     assert device_environment(DeviceOptions(index=1), nproc=2) == {"CUDA_VISIBLE_DEVICES": "5,6"}
     for hidden, left in (("", ""), ("0,-1,1", ""), ("0,1,-1,2", "1")):
@@ -75,10 +75,10 @@ def test_every_process_has_a_device_of_its_own(monkeypatch):
         (("Tesla T4", "NVIDIA A100"), {}, {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
         (("NVIDIA A100", "NVIDIA A100"), {}, {}),
         (("Tesla T4", "NVIDIA A100"), {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {}),
-        (("Tesla T4", "NVIDIA A100"), {"CUDA_VISIBLE_DEVICES": "0,1"}, {}),  # the user counts as CUDA does
+        (("Tesla T4", "NVIDIA A100"), {"CUDA_VISIBLE_DEVICES": "0,1"}, {}),  # the user's numbers follow CUDA's order
     ],
 )
-def test_an_index_among_unlike_gpus_is_counted_by_bus_as_nvml_does(monkeypatch, names, given, order):
+def test_device_index_among_different_gpus_follows_the_pci_bus_order(monkeypatch, names, given, order):
     for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
@@ -89,7 +89,7 @@ def test_an_index_among_unlike_gpus_is_counted_by_bus_as_nvml_does(monkeypatch, 
 
 
 @pytest.mark.parametrize(("nproc", "threads"), [(1, None), (2, "4"), (3, "2"), (16, "1")])
-def test_processes_share_the_cores_out_unless_the_user_has(nproc, threads, monkeypatch):
+def test_processes_divide_the_cores_unless_the_user_sets_omp_num_threads(nproc, threads, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     config = StudyConfig(launch=LaunchOptions(nproc=nproc), device=DeviceOptions(kind="cpu"))
     assert process_environment(config, {"num_cores": 8}).get("OMP_NUM_THREADS") == threads
@@ -107,7 +107,7 @@ def test_phase_limits_come_from_the_configuration():
     ("known", "is_kept"),
     [({}, True), ({"loader.num_workers": 2}, True), ({"loader.num_workers": 0}, False), ({"precision.amp": "bf16"}, True)],
 )
-def test_a_pin_is_left_out_only_where_it_is_known_to_mean_nothing(known, is_kept):
+def test_pinned_knob_is_left_out_only_if_it_is_known_to_have_no_effect(known, is_kept):
     pinned = {"loader.prefetch_factor": 4}
     assert meaningful(pinned, {**pinned, **known}) == (pinned if is_kept else {})
 
@@ -122,7 +122,7 @@ def test_a_pin_is_left_out_only_where_it_is_known_to_mean_nothing(known, is_kept
         ("cuda", [], None, "cuda"),
     ],
 )
-def test_a_memory_limit_is_the_gpu_s_where_there_is_one(kind, gpus, visible, expected, monkeypatch):
+def test_memory_limit_applies_to_the_gpu_if_there_is_one(kind, gpus, visible, expected, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

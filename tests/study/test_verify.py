@@ -47,7 +47,7 @@ def measured(rng, *, true, noise, rounds):
 
 @pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
 @pytest.mark.parametrize("true", [1.02, 1.2, 2.0])
-def test_a_true_claim_is_refused_in_at_most_5_percent(true, noise):
+def test_true_claim_is_refused_in_at_most_5_percent_of_cases(true, noise):
     rng, found = np.random.default_rng(1), Counter()
     for number in range(300):
         claimed, _ = measured(rng, true=true, noise=noise, rounds=(2, 3, 5, 8)[number % 4])
@@ -56,7 +56,7 @@ def test_a_true_claim_is_refused_in_at_most_5_percent(true, noise):
 
 
 @pytest.mark.parametrize("true", [1.05, 1.2, 2.0])
-def test_a_fifth_less_is_found_in_95_percent_at_2_percent_noise(true):
+def test_loss_of_a_fifth_is_found_in_95_percent_of_cases_at_2_percent_noise(true):
     rng, found = np.random.default_rng(2), Counter()
     for number in range(300):
         claimed, _ = measured(rng, true=true, noise=0.02, rounds=(3, 5, 8)[number % 3])
@@ -64,7 +64,7 @@ def test_a_fifth_less_is_found_in_95_percent_at_2_percent_noise(true):
     assert found["no longer holds"] >= 285, found
 
 
-def test_a_true_claim_worth_having_is_confirmed_mostly():
+def test_true_claim_of_30_percent_is_confirmed_in_95_percent_of_cases():
     rng, found = np.random.default_rng(3), Counter()
     for _ in range(300):
         claimed, _ = measured(rng, true=1.3, noise=0.02, rounds=5)
@@ -72,7 +72,7 @@ def test_a_true_claim_worth_having_is_confirmed_mostly():
     assert found["holds"] >= 285, found
 
 
-def test_a_claim_that_was_never_measured_in_turns_gets_the_spread_of_one_round():
+def test_claim_from_a_single_round_is_judged_with_the_spread_of_one_round():
     rng, found = np.random.default_rng(4), Counter()
     for _ in range(300):
         once, _ = measured(rng, true=1.3, noise=0.02, rounds=1)
@@ -81,7 +81,7 @@ def test_a_claim_that_was_never_measured_in_turns_gets_the_spread_of_one_round()
     assert found["holds"] >= 270, found
 
 
-def test_the_quotient_s_interval_covers():
+def test_interval_of_the_quotient_covers_the_true_value_in_about_95_percent():
     rng, hits = np.random.default_rng(5), 0
     for _ in range(500):
         then, _ = measured(rng, true=1.4, noise=0.03, rounds=4)
@@ -101,26 +101,26 @@ def test_the_quotient_s_interval_covers():
         (Ratio(ratio=1.45, ci=None, num_rounds=1), "ambiguous", "one round only"),
     ],
 )
-def test_verdicts(now, verdict, reason):
+def test_verdict_and_reason_follow_from_the_measured_speedup(now, verdict, reason):
     found = compare(CLAIMED, now)
     assert found.verdict == verdict
     assert reason in found.reason
 
 
-def test_what_is_not_faster_any_more_is_refused_however_wide_the_claim():
+def test_speedup_that_is_gone_refutes_even_a_wide_claim():
     found = compare(Ratio(ratio=1.3, ci=(0.7, 2.4), num_rounds=2), Ratio(ratio=0.98, ci=(0.96, 1.0), num_rounds=4))
     assert found.verdict == "no longer holds"
     assert "not faster than the baseline any more" in found.reason
 
 
-def test_the_machine_s_own_spread_is_no_loss():
+def test_claim_holds_if_the_difference_is_within_the_spread_of_the_machine():
     now = Ratio(ratio=1.44, ci=(1.435, 1.445), num_rounds=4)
     exact = Ratio(ratio=1.5, ci=(1.495, 1.505), num_rounds=5)
     assert compare(exact, now, 0.01).verdict == "no longer holds"
     assert compare(exact, now, 0.05).verdict == "holds"
 
 
-def test_a_claim_that_holds(verified):
+def test_true_claim_holds(verified):
     study = verified()
     summary = study.run()
     found = summary["verification"]
@@ -131,7 +131,7 @@ def test_a_claim_that_holds(verified):
     assert summary["best"]["overrides"] == BF16
 
 
-def test_rounds_take_turns_in_fresh_processes_and_the_first_of_each_is_not_among_them(verified):
+def test_rounds_alternate_and_exclude_the_first_measurement_of_each_side(verified):
     study = verified(rounds=3)
     study.run()
     kinds = [(str(trial.kind), trial.repeats) for trial in study.trials]
@@ -159,16 +159,16 @@ def test_a_planted_slowdown_is_found(verified):
         (Failure(error={"type": "RuntimeError", "message": "no such kernel", "traceback": ""}), "error: RuntimeError"),
     ],
 )
-def test_a_configuration_that_cannot_be_had_here_breaks_its_claim(verified, failure, words):
+def test_configuration_that_cannot_be_applied_or_fails_refutes_its_claim(verified, failure, words):
     surface = Surface(gains=FASTER.gains, failures=lambda trial, knobs: failure if knobs["precision.amp"] == "bf16" else None)
     study = verified(surface)
     found = study.run()["verification"]
     assert found["verdict"] == "no longer holds"
     assert words in found["reason"]
-    assert len(study.trials) == 2, "there is nothing to take turns with"
+    assert len(study.trials) == 2, "no round is measured"
 
 
-def test_a_configuration_that_fails_in_its_rounds_breaks_its_claim(verified):
+def test_configuration_that_fails_in_its_rounds_refutes_its_claim(verified):
     crash = Failure(error={"type": "RuntimeError", "message": "boom", "traceback": ""})
     surface = Surface(
         gains=FASTER.gains, failures=lambda trial, knobs: crash if trial > 1 and knobs["precision.amp"] == "bf16" else None
@@ -178,14 +178,14 @@ def test_a_configuration_that_fails_in_its_rounds_breaks_its_claim(verified):
     assert "boom" in found["reason"]
 
 
-def test_a_program_that_does_not_train_is_not_the_claim_s_fault(verified):
+def test_program_that_does_not_train_does_not_refute_the_claim(verified):
     crash = Failure(error={"type": "RuntimeError", "message": "no data", "traceback": ""})
     with pytest.raises(NothingWorked, match="no data"):
         verified(Surface(failures=lambda *_: crash)).run()
 
 
 @pytest.mark.parametrize("takes_s", [1.0, 20.0, 90.0])
-def test_a_long_wait_for_the_copy_in_mlflow_is_told_on_standard_error(bench, takes_s, capsys):
+def test_long_wait_for_the_copy_in_mlflow_is_announced_on_standard_error(bench, takes_s, capsys):
     class Tracking:
         waited_s = 0.0
 
@@ -207,7 +207,7 @@ def test_a_long_wait_for_the_copy_in_mlflow_is_told_on_standard_error(bench, tak
     assert capsys.readouterr().err == (said if takes_s > 3 else "")
 
 
-def test_no_further_round_is_begun_that_would_not_fit_but_two_are_always_measured(verified):
+def test_rounds_that_do_not_fit_are_not_started_but_two_are_always_measured(verified):
     study = verified(rounds=20, minutes=1.0)
     found = study.run()["verification"]
     assert 2 <= found["now"]["num_rounds"] < 8
@@ -226,7 +226,7 @@ def test_a_small_gain_in_noise_is_ambiguous_and_says_so(verified):
     assert found["reason"].startswith("undecided after 4 rounds")
 
 
-def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(verified):
+def test_long_runs_measure_each_side_once_and_report_the_achieved_rate(verified):
     of = claim(baseline=Rate(value=60.0), best=Rate(value=90.0))
     study = verified(of=of, rounds=2, long_minutes=2.0)
     found = study.run()["verification"]["long"]
@@ -238,7 +238,7 @@ def test_long_runs_measure_each_once_and_tell_what_the_claim_is_worth_there(veri
     assert found["best"]["achieved"] == pytest.approx(90.0, rel=0.05)
 
 
-def test_a_claim_of_another_objective_is_set_beside_rates_too(verified):
+def test_claim_about_another_objective_is_also_compared_in_rates(verified):
     of = claim(baseline=Rate(value=60.0), best=Rate(value=90.0))
     terms = ("objective=cost_per_epoch", "machine.price_per_hour=2", "study.samples=1e6")
     found = verified(FASTER, of, *terms, rounds=2, long_minutes=2.0).run()["verification"]
@@ -247,7 +247,7 @@ def test_a_claim_of_another_objective_is_set_beside_rates_too(verified):
         assert found["long"][side]["short"] == pytest.approx(rate, rel=0.05)
 
 
-def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothing_to_compare(verified):
+def test_settings_that_the_program_now_has_itself_are_reported_as_differences(verified):
     surface = Surface(**{**vars(FASTER), "observed": {**FASTER.observed, "precision.amp": "bf16"}})
     found = verified(surface, claim(changed={**BF16, "loader.num_workers": 2})).run()["verification"]
     assert "precision.amp: the program has bf16 already" in found["differences"]
@@ -258,7 +258,7 @@ def test_what_the_program_does_by_itself_now_is_named_and_all_of_it_leaves_nothi
     assert "already runs with all of the file's settings" in found["reason"]
 
 
-def test_pins_of_the_file_hold_in_both(verified):
+def test_pinned_knobs_of_the_file_apply_to_both_sides(verified):
     study = verified()
     study.inputs.space.pinned["loader.batch_size"] = 64
     study.run()
@@ -266,7 +266,7 @@ def test_pins_of_the_file_hold_in_both(verified):
     assert [launch.spec.knobs.get("precision.amp") for launch in study.launcher.launches[:2]] == [None, "bf16"]
 
 
-def test_an_interrupted_verification_is_gone_on_with_and_repeats_nothing(verified):
+def test_interrupted_verification_resumes_and_repeats_nothing(verified):
     stops = Surface(**{**vars(FASTER), "failures": lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 4 else None})
     study = verified(stops)
     assert study.run()["status"] == "interrupted"
@@ -279,7 +279,7 @@ def test_an_interrupted_verification_is_gone_on_with_and_repeats_nothing(verifie
     assert sum(1 for trial in study.trials if str(trial.kind) == "search") == 1
 
 
-def test_what_differs_from_where_the_claim_was_made_is_named():
+def test_differences_from_the_environment_of_the_claim_are_listed():
     made_with = {
         "machine.gpus": ["H200"],
         "machine.cpu_model": "A",
@@ -299,7 +299,7 @@ def test_what_differs_from_where_the_claim_was_made_is_named():
     assert found == ["cpu_model: A there, B here", "gpus: H200 there, none here", "torch: 2.9 there, 2.14 here"]
 
 
-def test_a_claim_survives_json():
+def test_claim_is_unchanged_after_json():
     wanted = Verify(claim=claim(best=Rate(value=1.0, ci=(0.9, 1.1)), command=["a"]), rounds=4, minutes=5.0, long_minutes=None)
     assert Verify.from_json(dataclasses.asdict(wanted)) == wanted
     with pytest.raises(ValueError, match="not a claim"):

@@ -27,19 +27,19 @@ def modules(starts, kind=Kind.search, *, changed=None, pinned=None):
     return starts.modules(kind, changed=changed or {}, pinned=pinned or {})
 
 
-def test_server_imports_what_the_program_has():
+def test_server_imports_the_libraries_that_the_program_has():
     assert modules(warm_starts()) == BOTH
     assert modules(warm_starts(torchvision=None)) == ("torch",)
 
 
 @pytest.mark.parametrize(("changed", "is_imported"), [([], True), (["TORCH_LOGS"], False), (None, False)])
-def test_server_imports_the_compiler_if_the_program_does_and_has_not_changed_its_variables_before(changed, is_imported):
+def test_server_imports_the_compiler_if_the_program_does_with_unchanged_variables(changed, is_imported):
     startup = ALLOWS if changed is None else {**ALLOWS, "changed_before_compiler": changed}
     assert modules(warm_starts(startup=startup)) == (("torch", "torch._dynamo", "torchvision") if is_imported else BOTH)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.search])
-def test_trials_of_all_kinds_but_search_start_fresh(kind):
+def test_all_trials_except_search_trials_start_fresh(kind):
     assert modules(warm_starts(), kind) == ()
 
 
@@ -53,13 +53,13 @@ def test_trials_of_all_kinds_but_search_start_fresh(kind):
         ({"startup": {"is_first": True, "changed": ["OMP_NUM_THREADS"]}}, "sets OMP_NUM_THREADS before"),
     ],
 )
-def test_program_that_does_not_allow_it_starts_fresh(found, why):
+def test_program_that_does_not_allow_warm_starts_starts_fresh(found, why):
     starts = warm_starts(**found)
     assert why in starts.why_never
     assert modules(starts) == ()
 
 
-def test_nothing_starts_warm_before_the_baseline_has_told():
+def test_no_trial_starts_warm_before_the_baseline_was_measured():
     assert modules(WarmStarts("auto")) == ()
 
 
@@ -72,7 +72,7 @@ def test_trials_with_settings_that_libraries_read_while_loading_start_fresh(chan
     assert modules(warm_starts(), changed=changed) == ()
 
 
-def test_other_knobs_start_warm():
+def test_trials_with_other_knobs_start_warm():
     late = ["loader.batch_size", "loader.num_workers", "precision.amp", "compile.mode", "threads.intra", "threads.interop"]
     assert not any(knob(key).needs_fresh_start(CATALOGUE[key].default) for key in late)
     assert modules(warm_starts(), changed={"threads.intra": 1, "compile.mode": "default"}) == BOTH
@@ -99,7 +99,7 @@ def test_search_trials_start_warm_and_cost_less(bench):
     assert (shown["start"], shown["spared_s"]) == ("warm", 3.0)
 
 
-def test_off_starts_all_trials_fresh(bench):
+def test_launch_warm_off_starts_all_trials_fresh(bench):
     study = bench(Surface(facts=FACTS), "study.budget.trials=3", "launch.warm=off")
     study.run()
     assert {trial.start for trial in study.trials} == {"fresh"}
@@ -110,7 +110,7 @@ RAISED = Failure(error={"type": "ValueError", "message": "bad shape", "traceback
 
 
 @pytest.mark.parametrize("failure", [NO_STEP, RAISED])
-def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, failure):
+def test_warm_trial_that_fails_before_its_first_step_is_repeated_fresh(bench, failure):
     study = bench(Surface(facts=FACTS, failures=once({1}, failure)), "study.budget.trials=3")
     study.run()
     attempts = [launch.warm for launch in study.launcher.launches if launch.spec.trial == 1]
@@ -121,7 +121,7 @@ def test_trial_that_fails_warm_before_its_first_step_is_repeated_fresh(bench, fa
     assert {launch.warm for launch in study.launcher.launches if launch.spec.trial > 1} == {()}
 
 
-def test_trial_that_hangs_warm_before_its_first_step_is_repeated_fresh(bench, monkeypatch):
+def test_warm_trial_that_hangs_before_its_first_step_is_repeated_fresh(bench, monkeypatch):
     """It uses up its time, and its stack shows the user's code. Usually, either means that the configuration hangs."""
     hangs, due_s = Failure(cause="deadline", hang="user code", num_steps=0), FakeRunning._due_s
     monkeypatch.setattr(FakeRunning, "_due_s", lambda self: 1e9 if self._failure is hangs else due_s(self))
@@ -134,7 +134,7 @@ def test_trial_that_hangs_warm_before_its_first_step_is_repeated_fresh(bench, mo
     assert any("From now on every trial starts in a fresh interpreter" in line for line in study.listener.named("notice"))
 
 
-def test_a_configuration_that_fails_warm_and_fresh_is_blamed(bench):
+def test_configuration_that_fails_warm_and_fresh_counts_as_failed(bench):
     def failures(trial, knobs):
         return RAISED if trial in (1, 2, 3) else None
 
@@ -145,7 +145,7 @@ def test_a_configuration_that_fails_warm_and_fresh_is_blamed(bench):
     assert any(trial.start == "warm" for trial in study.trials[4:])
 
 
-def test_failure_after_steps_is_not_blamed_on_the_start():
+def test_failure_after_steps_is_not_attributed_to_the_warm_start():
     starts = warm_starts()
     record = TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.error, start="warm")
     assert starts.is_doubtful(record)
@@ -153,7 +153,7 @@ def test_failure_after_steps_is_not_blamed_on_the_start():
     assert not starts.is_doubtful(record)
 
 
-def test_records_of_earlier_versions_started_fresh():
+def test_records_of_earlier_versions_count_as_fresh_starts():
     document = TrialRecord(number=1, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok).as_json()
     del document["start"], document["spared_s"]
     assert TrialRecord.from_json(document).start == "fresh"

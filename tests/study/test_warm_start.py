@@ -37,7 +37,7 @@ def taken(study):
     return [trial for trial in searched(study) if trial.origin == EARLIER]
 
 
-def test_the_best_of_an_earlier_study_are_tried_first_and_measured_anew(bench):
+def test_best_configurations_of_an_earlier_study_are_measured_first(bench):
     first = bench(Surface(gains=FAST), "study.budget.trials=8")
     best = first.run()["best"]["overrides"]
     second = bench(Surface(gains=FAST), AUTO, "study.budget.trials=8", seed=1)
@@ -62,7 +62,7 @@ def test_the_best_of_an_earlier_study_are_tried_first_and_measured_anew(bench):
         pytest.param({"overrides": ["search.warm_start=off"]}, marks=pytest.mark.thorough),
     ],
 )
-def test_another_program_or_machine_and_off_begin_anew(bench, other):
+def test_nothing_is_reused_for_another_program_or_machine_or_if_switched_off(bench, other):
     bench(Surface(gains=FAST), "study.budget.trials=3").run()
     more = other.pop("overrides", [])
     study = bench(other.pop("surface", Surface(gains=FAST)), AUTO, "study.budget.trials=2", *more, **other)
@@ -70,18 +70,18 @@ def test_another_program_or_machine_and_off_begin_anew(bench, other):
     assert not taken(study)
 
 
-def test_a_study_that_is_named_gives_its_best_whatever_it_tuned_as_far_as_the_space_has_it(bench, tiny, filled):
+def test_named_study_of_another_program_gives_its_best_within_the_search_space(bench, tiny, filled):
     surface, space = filled
     bench(surface, space, command=("python", "-c", "other")).run()
     study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
     summary = study.run()
     assert [trial.changed for trial in taken(study)] == [{"precision.amp": "bf16"}], "the batch is not searched here"
-    assert summary["warm_start"]["out_of_memory"] == [], "another program's memory says nothing"
+    assert summary["warm_start"]["out_of_memory"] == [], "another program's use of memory does not count"
     assert summary["warm_start"]["sources"][0]["differs"] == ["program.command"]
     assert "another program.command" in warm_start_text(summary["warm_start"])
 
 
-def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
+def test_study_of_an_edited_script_is_not_reused_and_a_notice_says_so(bench, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("pass")
     command = ("python", str(script))
@@ -93,10 +93,10 @@ def test_an_edited_script_is_another_program_and_that_is_said(bench, tmp_path):
     said = study.listener.named("notice")
     (word,) = (notice.rpartition("search.warm_start=")[2] for notice in said if "another version of the script" in notice)
     third = bench(Surface(gains=FAST), f"search.warm_start={word}", "study.budget.trials=2", command=command)
-    assert [source["study"] for source in third.run()["warm_start"]["sources"]] == ["s"], "the name means the second by then"
+    assert [source["study"] for source in third.run()["warm_start"]["sources"]] == ["s"], "`s` now means the second study"
 
 
-def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_silence(bench, tiny):
+def test_named_study_with_nothing_to_reuse_is_reported(bench, tiny):
     bench(Surface(gains={("precision.amp", "bf16"): 0.5, ("loader.num_workers", 2): 0.5}), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, "search.warm_start=s")
     assert study.run()["warm_start"] == {}
@@ -104,7 +104,7 @@ def test_a_study_that_is_named_and_has_nothing_to_give_is_not_passed_over_in_sil
 
 
 @pytest.mark.thorough
-def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
+def test_winner_for_another_objective_does_not_count_as_proven(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     terms = ("objective=time_for_samples", "study.samples=1e6")
     seeds = bench(Surface(gains=FAST), *tiny, AUTO, *terms).run()["warm_start"]["seeds"]
@@ -113,7 +113,7 @@ def test_a_winner_at_another_aim_is_no_proven_one(bench, tiny):
 
 
 @pytest.mark.parametrize("sampler", ["rates", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("tpe", "random"))])
-def test_what_ran_out_of_memory_is_not_tried_again(bench, filled, sampler):
+def test_configurations_that_ran_out_of_memory_earlier_are_not_tried_again(bench, filled, sampler):
     surface, space = filled
     first = bench(surface, space, "search.sampler=random", "search.seeds=false", "study.budget.trials=14", minutes=60)
     counts = first.run()["counts"]
@@ -130,7 +130,7 @@ def test_what_ran_out_of_memory_is_not_tried_again(bench, filled, sampler):
 
 
 @pytest.mark.thorough
-def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
+def test_configurations_that_ran_out_of_memory_are_allowed_again_with_more_memory(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", "device.memory_limit=1GiB", minutes=60).run()
     less = bench(surface, space, AUTO, "device.memory_limit=900MiB", "study.budget.trials=2")
@@ -140,7 +140,7 @@ def test_with_more_memory_what_ran_out_of_it_is_open_again(bench, filled):
 
 
 @pytest.mark.thorough
-def test_what_another_study_has_measured_is_no_limit(bench, filled):
+def test_out_of_memory_is_ignored_if_another_study_measured_the_configuration(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
     surface.max_batch = 10_000  # another process had held the memory
@@ -148,7 +148,7 @@ def test_what_another_study_has_measured_is_no_limit(bench, filled):
     assert bench(surface, space, AUTO, "study.budget.trials=2").run()["warm_start"]["out_of_memory"] == []
 
 
-def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench):
+def test_resume_keeps_what_was_reused_even_if_the_source_study_was_deleted(bench):
     first = bench(Surface(gains=FAST), "study.budget.trials=8")
     first.run()
     interrupting = Surface(gains=FAST, failures=lambda trial, _: Failure(raises=KeyboardInterrupt) if trial == 2 else None)
@@ -164,7 +164,7 @@ def test_resume_goes_on_with_what_was_taken_over_though_its_source_is_gone(bench
     assert 2 <= len(settled) == len(set(settled)) <= NUM_EARLIER_SEEDS
 
 
-def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tiny):
+def test_earlier_study_with_an_edited_summary_does_not_prevent_a_search(bench, tiny):
     first = bench(Surface(gains=FAST), *tiny)
     first.run()
     summary = first.folder.read_summary()
@@ -175,7 +175,7 @@ def test_a_study_whose_summary_was_edited_keeps_nobody_from_searching(bench, tin
 
 
 @pytest.mark.thorough
-def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench, tiny):
+def test_damaged_earlier_study_does_not_prevent_a_search_even_if_it_is_named(bench, tiny):
     first = bench(Surface(gains=FAST), *tiny)
     first.run()
     trial = first.folder.trial_path(1) / "trial.json"
@@ -189,14 +189,14 @@ def test_a_damaged_study_keeps_nobody_from_searching_also_when_it_is_named(bench
 
 
 @pytest.mark.thorough
-def test_recordings_take_nothing_over(bench, tiny):
+def test_recordings_reuse_nothing_from_earlier_studies(bench, tiny):
     bench(Surface(gains=FAST), *tiny).run()
     study = bench(Surface(gains=FAST), *tiny, AUTO, "record.repeats=1", is_recording=True)
     assert study.run()["warm_start"] == {}
     assert all(left.search_s is None for left in study.listener.named("time_left")), "nothing is searched"
 
 
-def test_studies_that_are_named_must_exist(tmp_path, bench):
+def test_named_studies_must_exist(tmp_path, bench):
     study = bench(Surface(gains=FAST), "study.budget.trials=2")
     study.run()
     runs = study.folder.path.parent
@@ -209,7 +209,7 @@ def test_studies_that_are_named_must_exist(tmp_path, bench):
         check_named("../nosuch", runs)
 
 
-def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(bench):
+def test_earlier_study_gives_the_expected_trial_time_before_any_measurement(bench):
     study = bench(Surface(gains=FAST), "study.budget.trials=3")
     assert foreseen(study.inputs, study.folder.path.parent) is None
     study.run()
@@ -231,18 +231,18 @@ def test_an_earlier_study_tells_what_a_trial_takes_before_anything_is_measured(b
         ({"precision.amp": "off"}, False),
     ],
 )
-def test_a_larger_batch_of_the_same_way_to_compute_takes_as_much(knobs, is_out):
+def test_larger_batch_needs_at_least_as_much_memory_with_the_same_computation(knobs, is_out):
     assert dominates(knobs, ROOMY, is_host=False) is is_out
 
 
-def test_a_variable_may_make_it_another_program():
+def test_different_environment_variables_make_memory_use_incomparable():
     large = {**ROOMY, "env.WIDTH": "4096"}
     assert not dominates({**ROOMY, "env.WIDTH": "128"}, large, is_host=False)
     assert not dominates(ROOMY, large, is_host=False)
     assert dominates(large, large, is_host=False)
 
 
-def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(bench, filled):
+def test_batch_size_that_the_baseline_fits_is_not_excluded_by_an_earlier_study(bench, filled):
     surface, space = filled
     bench(surface, space, "search.sampler=grid", minutes=60).run()
     surface.max_batch = 10_000  # another process had held the memory
@@ -253,7 +253,7 @@ def test_what_the_baseline_takes_here_is_no_limit_whatever_ran_out_elsewhere(ben
 
 
 @pytest.mark.parametrize(("own_bytes", "is_left_out"), [(2**34, True), (2**35, False)])
-def test_of_the_hosts_memory_it_is_the_hosts_that_counts_beside_a_gpu(own_bytes, is_left_out):
+def test_host_out_of_memory_is_compared_by_host_memory_even_with_a_gpu(own_bytes, is_left_out):
     def study(memory_bytes):
         machine = {"gpus": [{"memory_bytes": 2**36}], "memory_bytes": memory_bytes}
         return StudyRecord(name="s", title="s", command=["python"], cwd="/", machine=machine)
@@ -266,7 +266,7 @@ def test_of_the_hosts_memory_it_is_the_hosts_that_counts_beside_a_gpu(own_bytes,
     assert bool(_out_of_memory([source], study(own_bytes), records[0])) is is_left_out
 
 
-def test_what_ran_out_of_the_hosts_memory_is_named_with_its_workers():
+def test_text_about_host_out_of_memory_names_the_number_of_workers():
     source = {"study": "s", "is_same": True, "differs": []}
     knobs = {"loader.batch_size": 64, "loader.num_workers": 16, "precision.amp": "off"}
 
@@ -276,10 +276,10 @@ def test_what_ran_out_of_the_hosts_memory_is_named_with_its_workers():
 
     assert "workers 16" in text("host_oom", knobs)
     assert "workers" not in text("device_oom", knobs)
-    assert "unchanged" not in text("device_oom", {"layout.channels_last": True}), "not the program as it was"
+    assert "unchanged" not in text("device_oom", {"layout.channels_last": True}), "it changes a knob"
 
 
-def test_the_hosts_memory_is_also_the_workers():
+def test_host_memory_use_depends_on_the_number_of_workers():
     out = {**ROOMY, "loader.num_workers": 8}
     assert not dominates({**ROOMY, "loader.num_workers": 2}, out, is_host=True)
     assert dominates({**ROOMY, "loader.num_workers": 2}, out, is_host=False)

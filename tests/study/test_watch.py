@@ -22,7 +22,7 @@ class Holding(NoDevice):
         self.looks = (*self.looks, is_steady)
 
 
-def test_next_trial_waits_for_the_device_s_memory_and_says_who_holds_it():
+def test_memory_held_on_the_device_is_reported_with_its_processes_before_a_trial():
     clock, device = VirtualClock(), Holding()
     machine = watch.MachineWatch(device, clock)
     assert machine.before() == ""
@@ -30,7 +30,7 @@ def test_next_trial_waits_for_the_device_s_memory_and_says_who_holds_it():
     assert "77 (someone)" in machine.before()
 
 
-def test_device_is_looked_at_once_a_second_at_most():
+def test_device_is_sampled_at_most_once_a_second():
     clock, device = VirtualClock(), Holding()
     machine = watch.MachineWatch(device, clock)
     for _ in range(40):
@@ -51,7 +51,7 @@ def test_device_is_looked_at_once_a_second_at_most():
         ("4,5,GPU-c,7", 1, 3, [{"index": 5}, {"uuid": "GPU-c"}, {"index": 7}]),
     ],
 )
-def test_devices_are_those_the_program_s_ranks_see(monkeypatch, visible, index, nproc, expected):
+def test_watched_devices_are_those_visible_to_the_ranks(monkeypatch, visible, index, nproc, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -61,7 +61,7 @@ def test_devices_are_those_the_program_s_ranks_see(monkeypatch, visible, index, 
     assert asked == expected
 
 
-def test_nothing_is_watched_on_the_cpu():
+def test_no_device_is_watched_on_the_cpu():
     assert isinstance(watch.configured_device("cpu", 0, 1), NoDevice)
 
 
@@ -84,7 +84,7 @@ def nvmls(monkeypatch):
 
 
 @pytest.mark.parametrize("told", [("GPU-2", "GPU-3"), ("GPU-2 GPU-3",)], ids=["two ranks", "one rank on both"])
-def test_devices_that_the_ranks_of_a_command_have_told_of_are_watched_from_then_on(nvmls, told):
+def test_devices_reported_by_the_ranks_are_watched_from_then_on(nvmls, told):
     machine = watch.MachineWatch(watch.open_device(uuid="GPU-0"), VirtualClock())
     for results in ([], ranks("", ""), ranks("GPU-0")):
         machine.follow(results)
@@ -99,7 +99,7 @@ def test_devices_that_the_ranks_of_a_command_have_told_of_are_watched_from_then_
     assert all("nvmlDeviceGetUtilizationRates" in nvmls[uuid].asked for uuid in ("GPU-2", "GPU-3"))
 
 
-def test_devices_that_are_not_found_here_change_nothing(monkeypatch, nvmls):
+def test_reported_devices_that_are_not_on_this_machine_change_nothing(monkeypatch, nvmls):
     machine = watch.MachineWatch(watch.open_device(uuid="GPU-0"), VirtualClock())
     monkeypatch.setattr(watch, "open_device", lambda uuid: NoDevice())
     machine.follow(ranks("GPU-8", "GPU-9"))
@@ -107,7 +107,7 @@ def test_devices_that_are_not_found_here_change_nothing(monkeypatch, nvmls):
     assert "800 MiB more in use" in machine.before()
 
 
-def test_who_holds_the_device_is_told_and_kept_as_evidence(bench):
+def test_processes_that_hold_the_device_are_reported_and_kept_as_evidence(bench):
     class TakenLater(Holding):
         num_asked = 0
 

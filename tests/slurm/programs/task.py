@@ -1,4 +1,4 @@
-"""Trains as a rank that srun has started: it takes its place from Slurm's variables, after the import of torch."""
+"""Trains as a rank that srun has started. It reads its rank from Slurm's variables, after the import of torch."""
 
 import os
 import runpy
