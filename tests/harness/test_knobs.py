@@ -50,7 +50,7 @@ def test_a_knob_that_cannot_be_applied_says_why(
     assert (report.status, report.reason) == (status, reason)
 
 
-def test_an_optimizer_without_a_fused_implementation_can_still_choose_among_the_others(trial: Trial) -> None:
+def test_optimizer_without_a_fused_implementation_may_use_the_others(trial: Trial) -> None:
     found = trial("basic.py", "optimizer=rmsprop", mode="inspect").result()
     told = {key: reason for key, reason in found.applicability.items() if key.startswith("optimizer.implementation")}
     assert told == {"optimizer.implementation=fused": "RMSprop has no fused implementation"}

@@ -34,7 +34,7 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: another optimizer took over
 
 
-def test_a_model_that_is_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
+def test_model_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
     run = trial("kinds.py", "compiled_late", knobs={"precision.amp": "bf16"})
     found = run.result()
     assert set(found.steps["samples"]) == {14}
