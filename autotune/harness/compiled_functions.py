@@ -1,4 +1,4 @@
-"""Counts the samples of functions that a program has compiled and that call its training roots.
+"""Counts the samples that compiled functions of a program are called with, if they call a module that trains (see modules.py).
 
 Compiled code bypasses the harness's interception of a root's calls. So the calls of the compiled function itself are counted
 instead.
@@ -27,7 +27,7 @@ class CompiledFunctions:
 
         Args:
             context: the trial's context.
-            is_training: returns whether a call may train a root: a root is known, and no root is being called.
+            is_training: returns whether a call may train: a training root is known, and the call is not made inside a call of a module.
             sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
         """
         self._context, self._is_training, self._sizes = context, is_training, sizes

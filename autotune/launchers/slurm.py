@@ -91,7 +91,7 @@ class SlurmLauncher(RemoteLauncher):
     ) -> None:
         super().__init__(place, graces=graces, patience_s=patience_s)
         self._slurm, self._left = slurm, left or LeftJobs(Path(place.runs_dir))
-        self._unended: set[str] = set()  # jobs that may still hold nodes although srun is gone: arguments of scancel
+        self._unended: set[str] = set()  # jobs that may hold nodes although srun is gone, as scancel names them
         self._notes: list[Path] = []  # `Srun.note` of each earlier job
         self._next_s = 0.0  # when to look at earlier jobs while waiting for a node
 
@@ -221,7 +221,7 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # also if srun printed no number: the job was never queued
+        elif time.monotonic() - self._queued_s > BEGIN_S:  # also if srun printed no number, as for a job that did not have to wait
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

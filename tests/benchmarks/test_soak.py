@@ -1,4 +1,4 @@
-"""The soak finds growing resources and takes no noise for a leak. A short soak runs to its end."""
+"""The soak detects resources that grow, and does not mistake noise for a leak. A short soak runs to its end."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_short_soak_leaves_no_process_behind_and_leaks_no_descriptors(tmp_path):
 
 
 @pytest.mark.thorough
-def test_later_call_appends_its_parts_to_the_file(tmp_path):
+def test_later_call_appends_its_measurements_to_the_file(tmp_path):
     first = measured(tmp_path, "--trials", "1")
     found = measured(tmp_path, "--trials", str(sum(line.get("study_trials", 0) for line in first) + 1))
     assert found[: len(first)] == first

@@ -1,4 +1,4 @@
-"""Fixtures of the corpus: a folder with all files that the corpus names, and a command line that must refuse its input."""
+"""Fixtures for the corpus of bad inputs: a folder with the files that they name, and a command line that must refuse its input."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def page_faults(source: str, allocator: str) -> int:
 
 
 def test_the_c_library_keeps_freed_memory() -> None:
-    """Both with variables at the start and in a running process."""
+    """Whether variables ask for it when the process starts, or a function is called while the process runs."""
     usual = page_faults(BLOCKS, "glibc")
     assert usual > 20 * 2**26 // 4096
     assert page_faults(BLOCKS, "glibc_keep") < 0.1 * usual
@@ -132,7 +132,7 @@ def test_glibc_is_overridden_if_variables_of_the_user_keep_freed_memory(trial: T
 
 
 def test_forked_workers_do_not_hold_freed_memory_that_their_parent_keeps() -> None:
-    """A forked process sees as little memory as without keeping."""
+    """Freed memory is returned before the fork, so the child is as small as if its parent kept nothing."""
     ended = subprocess.run([sys.executable, "-c", FORKING], env=os.environ, capture_output=True, text=True, timeout=60)
     assert int(ended.stdout) < 2**27 // 1024, ended.stderr
 
@@ -229,7 +229,7 @@ def test_lower_of_memory_fraction_and_memory_limit_applies(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("allocator", "is_limited"), [("collect_80", True), ("expandable_segments", False)])
-def test_allocator_that_collects_garbage_gets_the_limit_that_torch_needs_for_it(
+def test_collecting_allocator_gets_a_memory_limit_because_torch_ignores_it_without_one(
     allocator: str, is_limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCuda("")

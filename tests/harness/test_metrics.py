@@ -159,7 +159,7 @@ class RichProgressBar:
         (TQDMProgressBar(), [], 1, 100),
         (None, [1], 50, 100),
         (None, [], None, None),
-        (RichProgressBar(), [1], 1, 1),  # the overridden bar reads every batch
+        (RichProgressBar(), [1], 1, 1),  # this bar cannot be made to read less often
     ],
 )
 def test_lightning_trainer_reads_metrics_for_its_log_and_its_progress_bar(

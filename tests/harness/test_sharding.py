@@ -1,4 +1,7 @@
-"""Knobs of a program that shards its modules with FSDP2, in two ranks over gloo: shares and all-gathers are counted."""
+"""Knobs of a program that shards its modules with FSDP2, in two ranks over gloo.
+
+The program reports which fraction of a parameter a rank holds, and the number of all-gathers in a step.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +18,8 @@ from tests.harness.contexts import context
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
 STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
-KEPT, AGAIN = 4, 7  # all-gathers in a step: one for the rest, and one or two for each of three blocks
+# All-gathers in a step: one (KEPT) or two (AGAIN) for each of three blocks, and one for the parameters outside the blocks.
+KEPT, AGAIN = 4, 7
 
 
 def seen(run: Run, rank: int = 0) -> dict[str, Any]:

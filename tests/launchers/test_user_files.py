@@ -104,7 +104,7 @@ def test_checkpoint_of_the_user_is_unchanged_after_a_trial(files, cwd, code, fil
 
 
 @pytest.mark.parametrize("code", [SAVE, REPLACE, REMOVE])
-def test_without_leases_the_harness_protects_checkpoints(cwd, code):
+def test_harness_protects_checkpoints_without_a_keeper(cwd, code):
     path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     (place_of(cwd) / protocol.KEPT_FILE).write_text(f"{path}\0")
@@ -161,7 +161,7 @@ def test_file_saved_by_another_program_is_protected_from_the_trial(files, cwd):
     assert (path.read_bytes(), (cwd / "first.pt").read_bytes()) == (b"newest", b"first")
 
 
-def test_file_of_another_program_survives_if_the_trial_saves_it_alternately(files, cwd):
+def test_file_saved_in_turns_by_a_trial_and_another_program_keeps_the_others_content(files, cwd):
     path = cwd / "best.pt"
     path.write_bytes(b"0000")
     files.begin([], str(cwd), place_of(cwd))
@@ -564,7 +564,7 @@ def test_note_of_another_tuner_in_the_runs_folder_is_not_reported_as_new(files, 
     assert files.end().new == {}
 
 
-def test_leftover_copies_are_searched_only_among_the_first_names_of_a_folder(files, cwd, monkeypatch):
+def test_search_for_leftover_copies_ends_after_a_limited_number_of_names(files, cwd, monkeypatch):
     (cwd / "best.pt").write_bytes(PRECIOUS)
     monkeypatch.setattr(guarded, "MAX_LOOKED_AT", 0)
     with subprocess.Popen(["true"]) as dead:

@@ -83,7 +83,7 @@ def test_a_wheel_holds_every_configuration_file_and_no_tests(tmp_path: Path) -> 
     assert {"autotune/report/templates/page.html", "autotune/report/templates/style.css"} <= set(names)
 
 
-def test_constraints_pin_every_direct_dependency_only_by_version() -> None:
+def test_each_constraint_is_name_and_version_and_no_direct_dependency_is_missing() -> None:
     import re
     import tomllib
 

@@ -55,7 +55,7 @@ class RayLauncher(RemoteLauncher):
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
-        python = os.path.abspath(python)  # the broker starts in /. Links are not resolved: they may name a virtual environment
+        python = os.path.abspath(python)  # the broker starts in /; a symlink stays one, because it may name a virtual environment
         may_wait = ray.autoscaling or self._first is not None
         return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
 
@@ -68,7 +68,7 @@ class Broker(ChildTransport):
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
         may_wait: whether to wait for a node that the cluster does not have yet.
-        num_slots: the number of brokers that request the same resources.
+        num_slots: the number of brokers, each of which requests this many resources for itself.
     """
 
     def __init__(

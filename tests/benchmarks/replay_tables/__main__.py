@@ -23,7 +23,7 @@ TABLES = {
         *("loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"),
     ],
-    # The same program. Here the best configuration always takes 0.96 of the limit; above, it sometimes takes more.
+    # The program of `convnet` with a higher limit. The best configuration always takes 0.96 of it; in `convnet`, it sometimes exceeds it.
     "memory": [
         *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(4,16,32,512,1024,2048)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
@@ -65,7 +65,7 @@ TABLES = {
         "optimizer.implementation=choice(default,fused)",
     ],
 }
-# In large tables, each configuration is measured twice and briefly, and a disturbed trial keeps its rate. Longer windows would
+# In large tables, each configuration is measured twice and briefly, and a disturbed trial is not repeated. Longer windows would
 # take hours longer and gain little, because the rates of two processes differ by more than windows of one process.
 LARGE = ("images", "compiled")
 BRIEF = [

@@ -135,7 +135,7 @@ def test_device_bound_program_is_changed_on_the_device_side():
 
 
 @pytest.mark.parametrize(("side", "lead"), [("loader", "loader-bound"), ("device", "device-bound, too"), ("all", "one change")])
-def test_lead_depends_on_whether_the_change_addresses_the_main_bottleneck(side, lead):
+def test_reason_of_a_proposal_begins_with_the_bottleneck_that_it_addresses(side, lead):
     assert lead_of(side, ["loader", "device"]) == lead
 
 
