@@ -27,7 +27,7 @@ class CompiledFunctions:
 
         Args:
             context: the trial's context.
-            is_training: returns whether a call may train: a training root is known, and the call is not made inside a call of a module.
+            is_training: returns whether a call may train: a training root is known, and the call is not inside a module call.
             sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
         """
         self._context, self._is_training, self._sizes = context, is_training, sizes

@@ -132,7 +132,8 @@ AFFINITY = Knob(
     ),
     hurts=(
         "A bound process cannot use idle cores elsewhere: on a CPU, `numa` leaves the other nodes without work. torch starts "
-        "as many threads as it has cores left, unless a threads.* knob sets another number. Not measured on several nodes yet."
+        "as many threads as it has cores left, unless a threads.* knob sets another number. Not measured on a machine with "
+        "several NUMA nodes yet."
     ),
 )
 

@@ -5,7 +5,7 @@ The agent handles deadlines, progress, counters and the monitoring of the machin
 read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
 
 The agent ends its trial and itself in three cases: the link closes; nothing has come from the tuner for LEASE_S; or nothing has
-come for MISSED_S, and the tuner has noted that this node is lost (`Transport.note`). The last two cases are needed because the link
+come for MISSED_S, and the tuner has noted that this node is lost (`Transport.note`). The last two are needed because the link
 stays open if the engine's daemon on the node is gone.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine and the GPUs that Ray has given

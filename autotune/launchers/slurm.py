@@ -221,7 +221,9 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif time.monotonic() - self._queued_s > BEGIN_S:  # also if srun printed no number, as for a job that did not have to wait
+        elif (
+            time.monotonic() - self._queued_s > BEGIN_S
+        ):  # also if srun printed no number, as for a job that did not have to wait
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

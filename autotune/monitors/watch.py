@@ -134,7 +134,7 @@ class MachineWatch:
         return [*of_cpu(use, is_trial_running=False), *of_device(slowed, {})]
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the window, by name for the tracker. The peak of device memory is taken since `before`."""
+        """Returns the metrics of the window, by name for the tracker. The peak of device memory counts from `before` on."""
         cpu = self._use.metrics() if self._use else {}
         device = self._device.metrics()
         if self._is_own_seen:

@@ -40,7 +40,7 @@ class Strategy:
 
     @property
     def num_slots(self) -> int:
-        """How many search trials run in parallel, without a calibration."""
+        """How many search trials run in parallel. Whether they slow each other down is not measured first."""
         return int(self.keys.get(SLOTS, 1))
 
 
@@ -112,5 +112,5 @@ def strategy(text: str) -> Strategy:
             raise BadInput(f"--sampler: not a value of {key}, got {value!r:.80} ({error}). Give NAME:KEY=VALUE.") from error
         check_value(key, keys[key])
         if key == SLOTS and (found.search or not isinstance(keys[key], int) or keys[key] < 1):
-            raise BadInput(f"--sampler: {SLOTS} takes a number from 1, and only with a search of autotune's own, got {text!r}.")
+            raise BadInput(f"--sampler: {SLOTS} must be at least 1, and only autotune's own search can use it, got {text!r}.")
     return Strategy(name=text, keys=keys, search=found.search)

@@ -259,7 +259,7 @@ def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:
     """Returns the energy per sample over all devices, assuming that each draws the mean power of the watched devices."""
-    # Under this assumption, and if all ranks have equal rates, one rank uses as much energy per sample as all ranks together.
+    # One rank's power divided by its rate. With equal ranks, the sum of powers divided by the sum of rates is the same.
     per_rank_j = record.metrics.get("gpu.energy_per_sample_j")
     if per_rank_j is not None:
         return per_rank_j

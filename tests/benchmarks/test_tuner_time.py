@@ -18,7 +18,7 @@ def test_a_proposal_is_timed_after_each_number_of_trials(monkeypatch, capsys):
     proposals.main(["--trials", "8,12", "--running", "1"])
     _, *rows = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in rows] == ["8", "12"]
-    assert all(int(line.split()[2].replace(",", "")) > 1000 for line in rows)  # calls, as the sampler has fitted its model
+    assert all(int(line.split()[2].replace(",", "")) > 1000 for line in rows)  # function calls: the sampler fits a model
 
 
 def test_trials_in_parallel_are_compared_on_a_recorded_table(capsys):

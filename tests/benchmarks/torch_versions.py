@@ -98,7 +98,7 @@ def install(version: str, folder: Path) -> Path:
 
 
 def _environment(python: Path) -> dict[str, str]:
-    """Returns this process's variables without those of its own environment, with the other environment first on PATH."""
+    """Returns this process's variables without those of its virtual environment, with the folder of `python` first on PATH."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     return {**kept, "PATH": os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])}
 

@@ -1,4 +1,4 @@
-"""Fixtures for the corpus of bad inputs: a folder with the files that they name, and a command line that must refuse its input."""
+"""Fixtures for the corpus of bad inputs: a folder with the files that they name, and a function that checks a refusal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tables of a trace that torch.profiler wrote on a GPU: two steps of tests/benchmarks/image_program.py, resnet18 in float32.
 
-NVIDIA H100, torch 2.11, batch 128, 224 pixels. The program waits for the GPU every other step. Events of other steps, strides
-and flow arrows were removed from the file. A step took 27.8 ms without the profiler.
+NVIDIA H100, torch 2.11, batch 128, 224 pixels. The program waits for the GPU at every second step. The file has only the
+events of these two steps, without strides and flow arrows. A step took 27.8 ms without the profiler.
 """
 
 import gzip
@@ -39,7 +39,7 @@ def seconds_of(events):
     return sum(event["dur"] for event in events) * 1e-6 / STEPS
 
 
-def test_step_time_equals_the_unprofiled_one_and_compute_time_that_of_the_kernels(read, kernels):
+def test_step_takes_as_long_as_without_profiler_and_computes_as_long_as_its_kernels(read, kernels):
     found = breakdown(*read)
     computing_s = sum(seconds for name, seconds in found.seconds.items() if name.startswith("compute"))
     assert found.is_gpu

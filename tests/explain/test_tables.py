@@ -44,7 +44,7 @@ def test_passes_of_one_configuration_may_lie_in_several_folders(tmp_path: Path) 
     assert {"lines", "breakdown", "memory"} <= set(explained(folders).tables.tables)
 
 
-def test_category_other_names_its_longest_line(tmp_path: Path) -> None:
+def test_note_on_category_other_gives_its_parts_and_its_slowest_line(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -64,7 +64,7 @@ def test_number_of_workers_needed_follows_from_demand_and_service_time(tmp_path:
     assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
 
 
-def test_mfu_uses_counted_flops_the_unprofiled_step_and_the_measured_peak(tmp_path: Path) -> None:
+def test_mfu_is_counted_flops_per_second_of_an_unprofiled_step_over_the_measured_peak(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(peaks={"float32": 1e12, "bytes": 1e10}), memory(samples=8.0))
     step_of_the_cpu(tmp_path)
     row = explained([tmp_path]).tables.rows("roofline")[0]

@@ -107,8 +107,8 @@ def test_strategy_accepts_configuration_keys_and_refuses_wrong_ones():
         ("tpe:search.sampler", "no value, got 'search.sampler'"),
         ("tpe:search.nosuch=1", "search.nosuch: there is no such key"),
         ("default:parity.steps=many", "parity.steps: wrong type"),
-        ("default:launch.slots=0", "launch.slots takes a number from 1"),
-        ("default:launch.slots=auto", "launch.slots takes a number from 1"),
+        ("default:launch.slots=0", "launch.slots must be at least 1"),
+        ("default:launch.slots=auto", "launch.slots must be at least 1"),
         ("expert:launch.slots=4", "only with a search of autotune's own, got 'expert:launch.slots=4'"),
     ]:
         with pytest.raises(BadInput, match=problem):

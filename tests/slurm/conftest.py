@@ -19,8 +19,8 @@ from tests.slurm.private import PrivateSlurm, why_not
 ROWS = ("no_process_accepts", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
 # Tests of the contract whose result could depend on Slurm. They always run; the others are thorough.
 ALWAYS = (
-    "hostile_paths", "cannot_be_started", "whole_process_tree", "all_ranks", "exit_without", "signal_is_named", "ignore_sigterm",
-    "stop_ends", "newest_complete_line", "short_tail", "masked",
+    "hostile_paths", "cannot_be_started", "whole_process_tree", "all_ranks", "exit_without", "signal_is_named",
+    "ignore_sigterm", "stop_ends", "newest_complete_line", "short_tail", "masked",
 )  # fmt: skip
 Make = Callable[..., SlurmLauncher]
 

@@ -1,8 +1,8 @@
-"""Defines the files that a trial in mode "explain" writes: one for each rank, in the folder that also holds its result.
+"""Defines the files of trials in mode "explain". Each rank writes one, in the folder that also holds its result.
 
 Like `protocol`, this module needs only Python 3.9 and the standard library, because both the harness and the tuner import it.
-Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. Each pass runs in its own
-process, which writes one of these files:
+Seconds are floats, bytes are integers. Unknown values are None, never 0, and `notes` says why. A trial
+makes one of three passes, which write these files:
 
     explained.lines.rank<R>.json     Lines: where the host's time goes, by phase, line and loader stage; no profiler is active
     explained.trace.rank<R>.json     Traced: what was profiled; the trace itself is trace.rank<R>.json.gz (Chrome's format,
@@ -163,8 +163,8 @@ class Lines:
         notes: what could not be measured, and why.
         busy_cpu_s: CPU seconds per step that the training thread uses in all phases but "input"; None if unknown.
         is_stream: whether the training loader reads an iterable data set.
-        page_faults: page faults of the training process per step, without those that made it larger than ever before: each
-            touches a page of memory that was returned to the kernel and requested again. None if unknown, as in a pass with an
+        page_faults: page faults of the training process per step, without those that raise its peak memory. Each counted fault
+            touches a page that was returned to the kernel and requested again. None if unknown, as in a pass with an
             evaluation.
     """
 
@@ -236,10 +236,10 @@ class Memory:
             first. The numbers of a module do not include the modules inside it; the root's name is "".
         flops: of one step, forward and backward; None if not counted.
         samples: work units of that step, in `unit`.
-        products: that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention) are run
-            again one by one, those with the most FLOPs first, for about 2 s: "float32" and "bfloat16" -> seconds of the
-            products that were run again, in this type; "casts" -> seconds to convert their inputs; "timed_frac" -> their share
-            of the FLOPs of all these products. {} without such products, or if they could not be run (see `notes`).
+        products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention).
+            They are timed one by one, those with the most FLOPs first, for about 2 s. "float32" and "bfloat16" -> seconds that
+            the timed products take in this type; "casts" -> seconds to convert their inputs to 16 bits; "timed_frac" -> FLOPs
+            of the timed products, divided by those of all. {} without such products, or if they could not be run (see `notes`).
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.

@@ -72,7 +72,7 @@ class Stages:
     # --- timing ---
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
-        """Calls a function as a stage. `where` tells equal names apart: (position in a Compose, length of the Compose)."""
+        """Calls a function as a stage. `where`, for subclasses: (position in a Compose, length of the Compose)."""
         if not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         begin = self._now()

@@ -33,7 +33,7 @@ ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not
 FORK = "fork"
 
 NOT_TRAINED_IN_BASELINE = "it is not the loader that trained in the baseline"
-NOT_SHUFFLED = "it does not shuffle, and the settings do not say which loader trains, so only loaders that shuffle were changed"
+NOT_SHUFFLED = "it does not shuffle, and no baseline shows which loader trains, so only loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
@@ -77,8 +77,8 @@ class LoaderKnobs(KnobHandler):
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
 
         Returns:
-            Whether the loader's workers are now persistent and would not be without the knobs; whether the loader now has
-            workers and would have none without the knobs.
+            Two values: whether the knobs made the loader's workers persistent, and whether they gave workers to a loader that
+            had none.
         """
         has_workers, were_persistent = bool(arguments.get("num_workers")), bool(arguments.get("persistent_workers"))
         for key, value in self.asked.items():
@@ -139,7 +139,7 @@ class LoaderKnobs(KnobHandler):
         return {key: report for key, report in reports.items() if report is not None}
 
     def _report_forked(self) -> Optional[KnobReport]:
-        # The trial did not ask for forked workers, but a script that takes over the study's loader knobs needs them, too.
+        # The trial did not ask for forked workers, but a script that uses the exported loader knobs needs them, too.
         training = self._context.loaders.training
         is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
         return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None

@@ -55,7 +55,9 @@ class RayLauncher(RemoteLauncher):
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
-        python = os.path.abspath(python)  # the broker starts in /; a symlink stays one, because it may name a virtual environment
+        python = os.path.abspath(
+            python
+        )  # the broker starts in /; a symlink stays one, because it may name a virtual environment
         may_wait = ray.autoscaling or self._first is not None
         return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
 
