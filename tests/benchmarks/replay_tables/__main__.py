@@ -23,7 +23,7 @@ TABLES = {
         *("loader.batch_size=choice(4,32,512,2048)", "loader.num_workers=choice(0,1,2)", "threads.intra=choice(1,2)"),
         *("precision.amp=choice(off,bf16)", "device.memory_limit=1.05GiB"),
     ],
-    # `convnet` with a higher limit. The best configuration always takes 0.96 of it. In `convnet`, it sometimes exceeds the limit.
+    # `convnet` with a higher limit. The best configuration takes 0.96 of it. In `convnet`, it sometimes exceeds the limit.
     "memory": [
         *(f"model.factory={HERE}.convnet:build_model", f"data.factory={HERE}.convnet:build_data"),
         *("loader.batch_size=choice(4,16,32,512,1024,2048)", "loader.num_workers=choice(0,2)", "threads.intra=choice(1,2)"),
