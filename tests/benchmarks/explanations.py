@@ -79,17 +79,19 @@ def explain(program: Program, folder: Path) -> dict[str, Any]:
     """
     study = f"{program.name}-{time.strftime('%m%d-%H%M%S')}"
     command = program.command(folder / "data")
-    _autotune(folder, "run", f"study.name={study}", *RUN, "--", *command, limit_s=RUN_LIMIT_S)
-    answer = _autotune(folder, "explain", study, *EXPLAIN, limit_s=EXPLAIN_LIMIT_S)
+    run, explain = ("run", f"study.name={study}", *RUN, "--", *command), ("explain", study, *EXPLAIN)
+    _autotune(folder, *run, limit_s=RUN_LIMIT_S, variables=program.variables)
+    answer = _autotune(folder, *explain, limit_s=EXPLAIN_LIMIT_S, variables=program.variables)
     try:
         return dict(json.loads(answer))
     except ValueError as error:
         raise RuntimeError(f"autotune explain printed no JSON: {answer[-TAIL_CHARS:]}") from error
 
 
-def _autotune(folder: Path, *words: str, limit_s: float) -> str:
+def _autotune(folder: Path, *words: str, limit_s: float, variables: Mapping[str, str]) -> str:
     """Runs a command in the benchmark's folder, as a user would, and returns its standard output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
+    environment |= variables
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "autotune", *words]

@@ -126,8 +126,9 @@ class Truths:
 
 
 def digest(program: Program) -> str:
-    """Returns a hash that identifies the program's version."""
-    return hashlib.sha256(program.path.read_bytes() + METER.read_bytes()).hexdigest()[:16]
+    """Returns a hash that identifies the program's version and its environment variables."""
+    variables = str(program.variables).encode() if program.variables else b""
+    return hashlib.sha256(program.path.read_bytes() + METER.read_bytes() + variables).hexdigest()[:16]
 
 
 def undisturbed(program: Program, data: Path, switched_off: str, *, attempts: int) -> tuple[float, float]:
@@ -152,7 +153,7 @@ def own_rate(program: Program, data: Path, switched_off: str, seconds: float = W
         RuntimeError: the program printed no rate; the message has the end of its output.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
-    environment |= {f"REVISION_{name}": "2" for name in switched_off}
+    environment |= {**program.variables, **{f"REVISION_{name}": "2" for name in switched_off}}
     command = [*program.command(data), "--seconds", str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     rates = list(_rates(done.stdout))
