@@ -6,6 +6,7 @@ from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
 
 STARTING = ("spawn", "import", "init", "first_batch")
+MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
 
 
 def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
@@ -20,5 +21,11 @@ def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, no
     if now_s - since_s > limit_s:
         return f"{what} within {limit_s:g} s"
     if now_s - started_s > deadlines.total_s:
-        return f"total: the trial was not over within {deadlines.total_s:g} s (last phase: {phase})"
+        steps = ", still making steps" if is_moving(progress, now_s=now_s) else ""
+        return f"total: the trial was not over within {deadlines.total_s:g} s (last phase: {phase}{steps})"
     return ""
+
+
+def is_moving(progress: ProgressFile, *, now_s: float) -> bool:
+    """Returns whether a trial makes steps."""
+    return progress.phase not in (*STARTING, "compile") and now_s - progress.changed_s <= MOVING_S

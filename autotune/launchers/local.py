@@ -281,7 +281,8 @@ class LocalRunning(Running):
             self._conclude("result" if self._results.by_rank else "exit")
         elif limit := deadlines.passed(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
             self._why["deadline"] = limit
-            self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
+            if not deadlines.is_moving(self._progress, now_s=now_s):
+                self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
         elif self._progress.newest is None and now_s > self._next_search_s and not self._is_warm:
             self._next_search_s = now_s + AGAIN_S

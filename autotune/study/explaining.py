@@ -302,11 +302,11 @@ class Explaining:
                 made[index] = before
             elif len(pairs) < MAX_CHECKS and (found := self._try(evidence, finding, ends_s)):
                 pairs[index], made[index] = found, self._check_of(evidence, finding, found)
-        while is_repeating and (index := _least_certain(made, pairs)) is not None:
-            if not (found := self._try(evidence, findings[index], ends_s)):
+        while is_repeating and (widest := _least_certain(made, pairs)) is not None:
+            if not (found := self._try(evidence, findings[widest], ends_s)):
                 break
-            pairs[index] += found
-            made[index] = self._check_of(evidence, findings[index], pairs[index])
+            pairs[widest] += found
+            made[widest] = self._check_of(evidence, findings[widest], pairs[widest])
         kept = [checks.with_check(one, made[index]) if index in made else one for index, one in enumerate(findings)]
         return kept, list(made.values())
 
