@@ -109,7 +109,7 @@ def test_strategy_accepts_configuration_keys_and_refuses_wrong_ones():
         ("default:parity.steps=many", "parity.steps: wrong type"),
         ("default:launch.slots=0", "launch.slots must be at least 1"),
         ("default:launch.slots=auto", "launch.slots must be at least 1"),
-        ("expert:launch.slots=4", "only with a search of autotune's own, got 'expert:launch.slots=4'"),
+        ("expert:launch.slots=4", "only autotune's own search can use it, got 'expert:launch.slots=4'"),
     ]:
         with pytest.raises(BadInput, match=problem):
             strategy(text)
