@@ -40,6 +40,13 @@ def test_a_setting_behind_the_dashes_is_an_argument_of_the_program(capsys):
     assert "loader.num_workers: after '--' it is an argument of your program" in said
 
 
+def test_a_secret_in_the_command_is_said_to_prevent_resuming(capsys):
+    said = dry_run(capsys, "--", sys.executable, "train.py", "--lr", "1", "--api-key", "abc123").err
+    assert "COMMAND: contains a secret, got `--api-key '***'`" in said
+    assert "abc123" not in said
+    assert "secret" not in dry_run(capsys, "--", sys.executable, "train.py", "--eos_token_id", "2", "--image-key", "jpg").err
+
+
 def test_a_command_that_runs_elsewhere_is_said_to(capsys, place, monkeypatch):
     tool = place / "docker"
     tool.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
