@@ -199,7 +199,8 @@ def test_a_deleted_experiment_is_said_with_the_way_to_bring_it_back(runs):
     client = mlflow.MlflowClient(store.embedded_uri(runs))
     experiment = client.get_experiment_by_name("autotune").experiment_id
     client.delete_experiment(experiment)
-    assert f"mlflow experiments restore --experiment-id {experiment}" in sync(folder).problem
+    restore = f"MLFLOW_TRACKING_URI={store.embedded_uri(runs)} mlflow experiments restore --experiment-id {experiment}"
+    assert restore in sync(folder).problem
     client.restore_experiment(experiment)
     assert sync(folder).is_complete
 
