@@ -30,8 +30,8 @@ MAX_REPEATED_PROPOSALS = 40  # known configurations that the sampler may propose
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# The late proposals wait for the running trials, because one of them may become the best. If there are at most FEW_FRAC as many as
-# finished ones, that is too unlikely to leave slots idle.
+# The late proposals wait for the running trials, because one of them may become the best. If there are at most FEW_FRAC as many
+# as finished ones, that is too unlikely to leave slots idle.
 FEW_FRAC = 0.1
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
