@@ -307,11 +307,11 @@ class Explaining:
                 num_new += 1
             if found:
                 pairs[index], tried[index] = found, self._check_of(evidence, finding, found)
-        while is_repeating and (index := _least_certain(tried, pairs)) is not None:
-            if not (found := self._try(evidence, findings[index], ends_s)):
+        while is_repeating and (least := _least_certain(tried, pairs)) is not None:
+            if not (found := self._try(evidence, findings[least], ends_s)):
                 break
-            pairs[index] += found
-            tried[index] = self._check_of(evidence, findings[index], pairs[index])
+            pairs[least] += found
+            tried[least] = self._check_of(evidence, findings[least], pairs[least])
 
     def _pairs_before(self, evidence: Evidence, finding: Finding) -> list[Pair]:
         """Returns the pairs of all complete rounds that tried a finding's remedy, unless the program was edited since."""
