@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autotune.cli.apply import _of_another_program
+from autotune.cli.apply import _of_another_program, _shutting_out
 from autotune.cli.main import main
 from autotune.config.best import Best
 from autotune.run_dir import StudyFolder
@@ -78,6 +78,19 @@ def test_a_file_of_another_program_is_said_to_be_one():
     assert _of_another_program(best, ["python", "train.py", "--epochs", "9"]) == []
     (line,) = _of_another_program(best, ["torchrun", "--nproc_per_node=2", "other.py"])
     assert line.startswith("made for another program, train: settings that other does not have")
+
+
+def test_a_command_that_keeps_the_settings_out_is_said_to(place):
+    for name, path in (("bad", "src"), ("good", "src:$PYTHONPATH")):
+        (place / f"{name}.sh").write_text(
+            f"#!/bin/sh\n# PYTHONPATH=x\nexport PYTHONPATH={path}\npython train.py\n", encoding="utf-8"
+        )
+    for command in ("python train.py", "sh good.sh", "./good.sh", "env PYTHONPATH=src python train.py", "sh missing.sh"):
+        assert _shutting_out(command.split()) == []
+    for words in (["sh", "bad.sh"], ["./bad.sh"], ["sh", "-c", "cd x\nPYTHONPATH=src python train.py"]):
+        (line,) = _shutting_out(words)
+        assert "PYTHONPATH=src:$PYTHONPATH" in line
+    assert "inside docker" in _shutting_out(["docker", "run", "image"])[0]
 
 
 def test_a_study_of_nearly_that_name_is_suggested(capsys, place):
