@@ -27,6 +27,11 @@ _SECRET_WORDS = {
     "accesskey", "secretkey", "privatekey", "authorization", "cookie",
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
+# Words beside "token", as in --eos_token_id and --max_token_length, and before "key", as in --image_key, that show no secret.
+_OF_VOCABULARY = {
+    "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
+}  # fmt: skip
+_OF_SAMPLES = {"image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort"}
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is matched from its first character only.
@@ -49,13 +54,22 @@ def sounds_secret(name: str, separator: str = "=") -> bool:
     if name in _FOLDERS:
         return False
     words = [word.lower() for word in _WORD.findall(name)]
-    if not words:
+    if not words or _is_of_data(name, words):
         return False
     if _SECRET_WORDS & set(words) or any(word.endswith(_SECRET_ENDS) for word in words):
         return True
     if name.isupper() and words[-1].endswith(("token", "pass")):  # HFTOKEN, DB_PASS; but not "forward_pass"
         return True
     return words[-1] == "key" and (len(words) > 1 or "=" in separator)
+
+
+def _is_of_data(name: str, words: list[str]) -> bool:
+    """Whether a name is about a token of a vocabulary, or about a field of the samples."""
+    if name.isupper():  # an environment variable
+        return False
+    if "token" in words:
+        return bool(_OF_VOCABULARY & set(words)) and not _SECRET_WORDS & (set(words) - {"token"})
+    return words[0] in _OF_SAMPLES and words[1:] == ["key"]
 
 
 def is_secret(name: str, value: str) -> bool:

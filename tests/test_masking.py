@@ -50,6 +50,7 @@ def test_secrets_are_masked(text, masked):
         "ValueError: expected 3 channels, got 4",
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
+        "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],

@@ -22,7 +22,7 @@ from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import knob
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
-from autotune.launchers.injection import with_harness
+from autotune.launchers.injection import REPLACED, REPLACES, with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.masking import MASK, Secrets, is_secret
 from autotune.plain_text import plain
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
 EXAMPLE = "autotune apply best.yaml -- python train.py"
+MAX_SCRIPT = 1 << 16  # characters of a shell script that are searched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
     if problems:
         raise BadInput(problems)
     passed = {**by_hand, **_set_by_placeholders(template, best.knobs)}
-    return _Run(best=best, argv=argv, passed=passed, notes=_of_another_program(best, argv))
+    return _Run(best=best, argv=argv, passed=passed, notes=[*_of_another_program(best, argv), *_shutting_out(argv)])
 
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
@@ -141,6 +142,24 @@ def _of_another_program(best: Best, argv: list[str]) -> list[str]:
     if best.is_recipe or (was and now and was != now):
         made_for = "a recipe" if best.is_recipe else was
         return [f"made for another program, {made_for}: settings that {now or argv[0]} does not have cannot be applied"]
+    return []
+
+
+def _shutting_out(argv: list[str]) -> list[str]:
+    """Returns a warning if the command seems to keep the settings out of the program; [] otherwise.
+
+    This process becomes the program, so nobody can find out later.
+    """
+    from autotune.config.program import ELSEWHERE, program_of
+
+    if (name := Path(argv[0]).name) in ELSEWHERE:
+        return [f"{name} runs the program where autotune cannot set anything: run `autotune apply` inside {name}"]
+    code, script = [word for word in argv if " " in word], program_of(argv).script or ""
+    if not script.endswith(".py"):
+        with contextlib.suppress(OSError, ValueError), open(script, encoding="utf-8") as file:
+            code.append(file.read(MAX_SCRIPT))
+    if any(REPLACES.search(line) for text in code for line in text.splitlines()):
+        return [f"only environment variables may take effect: {REPLACED}"]
     return []
 
 

@@ -46,7 +46,8 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
             "study."
         )
     if summary and overrides and not study.recording:
-        _check_budget(composed.config.study.budget, summary)
+        has_trials = any(word.startswith("study.budget.trials=") for word in overrides)
+        _check_budget(composed.config.study.budget, summary, has_trials=has_trials)
     if study.recording:
         from autotune.cli import record
 
@@ -96,8 +97,10 @@ def _more(summary: Summary) -> str:
     return " ".join(given)
 
 
-def _check_budget(budget: Budget, summary: Summary) -> None:
+def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None:
     """Checks that a budget is not used up yet.
+
+    A used-up number of trials ends only the search. So it is no obstacle unless the user gave it: the finals may go on.
 
     Raises:
         BadInput: it is used up.
@@ -107,7 +110,7 @@ def _check_budget(budget: Budget, summary: Summary) -> None:
     problems = []
     if budget.minutes is not None and budget.minutes <= spent_min:
         problems.append(f"study.budget.minutes: {spent_min:.1f} minutes are already used, got {budget.minutes:g}. Give more.")
-    if budget.trials is not None and budget.trials <= len(tried):
+    if has_trials and budget.trials is not None and budget.trials <= len(tried):
         problems.append(f"study.budget.trials: {len(tried)} trials are already used, got {budget.trials}. Give more.")
     if problems:
         raise BadInput(problems)

@@ -15,7 +15,7 @@ from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
-from autotune.plain_text import escaped, plain
+from autotune.plain_text import escaped, plain, shell_word
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, studies
 from autotune.trackers import store
@@ -92,7 +92,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
     if state.problem != implementation.AT_WORK:  # otherwise, the other `autotune sync` seals the files
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
-        raise BadInput(_pending(folder, state))
+        raise BadInput(_pending(folder, state, has_uri=uri is not None))
     if as_json:
         print_json(_document(folder, state))
     else:
@@ -126,7 +126,7 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
             if not as_json:
                 print(escaped(_done(folder, state)))
         else:
-            problems.append(_pending(folder, state))
+            problems.append(_pending(folder, state, has_uri=uri is not None))
     if as_json:
         print_json(done)
     elif not any(studies(runs)):
@@ -174,9 +174,9 @@ def _done(folder: StudyFolder, state: Synced) -> str:
     return f"{folder.name}: {state.written} trials written, {state.present} already there, in {state.uri}"
 
 
-def _pending(folder: StudyFolder, state: Synced) -> str:
+def _pending(folder: StudyFolder, state: Synced, *, has_uri: bool) -> str:
     if state.problem == implementation.AT_WORK:
         return f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
-    command = f"autotune sync {call(folder)}"
+    command = f"autotune sync {call(folder)}{f' --uri {shell_word(state.uri)}' if has_uri else ''}"
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

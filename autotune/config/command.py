@@ -28,7 +28,8 @@ from autotune.plain_text import one_line
 from autotune.records import Knobs
 from autotune.studies import RESERVED_NAMES
 
-SHORT = re.compile(r"(?<!\{)\{(\w+)(?:=[^{}]*)?\}(?!\})")
+# A placeholder without its group, as a whole value. In other text, "runs/{model}_{batch_size}", braces are the program's own.
+SHORT = re.compile(r"(?<![^\s=])\{(\w+)(?:=[^{}]*)?\}(?!\S)")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # a knob, and its default in recipes
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}

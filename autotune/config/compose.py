@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ from autotune.knobs.step import ACCUMULATION, tier_of
 from autotune.knobs.values import shown, value_of
 from autotune.machine import host_context as host_context_of
 from autotune.machine import host_facts
-from autotune.masking import Secrets
+from autotune.masking import Secrets, is_masked
 from autotune.records import Knobs
 from autotune.space import Domain, SearchSpace
 
@@ -169,7 +170,7 @@ def compose(
         yaml=_yaml(raw, secrets),
         hidden=hidden,
         secrets=secrets,
-        notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [])],
+        notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [], secrets)],
         on_node=lambda facts: again(node=facts),
     )
 
@@ -192,8 +193,8 @@ def _recipe_of(files: Sequence[Chosen], overrides: Sequence[str]) -> dict[str, A
     return None
 
 
-def _notes_of_command(command: Sequence[str]) -> list[str]:
-    """Returns warnings about words of a program's command that are probably mistakes."""
+def _notes_of_command(command: Sequence[str], secrets: Secrets) -> list[str]:
+    """Returns warnings about words of a program's command: probable mistakes, and secrets."""
     notes = []
     if command and Path(command[0]).name in ELSEWHERE:
         name = Path(command[0]).name
@@ -202,6 +203,13 @@ def _notes_of_command(command: Sequence[str]) -> list[str]:
         key, equals, _ = word.lstrip("+").partition("=")
         if equals and "." in key and (key in LEAVES or is_knob(key)):
             notes.append(f"{key}: after '--' it is an argument of your program. A setting of autotune goes before '--'.")
+    masked = secrets.words(command)
+    if at := next((at for at, word in enumerate(masked) if is_masked(word)), 0):
+        got = shlex.join(masked[at - 1 : at + 1])
+        notes.append(
+            f"COMMAND: contains a secret, got `{got}`. It is not stored, so this study can be neither resumed nor "
+            "explained later. If that matters, let the program read it from an environment variable."
+        )
     return notes
 
 

@@ -13,7 +13,6 @@ from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.explain.trials import NORMAL_95
 from autotune.explained import FIXED, WITHOUT
 from autotune.knobs.base import value_text
-from autotune.plain_json import from_json
 from autotune.stats import Noise, paired_ratio
 
 TRIALS, PAIRS = "trials of this study", "pairs"
@@ -85,20 +84,6 @@ def check_of(finding: Finding, measured: Gain, *, trial: int, how: str, remedy: 
         measured=measured,
         num_pairs=num_pairs,
     )
-
-
-def made_before(finding: Finding, trial: int, checks: Iterable[Mapping[str, Any]]) -> Check | None:
-    """Returns an earlier check that tried the finding's remedy in pairs, or None.
-
-    The returned check has the finding's current place and prediction, which may have changed since.
-    """
-    key = (trial, finding.cause, _remedy(finding))
-    able = (one for one in checks if one["how"] in (PAIRS, WITHOUT))
-    made = next((one for one in able if (one["trial"], one["cause"], one["remedy"]) == key), None)
-    if made is None:
-        return None
-    predicted = finding.without.gain if made["how"] == WITHOUT and finding.without else finding.gain
-    return replace(from_json(made, Check), where=finding.where, predicted=predicted)
 
 
 def _remedy(finding: Finding) -> str:

@@ -20,6 +20,8 @@ YOUNG_S = 3.0  # a younger process may still be about to load the harness
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
+REPLACED = "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
+REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # a line of shell code that does so
 
 
 def first_on(python_path: str) -> str:
@@ -49,7 +51,7 @@ def why_shut_out(processes: Iterable[psutil.Process]) -> str:
         if protocol.SPEC_VARIABLE not in environment:
             return "the environment was cleared before Python was started"
         if str(INJECT) not in environment.get("PYTHONPATH", "").split(":"):
-            return "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
+            return REPLACED
         if any(ISOLATING.fullmatch(word) for word in words[1:2]):
             return f"Python was started with {words[1]}, which keeps the harness out. Start it without {words[1]}"
     return ""

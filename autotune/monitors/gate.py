@@ -26,21 +26,27 @@ class MemoryGate:
         self._clock = clock
 
     def wait(self, deadline_s: float = 30.0, sleep: Callable[[float], None] = time.sleep) -> str:
-        """Waits until the memory is free again and returns ""; at the deadline returns sentences that name the holders."""
+        """Waits until the memory is free again and returns ""; at the deadline returns sentences that name the holders.
+
+        Does not wait again for what was still held at an earlier deadline: another program may use it for hours.
+        """
         give_up_s = self._clock() + deadline_s
         while held := [level for level in self._levels if level.excess_bytes() > 0]:
-            if self._clock() >= give_up_s:
-                return f"{'; '.join(self._words(held, deadline_s))}. End what holds the memory, or wait until it ends"
+            if (is_late := self._clock() >= give_up_s) or not any(level.is_worth_waiting for level in held):
+                for level in held:
+                    level.give_up()
+                words = self._words(held, f"still after {deadline_s:g} s" if is_late else "as before the last trial")
+                return f"{'; '.join(words)}. End what holds the memory, or wait until it ends"
             sleep(0.2)
         return ""
 
-    def _words(self, held: Sequence[_Level], deadline_s: float) -> list[str]:
+    def _words(self, held: Sequence[_Level], since: str) -> list[str]:
         found = []
         for level in held:
             name = f"device {level.monitor.uuid}" if len(self._levels) > 1 and level.monitor.uuid else "device"
             holders = ", ".join(level.monitor.holders()) or "a process that cannot be seen from here"
             excess = f"{level.excess_bytes() / MIB:.0f} MiB more in use than when the study began"
-            found.append(f"{name}: {excess}, still after {deadline_s:g} s, held by {holders}")
+            found.append(f"{name}: {excess}, {since}, held by {holders}")
         return found
 
 
@@ -50,6 +56,7 @@ class _Level:
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
+        self._given_up_bytes: int | None = None  # memory use when a wait was given up; None if it was idle since
 
     def excess_bytes(self) -> int:
         """Returns the bytes above the idle level, 0 if within the slack or unknown. Lowers the level if less is in use."""
@@ -57,4 +64,17 @@ class _Level:
         if used is None or self._idle_bytes is None:
             return 0
         self._idle_bytes = min(self._idle_bytes, used)
-        return used - self._idle_bytes if used > self._idle_bytes + self._slack_bytes else 0
+        if used > self._idle_bytes + self._slack_bytes:
+            return used - self._idle_bytes
+        self._given_up_bytes = None
+        return 0
+
+    @property
+    def is_worth_waiting(self) -> bool:
+        """Whether more is in use than when a wait was given up, as while the last trial still releases its memory."""
+        used = self.monitor.memory_used_bytes()
+        return used is None or self._given_up_bytes is None or used > self._given_up_bytes + self._slack_bytes
+
+    def give_up(self) -> None:
+        """Notes the memory use as not worth another wait."""
+        self._given_up_bytes = self.monitor.memory_used_bytes()

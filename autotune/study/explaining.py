@@ -230,15 +230,18 @@ class Explaining:
         notes = read.passes.notes(name for name, one in passes.items() if one.outcome is Outcome.ok)
         findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *notes])
-        num_before = len(self._session.records)
-        findings, made = self._tried(evidence, findings, ends_s, is_repeating=is_repeating)
-        if made or any(one.unskippable or _is_open(one) for one in findings):
-            findings = [found for one in findings for found in _still_open(one, evidence)]
-            ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
-            more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
-            more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
-            more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
-            self._keep(evidence, role, ranked(findings), made, notes=[*more, *notes])
+        num_before, tried = len(self._session.records), dict[int, checks.Check]()
+        try:
+            self._try_all(evidence, findings, tried, ends_s, is_repeating=is_repeating)
+        finally:  # if the user stops it, the checks made until then are kept
+            findings = [checks.with_check(one, tried[index]) if index in tried else one for index, one in enumerate(findings)]
+            if tried or any(one.unskippable or _is_open(one) for one in findings):
+                findings = [found for one in findings for found in _still_open(one, evidence)]
+                ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
+                more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
+                more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
+                more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
+                self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
     def _keep(
         self, evidence: Evidence, role: str, findings: Sequence[Finding], made: Sequence[checks.Check], *, notes: Sequence[str]
@@ -284,31 +287,51 @@ class Explaining:
 
     # Checks -----------------------------------------------------------------------------------------------------------------
 
-    def _tried(
-        self, evidence: Evidence, findings: Sequence[Finding], ends_s: float | None, *, is_repeating: bool
-    ) -> tuple[list[Finding], list[checks.Check]]:
+    def _try_all(
+        self,
+        evidence: Evidence,
+        findings: Sequence[Finding],
+        tried: dict[int, checks.Check],
+        ends_s: float | None,
+        *,
+        is_repeating: bool,
+    ) -> None:
         """Tries findings while there is time, the largest gains first, in one ABBA round each, and may repeat uncertain ones.
 
-        A finding is tried with the setting that it proposes, or without the stages that cost too much. Returns all findings,
-        each with its check if it was tried, and these checks.
+        A finding is tried with the setting that it proposes, or without the stages that cost too much. Rounds of earlier calls
+        count. Adds each check to `tried` when it is made: index of a finding -> its check.
         """
-        earlier = (self.document or {}).get("checks") or ()
-        made: dict[int, checks.Check] = {}  # index of a finding -> its check
-        pairs: dict[int, list[Pair]] = {}  # index of a finding that is tried now -> its pairs
+        pairs: dict[int, list[Pair]] = {}  # index of a finding -> its pairs
+        num_new = 0
         for index, finding in enumerate(findings):
             if not _is_open(finding):
                 continue
-            if before := checks.made_before(finding, evidence.record.number, earlier):
-                made[index] = before
-            elif len(pairs) < MAX_CHECKS and (found := self._try(evidence, finding, ends_s)):
-                pairs[index], made[index] = found, self._check_of(evidence, finding, found)
-        while is_repeating and (widest := _least_certain(made, pairs)) is not None:
-            if not (found := self._try(evidence, findings[widest], ends_s)):
+            found = self._pairs_before(evidence, finding)
+            if not found and num_new < MAX_CHECKS and (found := self._try(evidence, finding, ends_s)):
+                num_new += 1
+            if found:
+                pairs[index], tried[index] = found, self._check_of(evidence, finding, found)
+        while is_repeating and (least := _least_certain(tried, pairs)) is not None:
+            if not (found := self._try(evidence, findings[least], ends_s)):
                 break
-            pairs[widest] += found
-            made[widest] = self._check_of(evidence, findings[widest], pairs[widest])
-        kept = [checks.with_check(one, made[index]) if index in made else one for index, one in enumerate(findings)]
-        return kept, list(made.values())
+            pairs[least] += found
+            tried[least] = self._check_of(evidence, findings[least], pairs[least])
+
+    def _pairs_before(self, evidence: Evidence, finding: Finding) -> list[Pair]:
+        """Returns the pairs of all complete rounds that tried a finding's remedy, unless the program was edited since."""
+        record, changed = evidence.record, self._session.resolved.changed
+        knobs, skipped = self._remedied(record, finding)
+        sides = (changed(record.knobs), ()), (changed(knobs), skipped)
+        rounds: dict[int | None, list[TrialRecord]] = {}
+        for one in self._session.records:
+            if _is_check_of(one, record) and one.origin == finding.cause and one.started_at >= evidence.edited_at:
+                rounds.setdefault(one.round, []).append(one)
+        pairs: list[Pair] = []
+        for trials in rounds.values():
+            ran = [(one.changed, tuple(one.evidence.get(SKIPPED, ()))) for one in trials]
+            if ran == [sides[is_new] for is_new in ORDER] and all(map(_is_measured, trials)):
+                pairs += _paired([one.score or 0.0 for one in trials])
+        return pairs
 
     def _try(self, evidence: Evidence, finding: Finding, ends_s: float | None) -> list[Pair]:
         """Measures what a finding's remedy gains in one ABBA round. Returns its pairs; [] if it was not measured."""
@@ -383,18 +406,17 @@ class Explaining:
                 if not _is_measured(made):
                     break
                 scores.append(made.score or 0.0)
-        pairs = zip(ORDER[::2], scores[::2], scores[1::2], strict=False)
-        return [(one, other) if is_new_first else (other, one) for is_new_first, one, other in pairs]
+        return _paired(scores)
 
     def _check(self, record: TrialRecord, finding: Finding, pairs: Sequence[Pair], **how: str) -> checks.Check:
         noise = noise_known(self._session.records, self._session.earlier_noise)
         return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
 
     def _untried(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns why a finding was not tried, and the command that tries it."""
+        """Returns what trying a finding takes, and the command that tries it."""
         needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
         command = self._command(record, finding)
-        return f"{finding.cause}: not tried, because two pairs take {seconds_text(needed_s)}; `{command}` tries it"
+        return f"{finding.cause}: not tried yet: two pairs take {seconds_text(needed_s)}; `{command}` tries it"
 
     def _command(self, record: TrialRecord, finding: Finding) -> str:
         """Returns the command that has enough time to try a finding."""
@@ -415,17 +437,26 @@ class Explaining:
             Side(other, record.knobs, f"{finding.cause}: the fixed program", is_fixed=True),
         )
         pairs: list[Pair] = []
-        for _ in range((wanted.pairs + 1) // 2):
-            pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
-            last = session.records[-1]
-            if not _is_measured(last) and last.why == sides[True].why:
-                raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
+        try:
+            for _ in range((wanted.pairs + 1) // 2):
+                pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
+                last = session.records[-1]
+                if not _is_measured(last) and last.why == sides[True].why:
+                    raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
+        finally:  # if the user stops it, the pairs that were measured until then count
+            if pairs:
+                remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
+                made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
+                self.document = explanation.with_check(self.document or explanation.empty(), made)
+                session.folder.write_explanation(self.document)
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
-        remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
-        made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
-        self.document = explanation.with_check(self.document or explanation.empty(), made)
-        session.folder.write_explanation(self.document)
+
+
+def _paired(scores: Sequence[float]) -> list[Pair]:
+    """Returns the complete pairs of a round, whose scores are in the order of ORDER."""
+    pairs = zip(ORDER[::2], scores[::2], scores[1::2], strict=False)
+    return [(one, other) if is_new_first else (other, one) for is_new_first, one, other in pairs]
 
 
 def _least_certain(made: Mapping[int, checks.Check], pairs: Mapping[int, Sequence[Pair]]) -> int | None:

@@ -44,7 +44,7 @@ from autotune.study.summary import Standing, summarise, trial_entry
 from autotune.trackers.sync import incomplete
 from autotune.trials.budget import Budget, Costs
 from autotune.trials.events import Listener, Masked, Tracking
-from autotune.trials.identity import about, differences
+from autotune.trials.identity import about, changed_variables, differences
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.quarantine import quarantine
@@ -287,6 +287,11 @@ class _Study:
         self._listener.started(self._session.about)
         if self._earlier and self._earlier.records:
             self._listener.resumed(self._earlier.records, self._earlier.spent_s)
+            if changed := changed_variables(self._earlier.about.machine, self._inputs.machine):
+                self._listener.notice(
+                    f"The environment differs from that of the earlier trials: {'; '.join(changed)}. If this changes how fast "
+                    "the program trains, stop, set the variables as before, and resume again."
+                )
         try:
             return self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
         except OSError as error:  # no process can be started, or the disk is full

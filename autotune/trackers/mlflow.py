@@ -21,6 +21,7 @@ from autotune.documents import read_bytes
 from autotune.errors import BadInput
 from autotune.masking import Secrets
 from autotune.monitors import logs
+from autotune.plain_text import shell_word
 from autotune.records import TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers import entries, metrics, probe, store, views
@@ -173,7 +174,8 @@ class MlflowTracker(Tracker):
                 if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
                     raise
         if found.lifecycle_stage != "active":
-            restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
+            place = f"{store.URI_VARIABLE}={shell_word(self._secrets.text(self.uri))}"  # else MLflow would restore it elsewhere
+            restore = f"{place} mlflow experiments restore --experiment-id {found.experiment_id}"
             raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
         self._check_place(found.artifact_location)
         return str(found.experiment_id)

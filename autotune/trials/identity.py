@@ -161,3 +161,12 @@ def differences(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
     if not was.get(SCRIPT):
         names = [name for name in names if name != SCRIPT]
     return [f"{name}: was {was.get(name)!r}, is {now.get(name)!r}" for name in names if was.get(name) != now.get(name)]
+
+
+def changed_variables(was: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns one phrase for each difference of two machines' recorded environments: "OMP_NUM_THREADS: was '8', is None"."""
+    if "environment" not in was:  # written by an earlier version
+        return []
+    before, after = (machine.get("environment") or {} for machine in (was, now))
+    names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    return [f"{name}: was {before.get(name)!r}, is {after.get(name)!r}" for name in names]

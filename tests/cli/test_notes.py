@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autotune.cli.apply import _of_another_program
+from autotune.cli.apply import _of_another_program, _shutting_out
 from autotune.cli.main import main
 from autotune.config.best import Best
 from autotune.run_dir import StudyFolder
@@ -40,6 +40,13 @@ def test_setting_after_the_dashes_is_noted_as_a_program_argument(capsys):
     assert "loader.num_workers: after '--' it is an argument of your program" in said
 
 
+def test_a_secret_in_the_command_is_said_to_prevent_resuming(capsys):
+    said = dry_run(capsys, "--", sys.executable, "train.py", "--lr", "1", "--api-key", "abc123").err
+    assert "COMMAND: contains a secret, got `--api-key '***'`" in said
+    assert "abc123" not in said
+    assert "secret" not in dry_run(capsys, "--", sys.executable, "train.py", "--eos_token_id", "2", "--image-key", "jpg").err
+
+
 def test_command_that_runs_the_program_elsewhere_is_noted(capsys, place, monkeypatch):
     tool = place / "docker"
     tool.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
@@ -71,6 +78,19 @@ def test_best_yaml_of_another_program_is_noted():
     assert _of_another_program(best, ["python", "train.py", "--epochs", "9"]) == []
     (line,) = _of_another_program(best, ["torchrun", "--nproc_per_node=2", "other.py"])
     assert line.startswith("made for another program, train: settings that other does not have")
+
+
+def test_a_command_that_keeps_the_settings_out_is_said_to(place):
+    for name, path in (("bad", "src"), ("good", "src:$PYTHONPATH")):
+        (place / f"{name}.sh").write_text(
+            f"#!/bin/sh\n# PYTHONPATH=x\nexport PYTHONPATH={path}\npython train.py\n", encoding="utf-8"
+        )
+    for command in ("python train.py", "sh good.sh", "./good.sh", "env PYTHONPATH=src python train.py", "sh missing.sh"):
+        assert _shutting_out(command.split()) == []
+    for words in (["sh", "bad.sh"], ["./bad.sh"], ["sh", "-c", "cd x\nPYTHONPATH=src python train.py"]):
+        (line,) = _shutting_out(words)
+        assert "PYTHONPATH=src:$PYTHONPATH" in line
+    assert "inside docker" in _shutting_out(["docker", "run", "image"])[0]
 
 
 def test_study_with_a_similar_name_is_suggested(capsys, place):

@@ -52,7 +52,10 @@ def test_baseline_value_is_given_once_and_used_everywhere(folder: Path) -> None:
     assert "two baseline values" in problems(folder, PYTHON, "train.py", "{loader.batch_size=8}", "{loader.batch_size=9}")[0]
 
 
-@pytest.mark.parametrize("text", ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{"])
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"a": {"b": 1}}', "{epoch:02d}-{step}.pt", "{0}", "${HOME}", "a{b", "}{", "runs/{model}_{batch_size}"],
+)
 def test_other_braces_are_passed_to_the_program_unchanged(folder: Path, text: str) -> None:
     assert template(folder, PYTHON, "train.py", text).argv({})[2] == text
 

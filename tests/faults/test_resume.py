@@ -9,6 +9,9 @@ import time
 import pytest
 
 from autotune.cli.main import main
+from autotune.cli.resume import _check_budget
+from autotune.config.schema import Budget
+from autotune.errors import BadInput
 from autotune.harness.cores import num_cores
 from autotune.records import Kind, Outcome
 from tests.faults.quick_study import PROGRAM, QuickStudy, kill, measured
@@ -120,6 +123,15 @@ def test_complete_study_continues_only_with_a_larger_budget(study, capsys, monke
     assert after["budget_trials"] == 4
     assert sum(trial["kind"] == "search" for trial in after["trials"]) == 4
     assert after["trials"][: len(before["trials"])] == before["trials"]
+
+
+def test_used_up_trials_do_not_prevent_a_resume_with_more_minutes():
+    summary = {"seconds": {"total": 60.0}, "trials": [{"kind": "search", "outcome": "ok"}] * 2}
+    _check_budget(Budget(minutes=2, trials=2), summary, has_trials=False)  # the finals may go on
+    with pytest.raises(BadInput, match="2 trials are already used"):
+        _check_budget(Budget(minutes=2, trials=2), summary, has_trials=True)
+    with pytest.raises(BadInput, match="minutes are already used"):
+        _check_budget(Budget(minutes=1, trials=2), summary, has_trials=False)
 
 
 @pytest.mark.skipif(num_cores() < 2, reason="needs two cores, to take one away")

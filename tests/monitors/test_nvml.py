@@ -186,6 +186,22 @@ def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
     assert "cannot be seen" in gate.wait(1.0, clock.sleep)
 
 
+def test_the_gate_waits_only_once_for_memory_that_another_program_holds():
+    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(100)), Clock()
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+
+    def waited_s():
+        begun_s = clock()
+        assert gate.wait(30.0, clock.sleep) or nvml.answers["nvmlDeviceGetMemoryInfo"] == used(100)
+        return clock() - begun_s
+
+    found = []
+    for mib in (500, 500, 900, 500, 100, 500):  # with 900, the last trial still holds memory, too
+        nvml.answers["nvmlDeviceGetMemoryInfo"] = used(mib)
+        found.append(waited_s())
+    assert [seconds > 29 for seconds in found] == [True, False, True, False, False, True]
+
+
 def field(nanoseconds, status=0):
     return SimpleNamespace(nvmlReturn=status, value=SimpleNamespace(ullVal=nanoseconds))
 

@@ -19,7 +19,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import MAX_CHECKS, MAX_PAIRS, WIDE_FRAC, explainable
+from autotune.study.explaining import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC, explainable
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
@@ -242,6 +242,30 @@ def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
     gain = Gain(**check["measured"])
     assert gain.width <= WIDE_FRAC or check["num_pairs"] == MAX_PAIRS
     assert summary["explanation"]["accuracy"]["checked"] == 1
+
+
+def test_pairs_of_an_earlier_call_count(bench, tiny):
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench.run()
+    nums = []
+    for minutes in (1.5, 60.0):
+        summary = explain(made_bench, trial=0, passes=("lines",), minutes=minutes)
+        nums.append(summary["explanation"]["explained"][0]["findings"][0]["check"]["num_pairs"])
+        trials = [trial for trial in made_bench.trials if trial.kind is Kind.check]
+        assert nums[-1] == len(trials) / 2
+    assert nums[0] == 2 < nums[1]
+    assert summary["explanation"]["accuracy"]["checked"] == 1
+
+
+def test_checks_that_are_over_when_the_user_stops_explain_are_kept(bench, tiny):
+    made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
+    made_bench.run()
+    stopped = made_bench.folder.next_number() + 1 + len(ORDER) + 1  # after the pass and one round
+
+    made_bench.surface.failures = lambda trial, knobs: Failure(raises=KeyboardInterrupt) if trial == stopped else None
+    with pytest.raises(KeyboardInterrupt):
+        explain(made_bench, trial=0, passes=("lines",), minutes=60.0)
+    assert made_bench.folder.read_summary()["explanation"]["explained"][0]["findings"][0]["check"]["num_pairs"] == 2
 
 
 def decoding(which, knobs):
@@ -467,6 +491,18 @@ def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
     assert (check["how"], check["num_pairs"], check["held"]) == ("fixed program", 4, False)
     assert check["remedy"] == "python -c 'print()'"
     assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
+
+
+def test_pairs_of_a_fixed_program_that_are_over_when_the_user_stops_count(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
+    stopped = made_bench.folder.next_number() + len(ORDER) + 1
+    made_bench.surface.failures = lambda trial, knobs: Failure(raises=KeyboardInterrupt) if trial == stopped else None
+    with pytest.raises(KeyboardInterrupt):
+        explain(made_bench, trial=0, fixed=CommandTemplate(parts=["python", "fixed.py"]), pairs=8)
+    (check,) = made_bench.folder.read_summary()["explanation"]["checks"]
+    assert (check["how"], check["num_pairs"]) == ("fixed program", 2)
 
 
 def test_fixed_program_is_refused_if_there_is_no_finding_to_fix(bench, tiny):

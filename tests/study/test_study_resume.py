@@ -15,6 +15,7 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
+from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.rows import more
 
@@ -98,6 +99,16 @@ def test_study_killed_at_any_moment_resumes_without_loss_or_repetition(bench, tm
     first = [trial.number for trial in trials if trial.kind in (Kind.baseline, Kind.search)]
     assert set(first) == {trial.user_attrs["trial"] for trial in told(folder) if trial.user_attrs}
     assert all(trial.state.is_finished() for trial in told(folder))
+
+
+def test_a_resumed_study_names_environment_variables_that_have_changed(bench, tmp_path):
+    machine = {**MACHINE, "environment": {"OMP_NUM_THREADS": "8", "OMP_PLACES": "cores"}}
+    study = bench(Surface(gains=FAST), *QUICK, machine=machine)
+    folder = killed(study, tmp_path)
+    resume(study, folder, machine={**machine, "environment": {"OMP_PLACES": "cores"}})
+    notices = [notice for notice in study.listener.named("notice") if "environment differs" in notice]
+    assert len(notices) == 1
+    assert "earlier trials: OMP_NUM_THREADS: was '8', is None. " in notices[0]
 
 
 @pytest.mark.parametrize("number", [4, *more(2, 8, 12)])

@@ -199,7 +199,8 @@ def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     client = mlflow.MlflowClient(store.embedded_uri(runs))
     experiment = client.get_experiment_by_name("autotune").experiment_id
     client.delete_experiment(experiment)
-    assert f"mlflow experiments restore --experiment-id {experiment}" in sync(folder).problem
+    restore = f"MLFLOW_TRACKING_URI={store.embedded_uri(runs)} mlflow experiments restore --experiment-id {experiment}"
+    assert restore in sync(folder).problem
     client.restore_experiment(experiment)
     assert sync(folder).is_complete
 
