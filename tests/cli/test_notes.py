@@ -40,7 +40,7 @@ def test_setting_after_the_dashes_is_noted_as_a_program_argument(capsys):
     assert "loader.num_workers: after '--' it is an argument of your program" in said
 
 
-def test_a_secret_in_the_command_is_said_to_prevent_resuming(capsys):
+def test_note_says_that_a_secret_in_the_command_prevents_resuming(capsys):
     said = dry_run(capsys, "--", sys.executable, "train.py", "--lr", "1", "--api-key", "abc123").err
     assert "COMMAND: contains a secret, got `--api-key '***'`" in said
     assert "abc123" not in said
@@ -80,7 +80,7 @@ def test_best_yaml_of_another_program_is_noted():
     assert line.startswith("made for another program, train: settings that other does not have")
 
 
-def test_a_command_that_keeps_the_settings_out_is_said_to(place):
+def test_note_warns_of_a_command_that_keeps_the_settings_out(place):
     for name, path in (("bad", "src"), ("good", "src:$PYTHONPATH")):
         (place / f"{name}.sh").write_text(
             f"#!/bin/sh\n# PYTHONPATH=x\nexport PYTHONPATH={path}\npython train.py\n", encoding="utf-8"

@@ -493,7 +493,7 @@ def test_fixed_and_original_program_are_measured_alternately(bench, tiny):
     assert check["measured"]["mid"] == pytest.approx(0.0, abs=0.03)  # the fixed program is just as fast
 
 
-def test_pairs_of_a_fixed_program_that_are_over_when_the_user_stops_count(bench, tiny):
+def test_finished_pairs_of_a_fixed_program_count_when_the_user_stops_explain(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
     explain(made_bench, trial=0, passes=("lines",), minutes=0.0)
