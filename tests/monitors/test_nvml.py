@@ -186,7 +186,7 @@ def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
     assert "cannot be seen" in gate.wait(1.0, clock.sleep)
 
 
-def test_the_gate_waits_only_once_for_memory_that_another_program_holds():
+def test_gate_waits_only_once_for_memory_that_another_program_holds():
     nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(100)), Clock()
     gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
 

@@ -244,7 +244,7 @@ def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
     assert summary["explanation"]["accuracy"]["checked"] == 1
 
 
-def test_pairs_of_an_earlier_call_count(bench, tiny):
+def test_pairs_of_an_earlier_explain_call_count(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
     nums = []
@@ -257,7 +257,7 @@ def test_pairs_of_an_earlier_call_count(bench, tiny):
     assert summary["explanation"]["accuracy"]["checked"] == 1
 
 
-def test_checks_that_are_over_when_the_user_stops_explain_are_kept(bench, tiny):
+def test_finished_checks_are_kept_when_the_user_stops_explain(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
     stopped = made_bench.folder.next_number() + 1 + len(ORDER) + 1  # after the pass and one round

@@ -101,7 +101,7 @@ def test_study_killed_at_any_moment_resumes_without_loss_or_repetition(bench, tm
     assert all(trial.state.is_finished() for trial in told(folder))
 
 
-def test_a_resumed_study_names_environment_variables_that_have_changed(bench, tmp_path):
+def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
     machine = {**MACHINE, "environment": {"OMP_NUM_THREADS": "8", "OMP_PLACES": "cores"}}
     study = bench(Surface(gains=FAST), *QUICK, machine=machine)
     folder = killed(study, tmp_path)
