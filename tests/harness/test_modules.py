@@ -32,6 +32,13 @@ def test_a_wrapper_that_programs_know_by_its_type_keeps_it(trial: Trial) -> None
     assert run.result().knobs["precision.amp"].status == APPLIED
 
 
+def test_a_model_that_gets_its_shapes_in_the_first_step_trains_in_the_trial_s_precision_from_then_on(trial: Trial) -> None:
+    run = trial("models.py", "lazy", knobs={"precision.amp": "bf16"})
+    assert seen(run) == {"dtypes": ["torch.bfloat16", "torch.float32"]}
+    assert run.result().detected["modules"] == ["Sequential"]
+    assert run.result().knobs["precision.amp"].status == APPLIED
+
+
 def test_a_root_that_is_computed_again_in_the_backward_pass_keeps_its_precision(trial: Trial) -> None:
     run = trial("models.py", "checkpointed", knobs={"precision.amp": "bf16"})
     assert seen(run) == {}
