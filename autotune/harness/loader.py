@@ -46,6 +46,10 @@ class Loader:
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
         self.last_facts: Optional[List[Any]] = None  # facts about the data set after the last batch; None if not needed
         self._num_examined = self._num_changed = 0
+        # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
+        self.draws_by_itself = self.holds_open_file = False
+        self.is_watched = False  # whether to compare the generators' states before and after the next fetch
+        self._drawn: Optional[List[bytes]] = None  # states of the data set's random generators before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -98,9 +102,28 @@ class Loader:
         """Whether to note facts about the data set: true for the first NUM_EXAMINED batches of a loader without workers."""
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
+    def examine(self, loader: Any) -> None:
+        """Notes whether the data set holds an open file; called when the program first iterates over the loader.
+
+        Later, the data set may have opened the file in a fetch, as each worker would. A loader with a `worker_init_fn` is left
+        out: its author may open files and seed generators there.
+        """
+        if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
+            return
+        self.holds_open_file = persistent.holds_open_file(self.dataset)
+        self.is_watched = not self.num_workers and not self.is_stream
+
+    def begin_fetch(self) -> None:
+        """Notes the states of the data set's random generators before a batch is fetched."""
+        self._drawn = persistent.draws(self.dataset)
+
     def note_facts(self) -> None:
         """Notes facts about the data set after a batch."""
         self._num_examined += 1
+        if self._drawn is not None:
+            self.draws_by_itself = self.draws_by_itself or persistent.draws(self.dataset) != self._drawn
+            self._drawn = None
+        self.is_watched = self.is_watched and self.needs_facts
         self.last_facts = persistent.facts([self.dataset])
 
     def compare(self) -> None:

@@ -11,8 +11,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import itertools
 import logging
+import os
+import pickle
+import random
+import stat
 import sys
 import types
 import weakref
@@ -33,6 +38,7 @@ PARTS = ("dataset", "collate_fn", "worker_init_fn")
 MAX_DEPTH, MAX_FACTS = 8, 1000
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)
+FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
 FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
@@ -161,20 +167,69 @@ def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
     that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
-    found: List[Tuple[Any, ...]] = []
+    return [fact for fact, _ in _reached(things)]
+
+
+def _reached(things: List[Any]) -> List[Tuple[Tuple[Any, ...], Any]]:
+    """Returns (fact, object) for objects and what these hold; see `facts`."""
+    found: List[Tuple[Tuple[Any, ...], Any]] = []
     known: Set[int] = set()
     for _ in range(MAX_DEPTH):
         held: List[Any] = []
         for thing in things[: MAX_FACTS - len(found)]:
             with contextlib.suppress(Exception):  # the program's metaclass may compare its classes with ours, for example
                 if type(thing) in PLAIN:
-                    found.append((thing,))
+                    found.append(((thing,), thing))
                 elif id(thing) not in known:
                     known.add(id(thing))
-                    found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                    fact = (id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing))
+                    found.append((fact, thing))
                     held += _held_by(thing)
         things = held
     return found
+
+
+def draws(dataset: Any) -> List[bytes]:
+    """Returns the states of the random generators that a data set holds.
+
+    The process's own generators are left out, because torch seeds these in each worker.
+    """
+    found = []
+    for _, thing in _reached([dataset]):
+        with contextlib.suppress(Exception):  # a generator without a state, such as random.SystemRandom
+            state = _state(thing)
+            if state is not None:
+                found.append(pickle.dumps(state))
+    return found
+
+
+def _state(thing: Any) -> Any:
+    import torch
+
+    numpy = sys.modules.get("numpy.random")
+    if any(thing is own for own in (random._inst, torch.default_generator)):
+        return None
+    if isinstance(thing, random.Random):
+        return thing.getstate()
+    if isinstance(thing, torch.Generator):
+        return thing.get_state().tolist()
+    if numpy is not None and isinstance(thing, numpy.Generator):
+        return thing.bit_generator.state
+    is_own = numpy is not None and isinstance(thing, numpy.RandomState) and thing is not numpy.mtrand._rand
+    return thing.get_state() if is_own else None
+
+
+def holds_open_file(dataset: Any) -> bool:
+    """Whether a data set holds a file that is open for reading: forked workers would move each other's position in it."""
+    return any(_is_open_file(thing) for _, thing in _reached([dataset]))
+
+
+def _is_open_file(thing: Any) -> bool:
+    try:
+        is_read = type(thing) in FILES and not thing.closed and thing.readable()
+        return is_read and stat.S_ISREG(os.fstat(thing.fileno()).st_mode)
+    except Exception:  # it has no descriptor, for example
+        return False
 
 
 def _held_by(thing: Any) -> List[Any]:

@@ -39,6 +39,27 @@ def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(tri
     assert is_free or "changes its data set between batches" in found.applicability["loader.num_workers"]
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("numpy", "draws from a random generator of its own"),
+        ("legacy", "draws from a random generator of its own"),
+        ("python", "draws from a random generator of its own"),
+        ("torch", "draws from a random generator of its own"),
+        ("numpy seeded", ""),
+        ("global", ""),  # torch seeds these in each worker
+        ("file", "holds an open file"),
+        ("file seeded", ""),
+        ("late", ""),
+    ],
+)
+def test_a_data_set_of_which_workers_would_yield_other_samples_gets_no_workers(trial: Trial, words: str, reason: str) -> None:
+    found = trial("alone.py", *words.split(), mode="inspect").result()
+    assert found.error is None
+    assert reason in found.applicability.get("loader.num_workers", "")
+    assert ("loader.num_workers" in found.applicability) == bool(reason)
+
+
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr
