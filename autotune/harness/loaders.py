@@ -419,7 +419,7 @@ class LoaderWatch:
         if training is not None and training.batch_size is None:
             self._compare_with_call(training)
         samples = wait_s = 0.0
-        is_foreign = False
+        is_foreign, has_own = False, training in self.touched
         for info in self.touched:
             taken, waited_s, num_batches = info.take()
             if info is training:
@@ -428,10 +428,11 @@ class LoaderWatch:
                 info.total_samples += samples
                 info.total_wait_s += waited_s
                 info.total_batches += num_batches
-            elif info.num_steps_fed * 2 < num_steps:
+            elif info.num_steps_fed * 2 < num_steps and (has_own or num_batches > 1):
                 is_foreign = True
             else:
                 wait_s += waited_s  # a second loader that also feeds the steps
+                samples += 0.0 if has_own else taken  # the loaders take turns: this step is on a batch of the second one
         self.touched.clear()
         if training is not None and self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"

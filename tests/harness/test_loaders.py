@@ -60,6 +60,14 @@ def test_a_data_set_of_which_workers_would_yield_other_samples_gets_no_workers(t
     assert ("loader.num_workers" in found.applicability) == bool(reason)
 
 
+@pytest.mark.parametrize("share", ["1", "3"])
+def test_steps_of_loaders_that_take_turns_all_count(trial: Trial, share: str) -> None:
+    found = trial("kinds.py", "alternating", share).result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.window is not None
+    assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
+
+
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr
