@@ -9,8 +9,10 @@ expects. And the samples come in the order that they would have with new workers
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
+import inspect
 import io
 import itertools
 import logging
@@ -23,7 +25,7 @@ import types
 import weakref
 import zlib
 from collections import deque
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from . import members
 from .batches import LONG, PLAIN
@@ -42,7 +44,6 @@ FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
 FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
-    types.MethodType: ("__self__",),
     types.FunctionType: ("__closure__",),
     types.CellType: ("cell_contents",),
     functools.partial: ("func", "args", "keywords"),
@@ -238,7 +239,68 @@ def _held_by(thing: Any) -> List[Any]:
         return _items(thing, LONG) if len(thing) <= LONG else []
     if issubclass(kind, SHARED):
         return []
+    if kind is types.MethodType:
+        return _used_by(thing)
     return [*(members.attribute(thing, name) for name in FUNCTIONS.get(kind, ())), *members.held(thing).values()]
+
+
+def _used_by(method: Any) -> List[Any]:
+    """Returns what a method uses: the attributes of its object that its code names, or the object if it may use others.
+
+    The object may be a whole trainer, most of which changes at each step.
+    """
+    owner = method.__self__
+    kind: Any = type(owner)
+    names, own = _names_used(method.__func__, kind), members.held(owner)
+    if names is None:
+        return [owner]
+    tables = [own, *(own.get(table, {}) for table in members.TABLES)]
+    return [table[name] for table in tables for name in sorted(names) if name in table]
+
+
+@functools.lru_cache(maxsize=None)
+def _names_used(method: Any, kind: Any) -> Optional[FrozenSet[str]]:
+    """Returns the attributes that a method, and methods that it calls on the same object, may use; None if not known."""
+    names: Set[str] = set()
+    waiting, known = [method], set()
+    while waiting:
+        function = waiting.pop()
+        if type(function) is not types.FunctionType or function.__closure__ or not function.__code__.co_argcount:
+            return None
+        known.add(function)
+        found = _named(function.__code__, function.__code__.co_varnames[0])
+        if found is None:
+            return None
+        names |= found
+        for held in (inspect.getattr_static(kind, name, None) for name in found):
+            if type(held) is types.FunctionType and held not in known:
+                waiting.append(held)
+            elif type(held) not in (types.FunctionType, staticmethod) and hasattr(type(held), "__get__"):
+                return None  # for example a property
+    return frozenset(names)
+
+
+def _named(code: types.CodeType, own: str) -> Optional[Set[str]]:
+    """Returns the attributes of the variable `own` that code reads or writes; None if the code uses it in any other way."""
+    found: Set[str] = set()
+    is_loaded = False
+    for each in dis.get_instructions(code):
+        if is_loaded and each.opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return None
+        if is_loaded:
+            found.add(str(each.argval))
+        is_load = "LOAD_FAST" in each.opname or "LOAD_DEREF" in each.opname
+        loaded = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # one instruction may load two variables
+        is_loaded = is_load and loaded[-1] == own
+        if is_load and own in loaded[:-1]:
+            return None
+    for inner in code.co_consts:  # functions in the code and, before Python 3.12, comprehensions
+        if isinstance(inner, types.CodeType) and own in inner.co_freevars:
+            more = _named(inner, own)
+            if more is None:
+                return None
+            found |= more
+    return found
 
 
 def _items(container: Any, number: int) -> List[Any]:
