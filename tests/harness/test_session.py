@@ -212,3 +212,12 @@ def test_a_kernel_that_failed_before_is_no_fault_of_the_harness(
     assert ending.error is not None
     assert ending.error["message"].startswith("CUDA error") is is_program_s
     assert ("autotune: the harness failed" in capsys.readouterr().err) is not is_program_s
+
+
+def test_a_forked_process_that_ends_early_leaves_a_result_unless_an_exception_ends_it(trial: Trial) -> None:
+    rules = dataclasses.replace(RULES, min_s=30.0, max_s=30.0)
+    found = trial("forked.py", rules=rules).result()
+    assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
+    run = trial("forked.py", "raises", rules=rules)
+    assert not run.has_result  # the log says more than a result could
+    assert "ValueError: no more data" in run.stderr
