@@ -31,12 +31,13 @@ def test_knobs_hold_at_the_training_loader_alone_and_chain_the_own_worker_init(t
 
 
 @pytest.mark.parametrize(
-    ("words", "is_free"), [("", False), ("full", False), ("whole", False), ("fixed", True), ("fixed whole", True)]
+    ("words", "is_free"),
+    [("", False), ("full", False), ("whole", False), ("weighted", False), ("fixed", True), ("fixed whole", True)],
 )
 def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(trial: Trial, words: str, is_free: bool) -> None:
     found = trial("replay.py", *words.split(), mode="inspect").result()
     assert ("loader.num_workers" not in found.applicability) == is_free
-    assert is_free or "changes its data set between batches" in found.applicability["loader.num_workers"]
+    assert is_free or "changes its data set or sampler between batches" in found.applicability["loader.num_workers"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a bat
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
-CHANGED = "the program changes its data set between batches, which workers would not see: each has its own copy"
+CHANGED = (
+    "the program changes its data set or sampler between batches, which workers would not see: each has its own copy of the "
+    "data set and is asked for batches ahead"
+)
 DRAWS = (
     "the data set draws from a random generator of its own: each worker would have a copy, and all copies would draw the same "
     "numbers, in each epoch again. Give the loader a worker_init_fn that seeds the copy of each worker"
