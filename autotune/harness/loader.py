@@ -44,7 +44,7 @@ class Loader:
         self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
-        # After the last batch: facts about the data set, a weak reference to the batch sampler, facts about it. None if not needed.
+        # Facts about the data set after the last batch, a weak reference to the sampler, facts about it. None if not needed.
         self.last_facts: Any = None
         self._num_examined = self._num_changed = 0
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
