@@ -168,23 +168,28 @@ def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
     that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
-    return [fact for fact, _ in _reached(things)]
+    return [_fact(thing) for thing in _reached(things)]
 
 
-def _reached(things: List[Any]) -> List[Tuple[Tuple[Any, ...], Any]]:
-    """Returns (fact, object) for objects and what these hold; see `facts`."""
-    found: List[Tuple[Tuple[Any, ...], Any]] = []
+def _fact(thing: Any) -> Tuple[Any, ...]:
+    if type(thing) in PLAIN:
+        return (thing,)
+    return id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)
+
+
+def _reached(things: List[Any]) -> List[Any]:
+    """Returns objects and what these hold; see `facts`."""
+    found: List[Any] = []
     known: Set[int] = set()
     for _ in range(MAX_DEPTH):
         held: List[Any] = []
         for thing in things[: MAX_FACTS - len(found)]:
             with contextlib.suppress(Exception):  # the program's metaclass may compare its classes with ours, for example
                 if type(thing) in PLAIN:
-                    found.append(((thing,), thing))
+                    found.append(thing)
                 elif id(thing) not in known:
                     known.add(id(thing))
-                    fact = (id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing))
-                    found.append((fact, thing))
+                    found.append(thing)
                     held += _held_by(thing)
         things = held
     return found
@@ -196,7 +201,7 @@ def draws(dataset: Any) -> List[bytes]:
     The process's own generators are left out, because torch seeds these in each worker.
     """
     found = []
-    for _, thing in _reached([dataset]):
+    for thing in _reached([dataset]):
         with contextlib.suppress(Exception):  # a generator without a state, such as random.SystemRandom
             state = _state(thing)
             if state is not None:
@@ -222,7 +227,7 @@ def _state(thing: Any) -> Any:
 
 def holds_open_file(dataset: Any) -> bool:
     """Whether a data set holds a file that is open for reading: forked workers would move each other's position in it."""
-    return any(_is_open_file(thing) for _, thing in _reached([dataset]))
+    return any(map(_is_open_file, _reached([dataset])))
 
 
 def _is_open_file(thing: Any) -> bool:
