@@ -16,7 +16,7 @@ from .patches import patches
 
 LOOK_S, MAX_COST_FRAC = 1.0, 0.01  # seconds between two checks of the data set; share of the time that checks may take
 ADDED = "_autotune_added"  # attribute: on a loader, marks that its workers were added; on an iterator, its `Copies`
-STALE = "the program has changed its data set during an iteration, while workers still had copies of the old data set"
+STALE = "the program has changed its data set or collate function in an iteration, while workers still had the old one"
 _watched: List[Any] = []  # weak references to loaders
 
 

@@ -136,6 +136,20 @@ class Ending:
         except Exception:
             self.broke("writing the result")
 
+    def around_process(self, bootstrap: Any) -> Any:
+        """Returns a `_bootstrap` of multiprocessing's processes after which a forked process writes its result.
+
+        Exit handlers do not run there. If the process ends by an exception, nothing is written, because the log says more.
+        """
+
+        def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
+            code = bootstrap(process, *args, **kwargs)
+            if not code:
+                self.at_exit()
+            return code
+
+        return _bootstrap
+
     def _end(self) -> None:
         context = self._context
         try:

@@ -235,6 +235,9 @@ class Gradients:
 
     def keeps(self, owner: Any) -> bool:
         """Whether a call of `zero_grad()` of an optimizer or a module is skipped, because gradients are being accumulated."""
+        if self._is_unscaled and not self.problem and self._is_concerned(owner):
+            self._is_unscaled = False  # the program skips this step, for example because the clipped norm is not finite
+            self.scaler.update()
         if not self.gathered or self.problem or not self._is_concerned(owner):
             return False
         if not self._is_dirty:

@@ -44,8 +44,13 @@ class Loader:
         self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
-        self.last_facts: Optional[List[Any]] = None  # facts about the data set after the last batch; None if not needed
+        # Facts about the data set after the last batch, a weak reference to the sampler, facts about it. None if not needed.
+        self.last_facts: Any = None
         self._num_examined = self._num_changed = 0
+        # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
+        self.draws_by_itself = self.holds_open_file = False
+        self.is_watched = False  # whether to compare the generators' states before and after the next fetch
+        self._drawn: Optional[List[bytes]] = None  # states of the data set's random generators before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -98,19 +103,40 @@ class Loader:
         """Whether to note facts about the data set: true for the first NUM_EXAMINED batches of a loader without workers."""
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
+    def examine(self, loader: Any) -> None:
+        """Notes whether the data set holds an open file; called when the program first iterates over the loader.
+
+        Later, the data set may have opened the file in a fetch, as each worker would. A loader with a `worker_init_fn` is left
+        out: its author may open files and seed generators there.
+        """
+        if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
+            return
+        self.holds_open_file = persistent.holds_open_file(self.dataset)
+        self.is_watched = not self.num_workers and not self.is_stream
+
+    def begin_fetch(self) -> None:
+        """Notes the states of the data set's random generators before a batch is fetched."""
+        self._drawn = persistent.draws(self.dataset)
+
     def note_facts(self) -> None:
-        """Notes facts about the data set after a batch."""
+        """Notes facts about the data set and the sampler after a batch."""
         self._num_examined += 1
-        self.last_facts = persistent.facts([self.dataset])
+        if self._drawn is not None:
+            self.draws_by_itself = self.draws_by_itself or persistent.draws(self.dataset) != self._drawn
+            self._drawn = None
+        self.is_watched = self.is_watched and self.needs_facts
+        self.last_facts = persistent.facts([self.dataset]), self._batch_sampler, persistent.facts([self.batch_sampler])
 
     def compare(self) -> None:
-        """Compares the data set with what it was after the last batch; called before the next batch is fetched."""
-        self._num_changed += persistent.facts([self.dataset]) != self.last_facts
-        self.last_facts = None
+        """Compares data set and sampler with what they were after the last batch; called before the next batch is fetched."""
+        (of_dataset, sampler, of_sampler), self.last_facts = self.last_facts, None
+        is_remade = sampler is not self._batch_sampler  # together with the loader, which is not a change
+        is_changed = not is_remade and persistent.facts([self.batch_sampler]) != of_sampler
+        self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
 
     @property
     def is_changed_between_batches(self) -> bool:
-        """Whether the program changes the data set between batches, which the copies in workers would not see."""
+        """Whether the program changes the data set or the sampler between batches: too late for batches fetched ahead."""
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:

@@ -44,6 +44,7 @@ class LoaderWatch:
         self.unit, self.unit_source = STEPS
         self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
         self._is_measuring = self._spec.mode != "apply"
+        self._is_examining = self._is_measuring and self._spec.target is None  # data sets are examined once per study
         self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
@@ -91,6 +92,8 @@ class LoaderWatch:
                 if info is not None:
                     info.begins(self)
                     watch._begins_epoch(info)
+                    if watch._is_examining:
+                        watch._guarded(functools.partial(info.examine, loader))
                 start(self, loader)
                 self._autotune_probe = None if info is None or info.sizes.is_known else batches.probe_batch_size(self)
 
@@ -113,6 +116,9 @@ class LoaderWatch:
                 indices, probe = advance(self), getattr(self, "_autotune_probe", None)
                 if probe is not None:
                     probe.note(indices)
+                info = getattr(self, "_autotune", None)
+                if info is not None and info.is_watched:
+                    watch._guarded(info.begin_fetch)
                 return indices
 
             return _next_index
@@ -124,7 +130,7 @@ class LoaderWatch:
                     return advance(self)
                 watch._current = info
                 if info.last_facts is not None:
-                    watch._compare(info)
+                    watch._guarded(info.compare)
                 began_s = monotonic()
                 batch = advance(self)
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
@@ -368,11 +374,11 @@ class LoaderWatch:
             if samples > info.largest_batch:
                 info.largest_batch = samples
             info.samples += samples * self._worth
-            if info.is_of_bytes is None and self._spec.target is None and self._is_measuring and not self._bits.is_asked:
-                info.is_of_bytes = eight_bits.are_bytes(batch)  # determined once per study
+            if info.is_of_bytes is None and self._is_examining and not self._bits.is_asked:
+                info.is_of_bytes = eight_bits.are_bytes(batch)
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
-            if self._is_measuring and self._spec.target is None and info.needs_facts:
+            if self._is_examining and info.needs_facts:
                 info.note_facts()
                 info.usual_batch = None  # the next batches must come here as well
             if self._context.phases.now == "init":
@@ -380,9 +386,9 @@ class LoaderWatch:
         except Exception:
             self._context.broke("reading a batch")
 
-    def _compare(self, info: Loader) -> None:
+    def _guarded(self, examine: Callable[[], None]) -> None:
         try:
-            info.compare()
+            examine()
         except Exception:
             self._context.broke("examining a data set")
 
@@ -413,7 +419,7 @@ class LoaderWatch:
         if training is not None and training.batch_size is None:
             self._compare_with_call(training)
         samples = wait_s = 0.0
-        is_foreign = False
+        is_foreign, has_own = False, training in self.touched
         for info in self.touched:
             taken, waited_s, num_batches = info.take()
             if info is training:
@@ -422,10 +428,11 @@ class LoaderWatch:
                 info.total_samples += samples
                 info.total_wait_s += waited_s
                 info.total_batches += num_batches
-            elif info.num_steps_fed * 2 < num_steps:
+            elif info.num_steps_fed * 2 < num_steps and (has_own or num_batches > 1):
                 is_foreign = True
             else:
                 wait_s += waited_s  # a second loader that also feeds the steps
+                samples += 0.0 if has_own else taken  # the loaders take turns: this step is on a batch of the second one
         self.touched.clear()
         if training is not None and self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"

@@ -19,6 +19,7 @@ from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from . import members
 from .batches import CallSizes
@@ -160,8 +161,8 @@ class ModuleWatch:
 
     def _adopted(self, module: Any) -> Optional[Root]:
         try:
-            if not self._owns_trained_parameters(module):
-                return None
+            if not self._owns_trained_parameters(module) or any(map(is_lazy, members.parameters(module))):
+                return None  # lazy layers get their shapes in this call, so the module may become a root in the next one
             return self._root_of(module) or self._adopt(module)
         except Exception:
             self._context.broke("preparing a module for training")

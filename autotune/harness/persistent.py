@@ -9,16 +9,23 @@ expects. And the samples come in the order that they would have with new workers
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import gc
+import inspect
+import io
 import itertools
 import logging
+import os
+import pickle
+import random
+import stat
 import sys
 import types
 import weakref
 import zlib
 from collections import deque
-from typing import Any, Callable, Dict, List, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from . import members
 from .batches import LONG, PLAIN
@@ -33,10 +40,10 @@ PARTS = ("dataset", "collate_fn", "worker_init_fn")
 MAX_DEPTH, MAX_FACTS = 8, 1000
 MAX_ITEMS, MAX_BYTES = 10**5, 2**20  # at most this many items of a list, or bytes of an array, are hashed
 CONTAINERS = (list, tuple, dict, set, deque)
+FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
 SHARED = (type, types.ModuleType, logging.Logger)  # belong to the whole process, not to the data set
 # Kinds of functions -> attributes with the objects that they use.
 FUNCTIONS: Dict[Any, Tuple[str, ...]] = {
-    types.MethodType: ("__self__",),
     types.FunctionType: ("__closure__",),
     types.CellType: ("cell_contents",),
     functools.partial: ("func", "args", "keywords"),
@@ -161,20 +168,74 @@ def facts(things: List[Any]) -> List[Tuple[Any, ...]]:
     If the program changes any of this, a later call returns other facts; changes beyond the limits above are missed. Objects
     that are held directly come first, so that a large one does not use up MAX_FACTS.
     """
-    found: List[Tuple[Any, ...]] = []
+    return [_fact(thing) for thing in _reached(things)]
+
+
+def _fact(thing: Any) -> Tuple[Any, ...]:
+    if type(thing) in PLAIN:
+        return (thing,)
+    return id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)
+
+
+def _reached(things: List[Any]) -> List[Any]:
+    """Returns objects and what these hold; see `facts`."""
+    found: List[Any] = []
     known: Set[int] = set()
     for _ in range(MAX_DEPTH):
         held: List[Any] = []
         for thing in things[: MAX_FACTS - len(found)]:
             with contextlib.suppress(Exception):  # the program's metaclass may compare its classes with ours, for example
                 if type(thing) in PLAIN:
-                    found.append((thing,))
+                    found.append(thing)
                 elif id(thing) not in known:
                     known.add(id(thing))
-                    found.append((id(thing), len(thing) if type(thing) in CONTAINERS else 0, _content(thing)))
+                    found.append(thing)
                     held += _held_by(thing)
         things = held
     return found
+
+
+def draws(dataset: Any) -> List[bytes]:
+    """Returns the states of the random generators that a data set holds.
+
+    The process's own generators are left out, because torch seeds these in each worker.
+    """
+    found = []
+    for thing in _reached([dataset]):
+        with contextlib.suppress(Exception):  # a generator without a state, such as random.SystemRandom
+            state = _state(thing)
+            if state is not None:
+                found.append(pickle.dumps(state))
+    return found
+
+
+def _state(thing: Any) -> Any:
+    import torch
+
+    numpy = sys.modules.get("numpy.random")
+    if any(thing is own for own in (random._inst, torch.default_generator)):
+        return None
+    if isinstance(thing, random.Random):
+        return thing.getstate()
+    if isinstance(thing, torch.Generator):
+        return thing.get_state().tolist()
+    if numpy is not None and isinstance(thing, numpy.Generator):
+        return thing.bit_generator.state
+    is_own = numpy is not None and isinstance(thing, numpy.RandomState) and thing is not numpy.mtrand._rand
+    return thing.get_state() if is_own else None
+
+
+def holds_open_file(dataset: Any) -> bool:
+    """Whether a data set holds a file that is open for reading: forked workers would move each other's position in it."""
+    return any(map(_is_open_file, _reached([dataset])))
+
+
+def _is_open_file(thing: Any) -> bool:
+    try:
+        is_read = type(thing) in FILES and not thing.closed and thing.readable()
+        return is_read and stat.S_ISREG(os.fstat(thing.fileno()).st_mode)
+    except Exception:  # it has no descriptor, for example
+        return False
 
 
 def _held_by(thing: Any) -> List[Any]:
@@ -183,7 +244,68 @@ def _held_by(thing: Any) -> List[Any]:
         return _items(thing, LONG) if len(thing) <= LONG else []
     if issubclass(kind, SHARED):
         return []
+    if kind is types.MethodType:
+        return _used_by(thing)
     return [*(members.attribute(thing, name) for name in FUNCTIONS.get(kind, ())), *members.held(thing).values()]
+
+
+def _used_by(method: Any) -> List[Any]:
+    """Returns what a method uses: the attributes of its object that its code names, or the object if it may use others.
+
+    The object may be a whole trainer, most of which changes at each step.
+    """
+    owner = method.__self__
+    kind: Any = type(owner)
+    names, own = _names_used(method.__func__, kind), members.held(owner)
+    if names is None:
+        return [owner]
+    tables = [own, *(own.get(table, {}) for table in members.TABLES)]
+    return [table[name] for table in tables for name in sorted(names) if name in table]
+
+
+@functools.lru_cache(maxsize=None)
+def _names_used(method: Any, kind: Any) -> Optional[FrozenSet[str]]:
+    """Returns the attributes that a method, and methods that it calls on the same object, may use; None if not known."""
+    names: Set[str] = set()
+    waiting, known = [method], set()
+    while waiting:
+        function = waiting.pop()
+        if type(function) is not types.FunctionType or function.__closure__ or not function.__code__.co_argcount:
+            return None
+        known.add(function)
+        found = _named(function.__code__, function.__code__.co_varnames[0])
+        if found is None:
+            return None
+        names |= found
+        for held in (inspect.getattr_static(kind, name, None) for name in found):
+            if type(held) is types.FunctionType and held not in known:
+                waiting.append(held)
+            elif type(held) not in (types.FunctionType, staticmethod) and hasattr(type(held), "__get__"):
+                return None  # for example a property
+    return frozenset(names)
+
+
+def _named(code: types.CodeType, own: str) -> Optional[Set[str]]:
+    """Returns the attributes of the variable `own` that code reads or writes; None if the code uses it in any other way."""
+    found: Set[str] = set()
+    is_loaded = False
+    for each in dis.get_instructions(code):
+        if is_loaded and each.opname not in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
+            return None
+        if is_loaded:
+            found.add(str(each.argval))
+        is_load = "LOAD_FAST" in each.opname or "LOAD_DEREF" in each.opname
+        loaded = each.argval if isinstance(each.argval, tuple) else (each.argval,)  # one instruction may load two variables
+        is_loaded = is_load and loaded[-1] == own
+        if is_load and own in loaded[:-1]:
+            return None
+    for inner in code.co_consts:  # functions in the code and, before Python 3.12, comprehensions
+        if isinstance(inner, types.CodeType) and own in inner.co_freevars:
+            more = _named(inner, own)
+            if more is None:
+                return None
+            found |= more
+    return found
 
 
 def _items(container: Any, number: int) -> List[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
 from . import process, protocol
@@ -18,6 +19,7 @@ from .ending import Ending
 from .explain import skipping
 from .knobs.affinity import AffinityBinder
 from .last_step import LastStep
+from .patches import patches
 from .peers import Peers
 from .phases import Phases
 from .window import Window
@@ -75,6 +77,8 @@ class Session(TrialContext):
             skipping.begin(tuple(self.spec.skipped), self.loaders.is_training_now)
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
+        if not self.is_applying:
+            patches.install(BaseProcess, "_bootstrap", self.ending.around_process)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
 

@@ -18,7 +18,7 @@ def amp_values(host_context: HostContext) -> list[KnobValue]:
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
     """Returns the 16-bit format that the device multiplies fast; None if there is none."""
-    if has_fast_bf16(host_context):
+    if has_fast_bf16(host_context) and "precision.amp=bf16" not in host_context.not_applicable:
         return "bf16"
     return "fp16" if host_context.has_cuda and amp_blocked(host_context) is None else None
 
@@ -56,7 +56,8 @@ AMP = Knob(
     helps=(
         "Usually the largest single gain: Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
         "newer) or AVX-512 BF16 (AMD Zen 4 and newer) compute at 2 to 16 times float32's rate, and activations take half the "
-        "memory. fp16 is for GPUs that have no bf16 (V100, T4); it is tried only on these."
+        "memory. fp16 is for GPUs that have no bf16 (V100, T4), and for nn.DataParallel on several GPUs, which computes in "
+        "float16 whatever the format; it is tried only there."
     ),
     hurts=(
         "bf16 has 8 bits of mantissa: losses differ in the third digit, and sums that the program itself computes in bf16 can "

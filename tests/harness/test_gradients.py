@@ -157,6 +157,14 @@ def test_float16_is_not_applicable_if_losses_cannot_be_scaled(trained: Any, word
     assert found.loss["last"] < 2  # training continues in float32 from undamaged weights
 
 
+def test_scale_falls_if_the_program_itself_skips_steps_with_infinite_gradients(trained: Any) -> None:
+    found = trained("checked large", knobs={AMP: "fp16"}, max_steps=8)
+    assert (found.result.status, found.result.knobs[AMP].status) == ("measured", APPLIED)
+    assert found.result.scaling["scale"] < 65536  # the scale at the start, with which gradients overflow
+    assert found.result.scaling["skipped"] == 0  # the program itself skips these steps
+    assert len(found.weights) > 4
+
+
 def test_gradients_on_several_gpus_are_divided_by_a_scale_on_one_gpu() -> None:
     with FakeTensorMode():  # tensors that say they are on GPUs
         parameters = [torch.nn.Parameter(torch.ones(2, device=f"cuda:{number}")) for number in range(2)]

@@ -31,12 +31,42 @@ def test_knobs_change_only_the_training_loader_and_keep_its_worker_init_fn(trial
 
 
 @pytest.mark.parametrize(
-    ("words", "is_free"), [("", False), ("full", False), ("whole", False), ("fixed", True), ("fixed whole", True)]
+    ("words", "is_free"),
+    [("", False), ("full", False), ("whole", False), ("weighted", False), ("fixed", True), ("fixed whole", True)],
 )
 def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(trial: Trial, words: str, is_free: bool) -> None:
     found = trial("replay.py", *words.split(), mode="inspect").result()
     assert ("loader.num_workers" not in found.applicability) == is_free
-    assert is_free or "changes its data set between batches" in found.applicability["loader.num_workers"]
+    assert is_free or "changes its data set or sampler between batches" in found.applicability["loader.num_workers"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("numpy", "draws from a random generator of its own"),
+        ("legacy", "draws from a random generator of its own"),
+        ("python", "draws from a random generator of its own"),
+        ("torch", "draws from a random generator of its own"),
+        ("numpy seeded", ""),
+        ("global", ""),  # torch seeds these in each worker
+        ("file", "holds an open file"),
+        ("file seeded", ""),
+        ("late", ""),
+    ],
+)
+def test_workers_are_refused_if_they_would_yield_other_samples(trial: Trial, words: str, reason: str) -> None:
+    found = trial("alone.py", *words.split(), mode="inspect").result()
+    assert found.error is None
+    assert reason in found.applicability.get("loader.num_workers", "")
+    assert ("loader.num_workers" in found.applicability) == bool(reason)
+
+
+@pytest.mark.parametrize("share", ["1", "3"])
+def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None:
+    found = trial("kinds.py", "alternating", share).result()
+    assert set(found.steps["samples"]) == {12}
+    assert found.window is not None
+    assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
 
 
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:

@@ -2,12 +2,16 @@
 
 import json
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from autotune.harness.protocol import APPLIED
+from autotune.harness.knobs.module import ModuleKnobs, observe
+from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import SCRIPTS, Run, Trial
+from tests.harness.contexts import context
 
 
 def test_blocks_recomputed_in_the_backward_pass_are_not_counted_as_models(trial: Trial) -> None:
@@ -29,6 +33,27 @@ def test_wrapper_keeps_the_type_that_programs_check(trial: Trial) -> None:
     run = trial("models.py", "wrapped", knobs={"precision.amp": "bf16"})
     assert seen(run) == {"names": ["layer.weight", "layer.bias"]}
     assert run.result().detected["modules"] == ["DataParallel(Net)"]
+    assert run.result().knobs["precision.amp"].status == APPLIED
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "status"),
+    [([0, 1], "bf16", NOT_APPLICABLE), ([0, 1], "fp16", APPLIED), ([0], "bf16", APPLIED), ([], "bf16", APPLIED)],
+)
+def test_bf16_is_refused_by_data_parallel_on_several_gpus(gpus: list[int], asked: str, status: str) -> None:
+    wrapper = torch.nn.DataParallel(torch.nn.Linear(2, 2))
+    wrapper.device_ids = gpus
+    knobs: Any = ModuleKnobs(context({"precision.amp": asked}))
+    assert (knobs.around_calls(wrapper) is None) == (status == NOT_APPLICABLE)
+    assert knobs.verify()["precision.amp"].status == status
+    knobs._context.modules.reported = [SimpleNamespace(observed=observe(wrapper))]
+    assert ("precision.amp=bf16" in knobs.applicability()) == (len(gpus) > 1)
+
+
+def test_lazy_model_trains_in_the_trial_precision_once_it_has_shapes(trial: Trial) -> None:
+    run = trial("models.py", "lazy", knobs={"precision.amp": "bf16"})
+    assert seen(run) == {"dtypes": ["torch.bfloat16", "torch.float32"]}
+    assert run.result().detected["modules"] == ["Sequential"]
     assert run.result().knobs["precision.amp"].status == APPLIED
 
 

@@ -212,3 +212,12 @@ def test_earlier_kernel_failure_is_not_reported_as_a_fault_of_the_harness(
     assert ending.error is not None
     assert ending.error["message"].startswith("CUDA error") is is_program_s
     assert ("autotune: the harness failed" in capsys.readouterr().err) is not is_program_s
+
+
+def test_forked_process_that_ends_early_writes_a_result_unless_it_raised(trial: Trial) -> None:
+    rules = dataclasses.replace(RULES, min_s=30.0, max_s=30.0)
+    found = trial("forked.py", rules=rules).result()
+    assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 40)
+    run = trial("forked.py", "raises", rules=rules)
+    assert not run.has_result  # the log says more than a result could
+    assert "ValueError: no more data" in run.stderr

@@ -192,6 +192,56 @@ def test_objects_used_by_a_collate_function_are_part_of_the_facts() -> None:
         assert persistent.facts([function]) != before
 
 
+class Trainer:
+    """What a program's class does whose method is the collate function."""
+
+    SIZE = 4
+
+    def __init__(self) -> None:
+        self.step, self.options, self.padding = 0, {"size": 4}, 0
+
+    @property
+    def size(self) -> int:
+        return self.step
+
+    @staticmethod
+    def joined(batch: Any) -> Any:
+        return batch
+
+    def padded(self, sample: Any) -> Any:
+        return sample, self.padding, self.SIZE
+
+    def collate(self, batch: Any) -> Any:
+        return self.joined([self.padded(each) for each in batch]), self.options["size"]
+
+    def collate_by_property(self, batch: Any) -> Any:
+        return batch, self.size
+
+    def collate_by_helper(self, batch: Any) -> Any:
+        return vars(self), batch
+
+
+@pytest.mark.parametrize(
+    ("method", "changed", "is_told"),
+    [
+        ("collate", "step", False),
+        ("collate", "padding", True),
+        ("collate", "options", True),
+        ("collate", "SIZE", True),
+        ("collate_by_property", "step", True),
+        ("collate_by_helper", "step", True),
+    ],
+)
+def test_facts_about_a_method_cover_only_the_attributes_that_it_uses(method: str, changed: str, is_told: bool) -> None:
+    trainer = Trainer()
+    before = persistent.facts([getattr(trainer, method)])
+    assert persistent.facts([getattr(trainer, method)])[1:] == before[1:]  # a method is a new object each time
+    collate = getattr(trainer, method)
+    before = persistent.facts([collate])
+    setattr(trainer, changed, 5)
+    assert (persistent.facts([collate]) != before) == is_told
+
+
 def test_nested_data_set_is_part_of_the_facts() -> None:
     resize = SimpleNamespace(size=4)
     images = SimpleNamespace(transform=SimpleNamespace(transforms=[resize]))

@@ -65,6 +65,8 @@ def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
     assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]
     assert knob("precision.amp").expert(VOLTA) == "fp16"
+    replicated = replace(VOLTA, compute_capability=(9, 0), not_applicable={"precision.amp=bf16": "nn.DataParallel"})
+    assert knob("precision.amp").domain(replicated) == ["off", "fp16"]
     assert "needs 7.0" in str(knob("precision.amp").blocked(replace(VOLTA, compute_capability=(6, 1))))
     assert knob("precision.amp").expert(HOPPER) == "bf16"
 

@@ -40,7 +40,18 @@ OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a bat
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
-CHANGED = "the program changes its data set between batches, which workers would not see: each has its own copy"
+CHANGED = (
+    "the program changes its data set or sampler between batches, which workers would not see: each has its own copy of the "
+    "data set and is asked for batches ahead"
+)
+DRAWS = (
+    "the data set draws from a random generator of its own: each worker would have a copy, and all copies would draw the same "
+    "numbers, in each epoch again. Give the loader a worker_init_fn that seeds the copy of each worker"
+)
+OPEN = (
+    "the data set holds an open file, and workers would move each other's position in it. Open the file at the first access "
+    "or in the loader's worker_init_fn"
+)
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -242,16 +253,17 @@ def applicability(loader: Any) -> Dict[str, str]:
     if loader is None:
         names = ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores", "uint8_transfer")
         return {PREFIX + name: NO_LOADER for name in names}
-    reasons = {}
+    reasons: Dict[str, str] = {}
+    kept: Tuple[str, ...] = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS
     if loader.batch_size is None:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
     if not loader.is_shared_out:
-        kept = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS
         reasons.update({PREFIX + name: UNSHARED for name in kept})
-    if loader.is_changed_between_batches:
-        reasons.update({PREFIX + name: CHANGED for name in OF_STREAMS})
+    why = CHANGED if loader.is_changed_between_batches else DRAWS if loader.draws_by_itself else ""
+    if why or loader.holds_open_file:
+        reasons.update({PREFIX + name: why or OPEN for name in kept})
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..context import TrialContext
 
 AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
+BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" cannot be chosen
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
@@ -31,6 +32,9 @@ DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
 APART = "the CUDA graphs of single blocks overwrite each other's outputs in a validation, which torch refuses"
+REPLICATED = (
+    "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
+)
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -51,6 +55,7 @@ def observe(module: Any) -> Dict[str, Any]:
     found["parameter_dtypes"] = sorted(dtypes)
     weights = _convolution_weights(module)
     found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
+    found["is_replicated"] = _is_replicated(module)
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
@@ -256,6 +261,8 @@ class ModuleKnobs(KnobHandler):
         half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
         if half:
             reasons[AMP] = f"the parameters are {half} already"
+        if any(o["is_replicated"] for o in observed):
+            reasons[BF16] = REPLICATED
         if any(o[COMPILE] != "off" for o in observed):
             reasons.update(dict.fromkeys((COMPILE, *DEFAULTS), "the program compiles its modules itself"))
         elif not any(o["repeats"] for o in observed):
@@ -298,7 +305,18 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if half:
         own = _short(half[0].dtype)
         return NOT_APPLICABLE, f"the parameters are {own} already", own
-    return None
+    return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _is_replicated(module) else None
+
+
+def _is_replicated(module: Any) -> bool:
+    """Whether DataParallel runs a module on several GPUs, each in a thread of its own.
+
+    Torch tells these threads that autocast is enabled, but not in which format. So they use the default format, float16.
+    """
+    import torch
+
+    found = (each for each in members.modules(module) if isinstance(each, torch.nn.DataParallel))
+    return any(len(members.attribute(each, "device_ids", ())) > 1 for each in found)
 
 
 def _channels_last(value: Any) -> Any:

@@ -24,7 +24,9 @@ NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
 KEYS = (NON_BLOCKING, AHEAD)
 NOTHING_TO_COPY = f"{ON_THE_CPU}: no batch is copied to a device"
 UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or Tensor.cuda()"
-TOO_EARLY = "the program changes its data set between batches, and a batch fetched ahead would be made before the change"
+TOO_EARLY = (
+    "the program changes its data set or sampler between batches, and a batch fetched ahead would be made before the change"
+)
 NOT_AHEAD = "no batch had been copied ahead when the program moved it"
 
 

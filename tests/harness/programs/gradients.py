@@ -74,7 +74,7 @@ def clear():
 
 
 def forward_and_backward(x, y):
-    loss = nn.functional.mse_loss(trained(x), y) / OWN
+    loss = nn.functional.mse_loss(trained(x), y) * (1000 if has("large") else 1) / OWN
     if has("spike") and not has("spiked") and len(lines) == 3:
         loss = loss * float("inf")
     if scaler is not None:
@@ -135,6 +135,9 @@ with open(f"weights{RANK}.txt", "w") as told:
                 torch.optim.SGD(parameters[2:], lr=0.05).step()
             if has("discards") and number % 2:
                 clear()
+                continue
+            if has("checked") and not torch.isfinite(clip_grad_norm_(parameters, 0.1)):
+                print(lines[-1] if lines else weights(), file=told, flush=True)
                 continue
             if number % OWN == 0:
                 step()

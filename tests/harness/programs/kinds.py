@@ -1,5 +1,6 @@
 """Training loops that make counting hard; the first word names one."""
 
+import itertools
 import sys
 import time
 
@@ -30,6 +31,21 @@ def scaler():
         scale.scale(loss * (float("inf") if number in (1, 3) else 1.0)).backward()
         scale.step(optimizer)
         scale.update()
+
+
+def alternating():
+    """Two tasks, each with a loader of its own, take turns: SHARE steps of the first, one longer step of the second."""
+    share, others = int(FLAGS[0]), DataLoader(data, batch_size=12, shuffle=True)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    first, second = batches(), itertools.chain.from_iterable(itertools.repeat(others))
+    for number in itertools.count(1):
+        is_other = number % (share + 1) == 0
+        x, _ = next(second if is_other else first)
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        time.sleep(0.02 if is_other else 0.002)
+        optimizer.step()
 
 
 def without_loader():

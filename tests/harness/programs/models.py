@@ -50,6 +50,15 @@ def wrapped():
     yield {"names": list((model.module if is_wrapped else model).state_dict())}
 
 
+def lazy():
+    """The model gets its shapes in the first step, after the optimizer was made. Prints the precisions in which it ran."""
+    seen = []
+    model = nn.Sequential(nn.LazyLinear(4), Net())
+    model[1].layer.register_forward_hook(lambda module, inputs, output: seen.append(str(output.dtype)))
+    yield model, lambda: model(X)
+    yield {"dtypes": sorted(set(seen))}
+
+
 def checkpointed():
     """The model itself is computed again in the backward pass."""
     model = Net()

@@ -1,13 +1,14 @@
 """Trains on a data set to which the program adds what it has just seen. The word `fixed` leaves the data set as it is.
 
-With the word `full`, each addition drops the oldest sample. With the word `whole`, the data set makes whole batches.
+With the word `full`, each addition drops the oldest sample. With the word `whole`, the data set makes whole batches. With the
+word `weighted`, the program changes the weights of its sampler instead.
 """
 
 import sys
 from collections import deque
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Replay(Dataset):
@@ -27,13 +28,27 @@ class Whole(Replay):
         return torch.stack([super(Whole, self).__getitem__(index + number) for number in range(8)])
 
 
+class Weighted(Sampler):
+    def __init__(self):
+        self.weights = torch.ones(64)
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        return (int(self.weights.argmax()) for _ in range(64))
+
+
+sampler = Weighted() if "weighted" in sys.argv else None
 replay, batch_size = (Whole(), None) if "whole" in sys.argv else (Replay(), 8)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 while True:
-    for x in DataLoader(replay, batch_size=batch_size):
+    for x in DataLoader(replay, batch_size=batch_size, sampler=sampler):
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-        if "fixed" not in sys.argv:
+        if sampler is not None:
+            sampler.weights[3] += 1
+        elif "fixed" not in sys.argv:
             replay.seen.append(torch.randn(4))

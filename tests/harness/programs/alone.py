@@ -1,0 +1,57 @@
+"""Trains on a data set that must stay in one process; the first word names the reason.
+
+`numpy`, `legacy`, `python` and `torch` name the random generator of its own from which it draws. `global`: it draws from those
+of the process. `file`: it holds an open file. `late`: it opens the file at the first access. With the word `seeded`, the loader
+has a `worker_init_fn`.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Data(Dataset):
+    def __init__(self):
+        Path("data.bin").write_bytes(bytes(64))
+        self.file = Path("data.bin").open("rb") if "file" in sys.argv else None  # noqa: SIM115
+        self.chance = {
+            "numpy": numpy.random.default_rng(0),
+            "legacy": numpy.random.RandomState(0),
+            "python": random.Random(0),
+            "torch": torch.Generator().manual_seed(0),
+            "global": (numpy.random.mtrand._rand, random._inst, torch.default_generator),
+        }.get(sys.argv[1])
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        if "late" in sys.argv and self.file is None:
+            self.file = Path("data.bin").open("rb")  # noqa: SIM115
+        if self.file is not None:
+            self.file.seek(index)
+        if "torch" in sys.argv:
+            return torch.rand(4, generator=self.chance)
+        for each in self.chance if "global" in sys.argv else (self.chance,):
+            if each is not None and not isinstance(each, torch.Generator):
+                each.random()
+        return torch.rand(4)
+
+
+def seed(worker_id):
+    pass
+
+
+if __name__ == "__main__":
+    loader = DataLoader(Data(), batch_size=8, worker_init_fn=seed if "seeded" in sys.argv else None)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for x in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
