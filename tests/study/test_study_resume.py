@@ -111,7 +111,8 @@ def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
     assert "earlier trials: OMP_NUM_THREADS: was '8', is None. " in notices[0]
 
 
-@pytest.mark.parametrize("number", [4, *more(2, 8, 12)])
+# Not before the fourth trial: of several equally promising values, such as prefetch factors, a random one is proposed.
+@pytest.mark.parametrize("number", [4, *more(8, 12)])
 def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_path, number):
     surface = Surface(gains=FAST, noise_frac=0.0)
     study = bench(surface, "search.sampler=rates", "compile.mode=off", "study.budget.trials=14", minutes=30)
