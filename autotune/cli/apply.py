@@ -155,7 +155,7 @@ def _shutting_out(argv: list[str]) -> list[str]:
     if (name := Path(argv[0]).name) in ELSEWHERE:
         return [f"{name} runs the program where autotune cannot set anything: run `autotune apply` inside {name}"]
     code, script = [word for word in argv if " " in word], program_of(argv).script or ""
-    if not script.endswith(".py"):
+    if not script.endswith(".py") and os.path.isfile(script):  # not the pipe of `bash <(...)`, which can be read only once
         with contextlib.suppress(OSError, ValueError), open(script, encoding="utf-8") as file:
             code.append(file.read(MAX_SCRIPT))
     if any(REPLACES.search(line) for text in code for line in text.splitlines()):

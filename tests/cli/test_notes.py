@@ -1,6 +1,7 @@
 """Notes on words that the user probably meant differently, printed before anything runs."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -91,6 +92,8 @@ def test_note_warns_of_a_command_that_keeps_the_settings_out(place):
         (line,) = _shutting_out(words)
         assert "PYTHONPATH=src:$PYTHONPATH" in line
     assert "inside docker" in _shutting_out(["docker", "run", "image"])[0]
+    os.mkfifo(place / "pipe.sh")  # as in `bash <(...)`
+    assert _shutting_out(["sh", "pipe.sh"]) == []
 
 
 def test_study_with_a_similar_name_is_suggested(capsys, place):

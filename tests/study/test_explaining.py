@@ -232,6 +232,22 @@ def test_recommended_setting_is_tried_in_two_pairs(bench, tiny):
     assert summary["explanation"]["accuracy"] == {"checked": 1, "held": 1}
 
 
+def test_pass_with_much_slower_steps_than_the_trial_is_repeated_once(bench, tiny):
+    ran = []
+
+    def slow_at_first(which, knobs):
+        ran.append(which)
+        return (
+            [made.lines(WASTE, seconds=50 * 100.0)] if which == "lines" and ran.count("lines") == 1 else documents(which, knobs)
+        )
+
+    made_bench = bench(Surface(documents=slow_at_first), *tiny, minutes=20)
+    made_bench.run()
+    entry = explain(made_bench, trial=0, passes=("lines",), minutes=0.0)["explanation"]["explained"][0]
+    assert passes(made_bench) == [(0, "lines"), (0, "lines")]
+    assert [finding["cause"] for finding in entry["findings"]] == ["Python in the step"]
+
+
 def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
