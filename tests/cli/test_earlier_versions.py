@@ -1,7 +1,7 @@
 """This version reads what version 0.1.0 wrote (tests/data/written-by-0.1.0: a study of four minutes, a best.yaml, a
 recorded table).
 
-Whoever changes a stored format adds a folder like this one and keeps the old ones.
+If you change a stored format, add a folder like this one and keep the old ones.
 """
 
 import json

@@ -20,8 +20,8 @@ GRID = grid_of(TABLE)
 QUICK = [name for name in STRATEGIES if name != "gp"]  # gp imports torch, which is slow
 
 
-class Told(Rival):
-    """A search that is told the optimum and proposes it."""
+class Oracle(Rival):
+    """A fake search that knows the best configuration and proposes it."""
 
     def proposals(self):
         yield self.space.active({**self.space.reference, **BEST}), None
@@ -33,7 +33,7 @@ def run(chosen, *, seed=0, trials=6, table=TABLE):
 
 
 def test_search_that_proposes_the_optimum_scores_one_from_its_first_trial():
-    found = run(Strategy(name="told", search=Told))
+    found = run(Strategy(name="oracle", search=Oracle))
     base = rate_of(REFERENCE) / rate_of({**REFERENCE, **BEST})
     assert [step.trials for step in found.steps] == [0, 1]
     assert found.steps[0].fraction == pytest.approx(base)
