@@ -1,7 +1,7 @@
-"""Explains trials of a study: runs the passes, finds what costs time, and tries settings to measure what they gain.
+"""Explains trials of a study: runs the passes, finds what costs time, and has the remedies tried (remedies.py).
 
-A pass runs a trial's configuration again while it records details: "lines", "trace" or "memory". A check measures what a
-finding's remedy gains. Passes and checks are trials of separate kinds. Neither the search nor the verdict uses them.
+A pass runs a trial's configuration again while it records details: "lines", "trace" or "memory". Passes are trials of a
+separate kind. Neither the search nor the verdict uses them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
@@ -21,37 +21,28 @@ from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
 from autotune.explain.tables import Explanation, explained, read_tables, write_tables
-from autotune.explain.trials import Tried, configuration_with, noise_known
+from autotune.explain.trials import Tried, noise_known
 from autotune.explained import FIXED, WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
-from autotune.records import SKIPPED, Kind, Knobs, Outcome, Summary, Tier, TrialRecord
+from autotune.records import Kind, Outcome, Summary, Tier, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace, resolve
 from autotune.studies import call
+from autotune.study.remedies import Pair, Remedies, Side, check_of, is_measured, is_open, measured_pairs
 from autotune.trials.budget import without_window_s
-from autotune.trials.session import OutOfTime, Session
+from autotune.trials.session import Session
 
 # A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
 PASS_S = {LINES: 6.0, TRACE: 4.0, MEMORY: 5.0}
 PASS_STEPS = {LINES: 20, TRACE: 10, MEMORY: 4}
 PASS_MAX_S = {LINES: 16.0, TRACE: 22.0, MEMORY: math.inf}
 MAX_SHOWN = 12  # a message names at most this many trials
-MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
-# When `autotune explain` has tried all findings, it repeats checks in the time left, as long as their intervals are wider than
-# WIDE_FRAC of the rate, each up to MAX_PAIRS pairs.
-WIDE_FRAC, MAX_PAIRS = 0.1, 8
-# If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
-# edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.
-MAY_PASS = (Outcome.crash, Outcome.timeout, Outcome.device_oom, Outcome.host_oom)
-FAILED = (Outcome.error, Outcome.invalid, *MAY_PASS)
 # Largest allowed ratio of a step's time under the pass "lines" to its time in the trial. Above this, the pass does not show how
 # the measured program spends a step.
 MAX_SLOWDOWN = 1.5
-Pair = tuple[float, float]  # score with the remedy, score without
-ORDER = (True, False, False, True)  # True: with the remedy; in ABBA order, a drift of the machine affects both sides alike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,16 +66,6 @@ class Wanted:
     finding: int = 1
     pairs: int = 2
     is_retrying: bool = False
-
-
-class Side(NamedTuple):
-    """One side of a comparison: session, knobs, name, skipped stages, whether it runs the fixed program."""
-
-    session: Session
-    knobs: Knobs
-    why: str
-    skipped: tuple[str, ...] = ()
-    is_fixed: bool = False
 
 
 NEW_CONFIGURATION_KINDS = (Kind.baseline, Kind.search, Kind.attribution)  # kinds of trials that may measure a new configuration
@@ -232,16 +213,15 @@ class Explaining:
         notes = read.passes.notes(name for name, one in passes.items() if one.outcome is Outcome.ok)
         findings, made = checks.by_trials(found(evidence), evidence)
         self._keep(evidence, role, findings, made, notes=[*more, *notes])
-        num_before, tried = len(self._session.records), dict[int, checks.Check]()
+        tried: dict[int, checks.Check] = {}
+        remedies = Remedies(self._session, evidence, ends_s=ends_s, is_retrying=self._is_retrying)
         try:
-            self._try_all(evidence, findings, tried, ends_s, is_repeating=is_repeating)
+            remedies.try_all(findings, tried, is_repeating=is_repeating)
         finally:  # if the user stops it, the checks made until then are kept
             findings = [checks.with_check(one, tried[index]) if index in tried else one for index, one in enumerate(findings)]
-            if tried or any(one.unskippable or _is_open(one) for one in findings):
+            if tried or any(one.unskippable or is_open(one) for one in findings):
                 findings = [found for one in findings for found in _still_open(one, evidence)]
-                ended = {id(one): trial for one in findings if (trial := self._ended_without(evidence, one, num_before))}
-                more += [self._ended_text(record, finding, ended[id(finding)]) for finding in findings if id(finding) in ended]
-                more += [self._untried(record, one) for one in findings if _is_open(one) and id(one) not in ended][:1]
+                more += remedies.notes(findings)
                 more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
@@ -287,144 +267,6 @@ class Explaining:
             tried=Tried(record=record, records=session.records, space=session.resolved, noise=noise),
         )
 
-    # Checks -----------------------------------------------------------------------------------------------------------------
-
-    def _try_all(
-        self,
-        evidence: Evidence,
-        findings: Sequence[Finding],
-        tried: dict[int, checks.Check],
-        ends_s: float | None,
-        *,
-        is_repeating: bool,
-    ) -> None:
-        """Tries findings while there is time, the largest gains first, in one ABBA round each, and may repeat uncertain ones.
-
-        A finding is tried with the setting that it proposes, or without the stages that cost too much. Rounds of earlier calls
-        count. Adds each check to `tried` when it is made: index of a finding -> its check.
-        """
-        pairs: dict[int, list[Pair]] = {}  # index of a finding -> its pairs
-        num_new = 0
-        for index, finding in enumerate(findings):
-            if not _is_open(finding):
-                continue
-            found = self._pairs_before(evidence, finding)
-            if not found and num_new < MAX_CHECKS and (found := self._try(evidence, finding, ends_s)):
-                num_new += 1
-            if found:
-                pairs[index], tried[index] = found, self._check_of(evidence, finding, found)
-        while is_repeating and (least := _least_certain(tried, pairs)) is not None:
-            if not (found := self._try(evidence, findings[least], ends_s)):
-                break
-            pairs[least] += found
-            tried[least] = self._check_of(evidence, findings[least], pairs[least])
-
-    def _pairs_before(self, evidence: Evidence, finding: Finding) -> list[Pair]:
-        """Returns the pairs of all complete rounds that tried a finding's remedy, unless the program was edited since."""
-        record, changed = evidence.record, self._session.resolved.changed
-        knobs, skipped = self._remedied(record, finding)
-        sides = (changed(record.knobs), ()), (changed(knobs), skipped)
-        rounds: dict[int | None, list[TrialRecord]] = {}
-        for one in self._session.records:
-            if _is_check_of(one, record) and one.origin == finding.cause and one.started_at >= evidence.edited_at:
-                rounds.setdefault(one.round, []).append(one)
-        pairs: list[Pair] = []
-        for trials in rounds.values():
-            ran = [(one.changed, tuple(one.evidence.get(SKIPPED, ()))) for one in trials]
-            if ran == [sides[is_new] for is_new in ORDER] and all(map(_is_measured, trials)):
-                pairs += _paired([one.score or 0.0 for one in trials])
-        return pairs
-
-    def _try(self, evidence: Evidence, finding: Finding, ends_s: float | None) -> list[Pair]:
-        """Measures what a finding's remedy gains in one ABBA round. Returns its pairs; [] if it was not measured."""
-        session, record, cause = self._session, evidence.record, finding.cause
-        knobs, skipped = self._remedied(record, finding)
-        has_failed = not self._is_retrying and self._failed_without(evidence, finding) is not None
-        if has_failed or not self._is_time_for(self._pairs_s(record, knobs), ends_s):
-            return []
-        new = f"{cause}: {'without it' if skipped else 'with the remedy'}"
-        sides = Side(session, record.knobs, f"{cause}: as it was"), Side(session, knobs, new, skipped)
-        pairs = self._abba(record, cause, sides, ends_s)
-        return pairs if len(pairs) == len(ORDER) // 2 else []  # a single pair shows no spread
-
-    def _check_of(self, evidence: Evidence, finding: Finding, pairs: Sequence[Pair]) -> checks.Check:
-        how = WITHOUT if self._remedied(evidence.record, finding)[1] else checks.PAIRS
-        return self._check(evidence.record, finding, pairs, how=how)
-
-    def _failed_without(self, evidence: Evidence, finding: Finding) -> TrialRecord | None:
-        """Returns the last trial that skipped the stages of a finding and failed; None if there is none.
-
-        A trial does not count if the program has been changed since.
-        """
-        if not _is_open(finding) or finding.value is not None or finding.without is None:
-            return None
-        skipped, edited_at = list(finding.without.stages), evidence.edited_at
-        tried = (one for one in reversed(self._session.records) if _is_check_of(one, evidence.record))
-        failed = (one for one in tried if one.evidence.get(SKIPPED) == skipped and one.outcome in FAILED)
-        return next((one for one in failed if one.started_at >= edited_at), None)
-
-    def _ended_without(self, evidence: Evidence, finding: Finding, num_before: int) -> TrialRecord | None:
-        """Returns the trial that ended without measuring a finding, in this call or an earlier one; None if there is none."""
-        if not _is_open(finding):
-            return None
-        new = (one for one in self._session.records[num_before:] if _is_check_of(one, evidence.record))
-        ended = [one for one in new if one.origin == finding.cause and not _is_measured(one)]
-        ended = [one for one in ended if one.outcome is not Outcome.interrupted]  # those lacked time: see `_untried`
-        return self._failed_without(evidence, finding) or next(iter(ended), None)
-
-    def _ended_text(self, record: TrialRecord, finding: Finding, trial: TrialRecord) -> str:
-        without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
-        why = f" ({trial.reason})" if trial.reason else ""
-        text = f"{finding.cause}: not measured{without}, because trial {trial.number} ended as {trial.outcome}{why}"
-        return f"{text}; `{self._command(record, finding)} --retry` tries it again" if trial.outcome in MAY_PASS else text
-
-    def _remedied(self, record: TrialRecord, finding: Finding) -> tuple[Knobs, tuple[str, ...]]:
-        """Returns the knobs to set and the stages to skip in order to measure what a finding's remedy gains."""
-        if finding.value is not None:
-            return configuration_with(record, finding.knob, finding.value, self._session.resolved), ()
-        return record.knobs, finding.without.stages if finding.without else ()
-
-    def _pairs_s(self, record: TrialRecord, changed: Knobs) -> float:
-        """Returns the expected seconds of one ABBA round. Only the first trial compiles; the others use the cache."""
-        return len(ORDER) * record.fresh_s + self._session.compile_s(record, changed)
-
-    def _abba(self, record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
-        """Measures two sides in the order of ORDER and returns the complete pairs. A failure ends the round."""
-        number = 1 + max((one.round or 0 for one in self._session.records if one.kind is Kind.check), default=0)
-        scores: list[float] = []
-        with contextlib.suppress(OutOfTime):
-            for is_new in ORDER:
-                session, knobs, why, skipped, is_fixed = sides[is_new]
-                made = session.measure_check(
-                    record,
-                    knobs,
-                    cause=cause,
-                    round_number=number,
-                    why=why,
-                    ends_s=ends_s,
-                    skipped=skipped,
-                    is_fixed=is_fixed,
-                )
-                if not _is_measured(made):
-                    break
-                scores.append(made.score or 0.0)
-        return _paired(scores)
-
-    def _check(self, record: TrialRecord, finding: Finding, pairs: Sequence[Pair], **how: str) -> checks.Check:
-        noise = noise_known(self._session.records, self._session.earlier_noise)
-        return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
-
-    def _untried(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns what trying a finding takes, and the command that tries it."""
-        needed_s = self._pairs_s(record, self._remedied(record, finding)[0])
-        command = self._command(record, finding)
-        return f"{finding.cause}: not tried yet: two pairs take {seconds_text(needed_s)}; `{command}` tries it"
-
-    def _command(self, record: TrialRecord, finding: Finding) -> str:
-        """Returns the command that has enough time to try a finding."""
-        minutes = math.ceil(self._pairs_s(record, self._remedied(record, finding)[0]) / 60)
-        return f"autotune explain {call(self._session.folder)} --trial {record.number} --minutes {minutes}"
-
     def _compare(self, fixed: CommandTemplate, wanted: Wanted, record: TrialRecord) -> None:
         """Measures the fixed and the study's program alternately, and compares the gain with the finding's prediction.
 
@@ -441,41 +283,23 @@ class Explaining:
         pairs: list[Pair] = []
         try:
             for _ in range((wanted.pairs + 1) // 2):
-                pairs += self._abba(record, f"fixed: {finding.cause}", sides, None)
+                pairs += measured_pairs(record, f"fixed: {finding.cause}", sides, None)
                 last = session.records[-1]
-                if not _is_measured(last) and last.why == sides[True].why:
+                if not is_measured(last) and last.why == sides[True].why:
                     raise BadInput(f"COMMAND: the fixed program could not be measured, got {last.outcome}: {last.reason}.")
         finally:  # if the user stops it, the pairs that were measured until then count
             if pairs:
                 remedy = session.inputs.secrets.message(shlex.join(fixed.argv({})))
-                made = self._check(record, finding, pairs, how=FIXED, remedy=remedy)
+                made = check_of(session, record, finding, pairs, how=FIXED, remedy=remedy)
                 self.document = explanation.with_check(self.document or explanation.empty(), made)
                 session.folder.write_explanation(self.document)
         if not pairs:
             raise BadInput(f"STUDY: {session.folder.name!r} could not be measured again. Try once more on a quiet machine.")
 
 
-def _paired(scores: Sequence[float]) -> list[Pair]:
-    """Returns the complete pairs of a round, whose scores are in the order of ORDER."""
-    pairs = zip(ORDER[::2], scores[::2], scores[1::2], strict=False)
-    return [(one, other) if is_new_first else (other, one) for is_new_first, one, other in pairs]
-
-
-def _least_certain(made: Mapping[int, checks.Check], pairs: Mapping[int, Sequence[Pair]]) -> int | None:
-    """Returns the index of the finding whose check is to be repeated: the least certain; None if all are certain enough.
-
-    Args:
-        made: index of a finding -> its check.
-        pairs: index of a finding that can be repeated -> its pairs.
-    """
-    widths = {index: made[index].measured.width for index, found in pairs.items() if len(found) < MAX_PAIRS}
-    index = max(widths, key=lambda each: widths[each], default=None)
-    return index if index is not None and widths[index] > WIDE_FRAC else None
-
-
 def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
     """Returns [finding], without its setting if trials have refuted that meanwhile; [] if no remedy is left."""
-    if not (finding.knob and _is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
+    if not (finding.knob and is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []
 
@@ -512,26 +336,12 @@ def _slowed(evidence: Evidence) -> str:
     return f"{LINES}: a step took {slowdown:.1f} times as long as in the trial: {why}"
 
 
-def _is_check_of(one: TrialRecord, record: TrialRecord) -> bool:
-    return one.kind is Kind.check and one.repeats == record.number
-
-
-def _is_measured(one: TrialRecord) -> bool:
-    """Whether a check has a rate. A check that violates a constraint counts, too: it is not a candidate for the best."""
-    return bool(one.score) and one.outcome in (Outcome.ok, Outcome.infeasible)
-
-
 def _is_unskippable(finding: Finding) -> bool:
     return bool(finding.unskippable) and finding.check is None and finding.value is None
 
 
 def _unskippable_text(finding: Finding) -> str:
     return f"{finding.cause}: cannot be skipped to measure what it costs: {finding.unskippable}"
-
-
-def _is_open(finding: Finding) -> bool:
-    """Whether a finding can be tried and has not been tried yet."""
-    return finding.check is None and (finding.value is not None or finding.without is not None)
 
 
 def _failed(name: str, record: TrialRecord) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.knobs.base import value_text
 from tests.benchmarks.planted_causes import CAUSES, Cause, Program
 from tests.benchmarks.planted_truth import Gain
 from tests.benchmarks.reporting import table
@@ -27,6 +28,9 @@ class Gains(Protocol):
     def gain(self, program: Program, switched_off: str) -> Gain | None:
         """Returns the gain from switching causes off; None if it was not measured."""
 
+    def setting_gain(self, program: Program, setting: str) -> Gain | None:
+        """Returns the gain from a setting; None if it was not measured."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -36,6 +40,7 @@ class Finding:
         cause, where: cause and place as printed; as JSON if the place has several parts.
         low, mid, high: the gain, 0.38 for 38 % more samples per second; None if the finding does not state it.
         kind: "bound", "floor", "predicted" or "measured".
+        setting: the setting whose gain is stated, such as "precision.amp=bf16"; "" if the remedy is a change of the code.
     """
 
     cause: str
@@ -44,11 +49,12 @@ class Finding:
     mid: float | None = None
     high: float | None = None
     kind: str = ""
+    setting: str = ""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Finding:
         """Returns a finding from the JSON document. No other function knows the document's form."""
-        where, gain = document.get("where") or "", document.get("gain") or {}
+        where, gain, remedy = document.get("where") or "", document.get("gain") or {}, document.get("remedy") or {}
         return cls(
             cause=str(document["cause"]),
             where=where if isinstance(where, str) else json.dumps(where, ensure_ascii=False),
@@ -56,6 +62,7 @@ class Finding:
             mid=gain.get("mid"),
             high=gain.get("high"),
             kind=str(gain.get("kind") or ""),
+            setting=f"{remedy['knob']}={value_text(remedy['value'])}" if remedy.get("knob") else "",
         )
 
     @property
@@ -106,21 +113,33 @@ class Judged:
 
     Attributes:
         cause: the planted cause.
-        truth: the gain from switching the cause off; None if it was not measured.
+        planted: the gain from switching the cause off; None if it was not measured.
+        truth: the gain that the finding states: that of its setting, otherwise `planted`; None if it was not measured.
         finding: the first finding of the cause's class; None if there is none.
         place: the finding's rank among all findings, from 1.
         is_place_right: whether the finding names the right place.
     """
 
     cause: Cause
+    planted: Gain | None
     truth: Gain | None
     finding: Finding | None = None
     place: int | None = None
     is_place_right: bool = False
 
     @property
+    def is_inside_planted(self) -> bool:
+        """Returns whether the finding's interval contains the gain from switching the cause off."""
+        return self.finding is not None and self.planted is not None and self.finding.holds(self.planted.ratio - 1)
+
+    @property
+    def is_near_planted(self) -> bool:
+        """Returns whether the finding's middle is near the gain from switching the cause off."""
+        return self.finding is not None and self.planted is not None and self.finding.is_near(self.planted.ratio - 1)
+
+    @property
     def gain(self) -> float | None:
-        """Returns the measured gain, 0.38 for 38 %."""
+        """Returns the true gain, 0.38 for 38 %."""
         return self.truth.ratio - 1 if self.truth else None
 
     @property
@@ -152,10 +171,13 @@ class Verdict:
         """Returns the verdict on a program's findings, given in the order in which they were printed."""
         judged = []
         for cause in program.causes:
-            truth = truths.gain(program, cause.switch)
+            planted = truths.gain(program, cause.switch)
             place, finding = next(((n, each) for n, each in enumerate(findings or (), 1) if each.is_of(cause)), (None, None))
             is_right = finding is not None and finding.is_at(program, cause)
-            judged.append(Judged(cause=cause, truth=truth, finding=finding, place=place, is_place_right=is_right))
+            truth = truths.setting_gain(program, finding.setting) if finding and finding.setting else planted
+            judged.append(
+                Judged(cause=cause, planted=planted, truth=truth, finding=finding, place=place, is_place_right=is_right)
+            )
         return cls(program=program, findings=findings, judged=judged)
 
     @property
@@ -180,20 +202,25 @@ class Verdict:
         if not self.program.causes:
             false = len(self.false_findings)
             seen = "" if self.findings is None else f"{false} too large" if false else "none too large"
-            return [[self.program.name, "none", seen, "", str(first or ""), "", "", "", told]]
+            return [[self.program.name, "none", seen, "", str(first or ""), "", "", "", "", told]]
         return [self._row(one, told) for one in self.judged]
 
     def _row(self, one: Judged, told: str) -> list[str]:
-        truth = str(one.truth or "not measured")
+        planted = str(one.planted or "not measured")
         if self.findings is None or one.finding is None:
-            return [self.program.name, one.cause.kind, "" if self.findings is None else "no", "", "", truth, "", "", told]
+            return [self.program.name, one.cause.kind, "" if self.findings is None else "no", "", "", planted, "", "", "", told]
         place = "first" if one.place == 1 else f"number {one.place}"
         known = one.truth is not None
         answers = [_word(one.is_inside) if known else "", _word(one.is_near) if known else ""]
-        return [self.program.name, one.cause.kind, place, _word(one.is_place_right), str(one.finding), truth, *answers, told]
+        setting = f"{one.finding.setting}: {one.truth or 'not measured'}" if one.finding.setting else ""
+        stated = [_word(one.is_place_right), str(one.finding), planted, setting]
+        return [self.program.name, one.cause.kind, place, *stated, *answers, told]
 
 
-HEADER = ("program", "planted", "found", "place right", "predicted", "true", "inside", "within 25 %", "first finding")
+HEADER = (
+    "program", "planted", "found", "place right", "stated", "without the cause", "with the setting", "inside", "within 25 %",
+    "first finding",
+)  # fmt: skip
 
 
 def report(verdicts: Sequence[Verdict]) -> tuple[str, bool]:
@@ -220,6 +247,10 @@ def _goals(verdicts: Sequence[Verdict]) -> list[tuple[str, bool]]:
         for name, count, of_14 in counts:
             least = of_14 if num == 14 else math.ceil(of_14 / 14 * num)
             goals.append(_goal(name, f"{count} of {num}", f"at least {least}", is_reached=count >= least))
+        inside, near = sum(one.is_inside_planted for one in judged), sum(one.is_near_planted for one in judged)
+        goals.append(
+            (f"compared with the gain without the cause, also for settings: inside {inside}, within 25 % {near}", True)
+        )
         high = sum(one.is_floor_too_high for one in judged)
         goals.append(_goal("floors too high", str(high), "none by more than 3 points", is_reached=high == 0))
     if pairs:

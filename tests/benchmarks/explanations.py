@@ -3,10 +3,11 @@
     python -m tests.benchmarks.explanations [--only NAME ...] [--pairs N] [--truth-only] [--folder DIR] [--json FILE] [--again]
 
 `planted/` has three groups of programs: fourteen with one cause, six with two causes, and six without any. First, the cost of
-each cause is measured without autotune: the program's own rate with the cause and without it, in turn (planted_truth.py). Costs
-that were measured on this machine are in planted/truths.json and are not measured again. Then a short `autotune run` and
-`autotune explain` run on each program, and the findings are compared with planted_causes.py. The same command continues an
-interrupted run.
+each cause is measured without autotune: the program's own rate with the cause and without it, in turn (planted_truth.py). Then
+a short `autotune run` and `autotune explain` run on each program, and the findings are compared with planted_causes.py. If a
+finding of a planted cause proposes a setting, the setting's gain is measured like the costs, and the stated gain is compared
+with it. Costs and gains that were measured on this machine are in planted/truths.json and are not measured again. The same
+command continues an interrupted run.
 
 The programs were written without knowledge of the rules that find causes. Do not read the programs when you change the rules.
 """
@@ -121,6 +122,18 @@ def ask(programs: Sequence[Program], folder: Path, explained: Explained, *, is_a
         print(f"{program.name}: {told}, {time.monotonic() - started_s:.0f} s", file=sys.stderr, flush=True)
 
 
+def measure_settings(programs: Sequence[Program], folder: Path, explained: Explained, truths: Truths, num_pairs: int) -> None:
+    """Measures the true gains of the settings that findings of planted causes propose."""
+    for program in programs:
+        for one in Verdict.of(program, truths, explained.findings(program)).judged:
+            if one.finding and one.finding.setting:
+                study = max((folder / "runs").glob(f"{program.name}-*"), key=lambda path: path.stat().st_mtime)
+                try:
+                    truths.measure_setting(program, folder / "data", one.finding.setting, study=study, num_pairs=num_pairs)
+                except RuntimeError as error:  # the table then has no gain for it
+                    print(error, file=sys.stderr, flush=True)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Measures costs, explains the programs and prints the table; returns 1 if a goal is missed or a result is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -146,6 +159,7 @@ def main(words: Sequence[str] | None = None) -> int:
     explained = Explained(given.json or folder / "explained.json")
     if not given.truth_only:
         ask(programs, folder, explained, is_again=given.again)
+        measure_settings(programs, folder, explained, truths, given.pairs)
     verdicts = [Verdict.of(program, truths, explained.findings(program)) for program in programs]
     text, is_reached = report(verdicts)
     print("\n".join([text, f"date      {time.strftime('%Y-%m-%d')}", *machine_lines()]))

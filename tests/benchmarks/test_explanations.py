@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.benchmarks import explanations, planted_truth
 from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
-from tests.benchmarks.planted_causes import CAUSES, FOLDER, HEALTHY, PAIRS, PROGRAMS, SINGLE, Program
-from tests.benchmarks.planted_truth import Gain, Round, Truths, gain, switches
+from tests.benchmarks.planted_causes import CAUSES, FOLDER, HEALTHY, PAIRS, PROGRAMS, SINGLE, Cause, Program
+from tests.benchmarks.planted_truth import Gain, Round, Run, Truths, gain, switches
 
-PHOTOS, RIDGES, CLOUDS, LEAVES = (PROGRAMS[name] for name in ("photos", "ridges", "clouds", "leaves"))
+PHOTOS, RIDGES, CLOUDS, LEAVES, TILES = (PROGRAMS[name] for name in ("photos", "ridges", "clouds", "leaves", "tiles"))
 
 
 class Known:
-    """Provides given gains instead of measured ones."""
+    """Provides given gains instead of measured ones, by the causes that are switched off or by the setting."""
 
     def __init__(self, **ratios: float) -> None:
         self.ratios = ratios
@@ -25,6 +26,21 @@ class Known:
     def gain(self, program: Program, switched_off: str) -> Gain | None:
         ratio = self.ratios.get(switched_off)
         return Gain(ratio=ratio, ci=(ratio - 0.05, ratio + 0.05)) if ratio else None
+
+    def setting_gain(self, program: Program, setting: str) -> Gain | None:
+        return self.gain(program, setting)
+
+
+class Here(Program):
+    """A program in a file of the test's own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(name="made_up", causes=(Cause(kind="gc"),))
+        object.__setattr__(self, "file", path)
+
+    @property
+    def path(self) -> Path:
+        return self.file
 
 
 def document(cause: str, where: Any, **gain: Any) -> dict[str, Any]:
@@ -136,6 +152,21 @@ def test_finding_is_near_if_its_middle_is_within_a_quarter_of_the_gain() -> None
     assert not Finding(cause="x", low=0.3, high=0.5).is_near(0.4)
 
 
+def test_gain_of_a_setting_is_compared_with_that_setting_and_not_with_removing_the_cause() -> None:
+    bf16 = document("32-bit arithmetic", "conv2d", low=0.5, mid=0.6, high=0.7, kind="measured")
+    bf16["remedy"] = {"knob": "precision.amp", "value": "bf16"}
+    verdict = judged(TILES, bf16, **{"A": 2.0, "precision.amp=bf16": 1.6})
+    assert verdict.judged[0].is_inside
+    assert verdict.judged[0].is_near
+    assert not verdict.judged[0].is_inside_planted
+    assert not verdict.judged[0].is_near_planted
+    assert "precision.amp=bf16: 1.60x" in verdict.rows()[0][6]
+    unknown = judged(TILES, bf16, A=1.6).judged[0]  # the setting was not measured
+    assert not unknown.is_inside
+    code = judged(TILES, document("32-bit arithmetic", "conv2d", low=0.5, mid=0.6, high=0.7), A=1.6).judged[0]
+    assert code.is_inside
+
+
 def test_pair_counts_only_if_both_causes_are_among_the_first_three_findings() -> None:
     other, item = document("graph breaks", ""), document("item", place_of(RIDGES))
     optimizer = document("unfused optimizer", place_of(RIDGES, 1))
@@ -189,11 +220,11 @@ def test_causes_of_a_pair_are_switched_off_one_by_one_and_together() -> None:
 def test_measured_costs_are_stored_and_not_measured_again(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
-    def rate(program: Program, data: Any, switched_off: str, seconds: float = 0.0) -> float:
-        runs.append(switched_off)
-        return 14.0 if switched_off else 10.0
+    def undisturbed(run: Run, *, attempts: int) -> tuple[float, float]:
+        runs.append(run.off)
+        return (14.0 if run.off else 10.0), 0.0
 
-    monkeypatch.setattr(planted_truth, "undisturbed", lambda *words, attempts: (rate(*words), 0.0))
+    monkeypatch.setattr(planted_truth, "undisturbed", undisturbed)
     Truths(tmp_path / "truths.json").measure(PHOTOS, tmp_path, num_pairs=2)
     assert runs == ["", "A", "A", ""]
     again = Truths(tmp_path / "truths.json")
@@ -207,12 +238,12 @@ def test_measured_costs_are_stored_and_not_measured_again(tmp_path: Any, monkeyp
 def test_program_that_cannot_run_gets_no_cost_and_the_others_are_still_measured(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def own_rate(program: Program, data: Any, switched_off: str) -> float:
-        if program.name == "photos":
+    def own_rate(run: Run) -> float:
+        if run.program.name == "photos":
             raise RuntimeError("photos printed no rate: could not create a primitive")
-        return 20.0 if switched_off else 10.0
+        return 20.0 if run.off else 10.0
 
-    monkeypatch.setattr(planted_truth, "own_rate", own_rate)
+    monkeypatch.setattr(Run, "own_rate", own_rate)
     monkeypatch.setattr(explanations.planted_data, "prepare", lambda folder: None)
     monkeypatch.setattr(explanations, "Truths", lambda **options: Truths(tmp_path / "truths.json", **options))
     words = ["--only", "photos", "archive", "--pairs", "1", "--attempts", "1", "--truth-only", "--folder", str(tmp_path)]
@@ -225,6 +256,42 @@ def test_program_that_cannot_run_gets_no_cost_and_the_others_are_still_measured(
     assert gain is not None
     assert (gain.ratio, gain.ci) == (2.0, None)  # whether it was disturbed depends on what else runs here
     assert "2.00x" in printed.out
+
+
+def test_rates_with_a_setting_are_measured_under_apply_and_kept_beside_the_costs(tmp_path: Any) -> None:
+    program = tmp_path / "program.py"  # it prints a rate and the settings that it trains with
+    program.write_text(
+        "import argparse, json, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--data'); parser.add_argument('--seconds')\n"
+        "parser.parse_args()\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n"
+        "    model(torch.ones(4, 2)).sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+        "fused = bool(optimizer.param_groups[0]['fused'])\n"
+        "print(json.dumps({'rate_per_s': 20.0 if fused else 10.0}))\n"
+    )
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "best.yaml").write_text("provenance: {study: made-up}\nloader: {num_workers: 4}\n")
+    made_up = Here(program)
+    truths = Truths(tmp_path / "truths.json", attempts=1)
+    truths.add(made_up, Round(rates={"": 10.0, "A": 14.0}))
+    truths.measure_setting(made_up, tmp_path, "optimizer.implementation=fused", study=study, num_pairs=2)
+    kept = Truths(tmp_path / "truths.json")
+    assert kept.setting_gain(made_up, "optimizer.implementation=fused").ratio == pytest.approx(2.0)
+    assert kept.setting_gain(made_up, "optimizer.implementation=foreach") is None
+    assert kept.gain(made_up, "A").ratio == pytest.approx(1.4)
+
+
+def test_setting_that_does_not_take_effect_gets_no_rate(tmp_path: Any) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('{\"rate_per_s\": 10.0}')\n")
+    (tmp_path / "best.yaml").write_text("provenance: {study: made-up}\n")
+    truths = Truths(tmp_path / "truths.json", attempts=1)
+    with pytest.raises(RuntimeError, match="the setting was not applied"):
+        truths.measure_setting(Here(program), tmp_path, "optimizer.implementation=fused", study=tmp_path, num_pairs=1)
 
 
 def test_costs_of_another_machine_or_an_older_program_version_are_ignored(tmp_path: Any) -> None:

@@ -19,7 +19,8 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
-from autotune.study.explaining import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC, explainable
+from autotune.study.explaining import explainable
+from autotune.study.remedies import MAX_CHECKS, MAX_PAIRS, ORDER, WIDE_FRAC
 from autotune.trials.budget import COMPILE_S
 from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
