@@ -127,7 +127,7 @@ class Knob:
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.
-        off_phrase: text for the value "off" in such a list, such as "fp32".
+        phrases: other texts for some values in such a list, such as {"off": "fp32"}.
         in_code: how a training script sets the knob: a line with "{value!r}" for the value, or value -> line, with OTHER for
             all remaining values.
         summary, helps, hurts, start_cost: documentation, printed by `autotune knobs NAME`.
@@ -157,7 +157,7 @@ class Knob:
     step_spread: float | None = None
     brief: str
     phrase: str = ""
-    off_phrase: str = ""
+    phrases: Mapping[KnobValue, str] = field(default_factory=dict)
     in_code: str | Mapping[KnobValue | None, str] = ""
     summary: str
     helps: str
@@ -176,8 +176,8 @@ class Knob:
 
     def phrase_of(self, value: KnobValue) -> str:
         """Returns a value in one to three words: "bf16", "batch 64", "no pin_memory", "buckets 25 MiB"."""
-        if value == "off" and self.off_phrase:
-            return self.off_phrase
+        if value in self.phrases:
+            return self.phrases[value]
         if isinstance(value, bool) and not self.phrase:
             return self.name if value else f"no {self.name}"
         return (self.phrase or f"{self.name} {{}}").format(value_text(value))

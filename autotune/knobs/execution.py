@@ -64,7 +64,7 @@ COMPILE_MODE = Knob(
     step_spread=0.15,
     brief="torch.compile, and how",
     phrase="compile {}",
-    off_phrase="eager",
+    phrases={"off": "eager"},
     in_code={
         "off": "leave the model uncompiled",
         OTHER: "model.compile(mode={value!r})",

@@ -109,6 +109,7 @@ MALLOC = Knob(
     usual_spread=0.1,
     brief="allocator of host memory",
     phrase="{}",
+    phrases={malloc.GLIBC_KEEP: "keep freed memory"},
     in_code={
         malloc.GLIBC: "preload no other allocator (LD_PRELOAD)",
         malloc.GLIBC_KEEP: " ".join(f"{name}={text}" for name, text in KEEPING.items()) + " before Python starts",

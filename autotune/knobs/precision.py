@@ -41,7 +41,7 @@ AMP = Knob(
     step_spread=0.08,
     brief="16-bit autocast: bf16 or fp16",
     phrase="{}",
-    off_phrase="fp32",
+    phrases={"off": "fp32"},
     in_code={
         "off": "no autocast",
         "bf16": "torch.autocast(device.type, dtype=torch.bfloat16) around the model's call",

@@ -126,7 +126,7 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
 
 
 def cut(result: RankResult, left_s: float) -> float:
-    """Cuts a result's window off where the study's time was up, and returns the seconds saved.
+    """Cuts a result's window off where the time left for it was up, and returns the seconds saved.
 
     Args:
         result: as recorded, with its whole window; changed in place.
@@ -139,7 +139,7 @@ def cut(result: RankResult, left_s: float) -> float:
     fitting = sum(end_s <= room_s for end_s in ends_s)
     if not fitting or ends_s[fitting - 1] < MeasureRules.race_min_s:
         return 0.0  # the cut window would be too short, so the trial continues until it is stopped
-    return _shorten(result, fitting, why="the study's time was up", is_raced=False)
+    return _shorten(result, fitting, why="the time left for it was up", is_raced=False)
 
 
 def _shorten(result: RankResult, num_blocks: int, *, why: str, is_raced: bool) -> float:

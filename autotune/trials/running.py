@@ -24,7 +24,7 @@ NO_CHANCE = ("collective", "user code")
 GATE_S = 30.0  # longest wait for a device whose memory is still held
 BASELINE_BUDGET_FRAC = 0.1  # a disturbed baseline that took more than this share of the study's time is not repeated
 NODE_LOST = "node_lost"  # evidence key of a trial that was cut off because its machine was lost
-TIME_UP, USERS_STOP = "the study's time was up", "interrupted by the user"
+TIME_UP, USERS_STOP = "the time left for it was up", "interrupted by the user"
 
 
 class RunningTrial:

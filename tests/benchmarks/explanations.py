@@ -151,7 +151,7 @@ def main(words: Sequence[str] | None = None) -> int:
     folder, programs = given.folder.resolve(), [PROGRAMS[name] for name in given.only or PROGRAMS]
     planted_data.prepare(folder / "data")
     truths = Truths(is_calm=given.calm, attempts=given.attempts)
-    for program in programs:
+    for program in filter(lambda one: one.causes, programs):
         try:
             truths.measure(program, folder / "data", num_pairs=given.pairs)
         except RuntimeError as error:  # this machine may not be able to run it; the table then has no cost for it
