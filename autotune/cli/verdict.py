@@ -15,6 +15,7 @@ from rich.text import Text
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
+from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_text import escaped
 from autotune.quantities import ratio_text, seconds_text
 from autotune.records import Summary, Tier, objective_names
@@ -147,7 +148,9 @@ def _tiers(summary: Summary) -> RenderableType | None:
         elif side and side.get("value") is not None:
             ratio, words = tier_ratio(summary, side, tier)
             if ratio is None and not side.get("overrides"):
-                rows.append((tier.value, Text("nothing tried", style="quiet")))
+                others = _changes_of(summary, tier)
+                why = f"not tried without the others: {changes_phrase(others)}" if others else "nothing tried"
+                rows.append((tier.value, "", "", "", Text(why, style="quiet")))
                 continue
             seen.add(side.get("trial"))
             what = Text(changes_phrase(side.get("overrides") or {}), style="quiet")
@@ -156,6 +159,12 @@ def _tiers(summary: Summary) -> RenderableType | None:
             rate, interval = Text(side_texts(summary, side)[0]), Text(words, style="quiet")
             rows.append((tier.value, rate, ratio_text(ratio), interval, what))
     return _Tiers(rows) if rows else None
+
+
+def _changes_of(summary: Summary, tier: Tier) -> dict[str, Any]:
+    """Returns the best configuration's changes that belong to a tier."""
+    changes = (summary.get("best") or {}).get("overrides") or {}
+    return {key: value for key, value in changes.items() if key in CATALOGUE and CATALOGUE[key].tier is tier}
 
 
 def _front(summary: Summary) -> RenderableType | None:
