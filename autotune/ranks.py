@@ -16,8 +16,8 @@ from autotune.harness.protocol import RankResult
 # profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is not a straggler
-# A window contains only steps if its length differs by less than this share from the sum of its steps' durations. Rounding
-# makes a smaller difference, an evaluation between the steps a larger one.
+# If a window's length differs by less than this share from the sum of its steps' durations, nothing but steps is in the window.
+# Rounding makes a smaller difference, an evaluation between the steps a larger one.
 SAME_FRAC = 0.01
 
 

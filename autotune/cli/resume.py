@@ -100,7 +100,8 @@ def _more(summary: Summary) -> str:
 def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None:
     """Checks that a budget is not used up yet.
 
-    A used-up number of trials ends only the search. So it is no obstacle unless the user gave it: the finals may go on.
+    If only the number of trials is used up, the finals may still continue. That is an error only if the user has now given the
+    number (`has_trials`).
 
     Raises:
         BadInput: it is used up.
