@@ -100,8 +100,8 @@ def _more(summary: Summary) -> str:
 def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None:
     """Checks that a budget is not used up yet.
 
-    If only the number of trials is used up, the finals may still continue. That is an error only if the user has now given the
-    number (`has_trials`).
+    A used-up number of trials is an error only if the user has just given this number (`has_trials`). Otherwise, the search is
+    over, but the finals may still continue.
 
     Raises:
         BadInput: it is used up.

@@ -47,7 +47,7 @@ MAX_MODULES = 40  # rows of the table of modules
 
 @dataclass(frozen=True, kw_only=True)
 class Sized:
-    """The trials of a study whose batch size is known.
+    """A study's trials with a known batch size.
 
     Attributes:
         measured: trials with a known peak that did not run out of memory.
