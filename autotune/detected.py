@@ -140,7 +140,7 @@ def _step(result: RankResult) -> str:
     what = f"{usual:g} {result.unit}" if usual and result.unit != "steps" else "counts as one: the number of samples is unknown"
     if result.world_size > 1:
         what += " in each process"
-    batches = round(result.detected.get("batches_per_step") or 1)  # if the loader is one batch ahead: 1.2 after five steps
+    batches = round(result.detected.get("batches_per_step") or 1)  # 1.2 after five steps of a loader that is one batch ahead
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
         parts.append(f"{batches} batches each")
@@ -158,7 +158,8 @@ def _own_steps(found: dict[str, Any]) -> str:
 
 def _seen_without_steps(found: dict[str, Any]) -> str:
     """Returns what is known about a program that never reached an optimizer step."""
-    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])  # lists a loader once if each epoch makes it
+    # A loader that every epoch makes again is listed once.
+    sites = dict.fromkeys(near(str(site)) for site in found.get("loaders") or [])
     loaders = [f"a DataLoader made at {site}" for site in sites]
     passes = found.get("num_backwards")
     words = [*loaders, f"{passes} backward passes" if passes else "", *_counted(found.get("optimizers") or [])]

@@ -91,7 +91,7 @@ def _decide(facts: Facts) -> Verdict:
 
 
 def root(facts: Facts) -> RankResult | None:
-    """Returns the result of the rank that caused a failure: the first that did not fail because of another process.
+    """Returns the result of the rank that caused a failure: the first to fail by itself, not because of another process.
 
     If all exceptions merely report another process's failure, returns the first. Returns None if no rank raised an exception.
     """

@@ -27,7 +27,8 @@ _SECRET_WORDS = {
     "accesskey", "secretkey", "privatekey", "authorization", "cookie",
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
-# Words beside "token", as in --eos_token_id and --max_token_length, and before "key", as in --image_key, that show no secret.
+# Words that show that a name is not secret: the first set counts next to "token" (--eos_token_id, --max_token_length), the
+# second set before "key" (--image_key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
 }  # fmt: skip

@@ -17,7 +17,7 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]*[0-~]?",
     re.MULTILINE,
 )
-# Control characters, and those that reorder the text around them or break its lines.
+# Control characters, and characters that reorder the text around them or break its lines.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _SENTENCE = re.compile(r"[.;!?](?=\s)")
 

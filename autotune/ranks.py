@@ -16,8 +16,8 @@ from autotune.harness.protocol import RankResult
 # profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
 MAX_STRAGGLER_WAIT_FRAC = 0.25  # a rank that waits in collectives for a larger share of a step is not a straggler
-# A window contains only steps if its length differs by less than this share from the sum of its steps' durations. Rounding
-# makes a smaller difference, an evaluation between the steps a larger one.
+# A window counts as consecutive steps, with no evaluation between them, if its length differs by less than this share from the
+# sum of its steps' durations. Rounding makes a smaller difference, an evaluation a larger one.
 SAME_FRAC = 0.01
 
 
@@ -36,9 +36,9 @@ class Pace(NamedTuple):
 def pace(result: RankResult, first: RankResult) -> Pace | None:
     """Returns a rank's mean step; None if the rank has no steps to average over.
 
-    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
-    a rank without a window of its own because its steps varied too much. But if evaluations lie between the steps, a rank uses
-    its own window, because windows leave evaluations out.
+    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window. So
+    does a rank whose steps varied too much for a window of its own. But if evaluations lie between the steps, a rank uses its
+    own window, because windows leave evaluations out.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:

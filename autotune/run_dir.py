@@ -26,7 +26,7 @@ PROBE_BYTES = 1 << 20  # about as much as a trial writes
 LONG = ('"trials": ', '"explanation": ')  # entries of summary.json that may become large; each is on a line of its own
 CUT_OFF = "autotune was ended before the study was over"
 
-Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # file -> its time, size and inode when it was read, its record
+Known = dict[Path, tuple[tuple[int, int, int], TrialRecord]]  # file -> (its time, size and inode when it was read), its record
 
 
 class StudyFolder:
@@ -118,7 +118,7 @@ class StudyFolder:
         return owner_of(self.path) is not None
 
     def check_free(self) -> None:
-        """Checks that no other tuner is working on the study, before a long wait for a node. `claimed` checks it afterwards.
+        """Checks that no other tuner is working on the study, before a long wait for a node. `claimed` checks again later.
 
         Raises:
             BadInput: another tuner is working on it.

@@ -37,7 +37,7 @@ class Choice:
         return self if self.contains(value) else Choice(_ordered((*self.values, value)))
 
     def nearest(self, value: KnobValue) -> KnobValue | None:
-        """Returns `value` if the domain has it, else the closest number; None if `value` is not a number, or no choice is."""
+        """Returns `value` if it may be proposed, else the closest number; None if there are no two numbers to compare."""
         if self.contains(value):
             return value
         numbers = [own for own in self.values if _is_number(own)]

@@ -243,8 +243,8 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     in which the machine was slow.
 
     Args:
-        rounds: for each round, a dict from entrant to rate per second, all positive. A round with a single entrant compares
-            nothing.
+        rounds: for each round, a dict from entrant (the number of a configuration in the finals) to rate per second, all
+            positive. A round with a single entrant compares nothing.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
     cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]

@@ -12,12 +12,12 @@ slots are those of StudyRecord. Explanations of the shapes below:
 - attribution: one entry for each change of the best, largest effect first; the verdict is "faster", "same", "slower",
   "ambiguous", "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is
   the budget with which the missing effects can be measured. front is the Pareto front of several objectives.
-- parity: the verdict is "passed", "not checked" or "not needed"; failed are the sets of changes that were ruled out.
+- parity: the verdict is "passed", "not checked" or "not needed"; failed lists the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
 - disturbed_by: a disturbance that the study accepted, from trial since_trial on. own_share, drift, not_finite and page_cache
   are sentences on other things that affect the rates; cycles is a sentence like "Steps come in cycles of 40 steps in 2.5 s".
-- break_even and search_cost are documents of compare/break_even.py, verification of compare/verify.py, recording of
-  study/recording.py, explanation of explain/explanation.py.
+- Other modules describe break_even and search_cost (compare/break_even.py), verification (compare/verify.py), recording
+  (study/recording.py) and explanation (explain/explanation.py).
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ GAINS = {
 }
 NO_TIME = "no time"  # the reason if there was no time to measure an effect; one line reports all such effects
 HEADS = {TIME: "T(N)", ENERGY: "J/{unit}", COST: "per epoch"}
-MAX_LOG_LINES = 15  # of a failed trial, in a message
+MAX_LOG_LINES = 15  # maximum number of log lines that the message about a failed trial shows
 
 
 def knob_phrase(key: str, value: KnobValue) -> str:

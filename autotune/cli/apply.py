@@ -148,7 +148,7 @@ def _of_another_program(best: Best, argv: list[str]) -> list[str]:
 def _shutting_out(argv: list[str]) -> list[str]:
     """Returns a warning if the command seems to keep the settings out of the program; [] otherwise.
 
-    It cannot be checked later, because the program replaces this process.
+    Whether it does cannot be checked later, because the program replaces this process.
     """
     from autotune.config.program import ELSEWHERE, program_of
 

@@ -46,7 +46,7 @@ def _open_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is the stream's
             closed.append(name)
             setattr(
                 sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """Makes standard output escape characters that its encoding lacks, such as bytes of a file name that is not UTF-8."""
+    """Lets standard output print, as escapes, characters that its encoding lacks: bytes of a file name that is not UTF-8."""
     if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 

@@ -90,7 +90,7 @@ def write_bytes(content: bytes, file: Path, option: str) -> None:
         BadInput: as `write`.
     """
     check_output(file, option)
-    # Writes into a pipe or a device such as /dev/full. In a study's folder, which may be a stranger's, replaces it instead.
+    # A pipe, or a device such as /dev/full, is written into; in a study's folder, which may be a stranger's, it is replaced.
     is_special = os.path.exists(file) and not file.is_file() and around(file) is None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ from autotune.trackers.store import LOCK_FILE
 
 CACHE, TRACES, LOGS, OTHER, WHOLE = KINDS = ("compile cache", "traces", "logs", "other", "whole study")
 OF_STUDY = {CACHE: ("compile_cache",), LOGS: ("tracking.log",), OTHER: ("*.tmp", ".probe")}
-OF_TRIAL = {  # of trials that are over
+OF_TRIAL = {  # files of trials that are over
     TRACES: ("trace.rank*.json.gz",),
     LOGS: ("stdout.log", "stderr.log", "stdout.first.log", "stderr.first.log"),
     OTHER: ("progress.jsonl", "loader*.bin", "peer*.json", "unfinished.trace.*", "*.tmp", SCRATCH),

@@ -100,7 +100,8 @@ def _more(summary: Summary) -> str:
 def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None:
     """Checks that a budget is not used up yet.
 
-    A used-up number of trials ends only the search. So it is no obstacle unless the user gave it: the finals may go on.
+    A used-up number of trials is an error only if the user has just given this number (`has_trials`). Otherwise, the search is
+    over, but the finals may still continue.
 
     Raises:
         BadInput: it is used up.

@@ -93,7 +93,7 @@ def _settings(record: TrialRecord, baseline: TrialRecord) -> Table:
         if key in record.changed:
             value = f"{earlier_text(baseline.knobs.get(key))} -> {value}"
         elif report.get("status") == APPLIED and report.get("observed") is not None:
-            value = value_text(report["observed"])  # differs from the setting if the harness had to fork added workers
+            value = value_text(report["observed"])  # differs if the harness had to fork workers that the trial added
         said = ": ".join(str(report[name]) for name in ("status", "reason") if report.get(name))
         made.add_row(Text(key), Text(value), Text(said))
     return made

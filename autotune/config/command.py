@@ -28,7 +28,8 @@ from autotune.plain_text import one_line
 from autotune.records import Knobs
 from autotune.studies import RESERVED_NAMES
 
-# A placeholder without its group, as a whole value. In other text, "runs/{model}_{batch_size}", braces are the program's own.
+# A placeholder without its group that is a whole word or value: "--batch-size={batch_size}". Other braces, as in
+# "runs/{model}_{batch_size}", belong to the program.
 SHORT = re.compile(r"(?<![^\s=])\{(\w+)(?:=[^{}]*)?\}(?!\S)")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # a knob, and its default in recipes

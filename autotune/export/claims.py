@@ -67,7 +67,7 @@ class Claimed:
 
     @property
     def beyond(self) -> str:
-        """The study's best, if it changes something but the entry does not: "2.092 x the baseline, with bf16"; "" otherwise."""
+        """Gain and changes of the study's best if this entry changes nothing: "2.092 x the baseline, with bf16"; else ""."""
         best, ratio = self.summary["best"] or {}, (self.summary["speedup"] or {}).get("ratio")
         is_excluded = best.get("overrides") and not self.entry["overrides"] and ratio
         return f"{ratio:.3f} x the baseline, with {changes_phrase(best['overrides'])}" if is_excluded else ""

@@ -126,7 +126,7 @@ def advice_of(summary: Summary) -> str:
 
 
 def no_interval_text(side: dict[str, Any]) -> str:
-    """Returns "no interval: REASON". A rate of the finals has no REASON here, since `origin_text` gives it ("one round")."""
+    """Returns "no interval: REASON"; for a rate of the finals "no interval", since `origin_text` gives the reason there."""
     is_said = side.get("measured_in") == "finals" or not side.get("why_no_ci")
     return "no interval" if is_said else f"no interval: {side['why_no_ci']}"
 

@@ -17,8 +17,8 @@ from autotune.records import COST, ENERGY, TIME, Kind, Summary, TrialRecord
 
 MAX_KEY_CHARACTERS = 250  # limit of MLflow 3 (mlflow/utils/validation.py)
 
-RATIO = "ratio to baseline"  # of a study, as in its verdict: measured in the finals
-# Of a trial: its one measurement divided by the baseline's first. The largest of many such ratios is overstated.
+RATIO = "ratio to baseline"  # a study's ratio, as in its verdict: measured in the finals
+# A trial's ratio: its only measurement divided by the baseline's first. The largest of many such ratios is overstated.
 SINGLE_RATIO = "ratio measured once"
 STEP_ALONE, LOADER_ALONE = "step alone per second", "loader alone per second"  # device_rate and loader_rate
 MEMORY = "memory GiB"
@@ -161,7 +161,7 @@ def readable(name: str, value: float) -> tuple[str, float]:
 
 
 def shown(numbers: dict[str, Any]) -> dict[str, float]:
-    """Returns those numbers that are finite, rounded to three digits, under names that MLflow accepts."""
+    """Returns the finite numbers, rounded to three digits, under names that MLflow accepts."""
     is_known = {key: isinstance(value, int | float) and math.isfinite(value) for key, value in numbers.items()}
     return {mlflow_name(key): _digits(value) for key, value in numbers.items() if is_known[key]}
 

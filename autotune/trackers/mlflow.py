@@ -174,7 +174,7 @@ class MlflowTracker(Tracker):
                 if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
                     raise
         if found.lifecycle_stage != "active":
-            place = f"{store.URI_VARIABLE}={shell_word(self._secrets.text(self.uri))}"  # else MLflow would restore it elsewhere
+            place = f"{store.URI_VARIABLE}={shell_word(self._secrets.text(self.uri))}"  # otherwise MLflow uses another store
             restore = f"{place} mlflow experiments restore --experiment-id {found.experiment_id}"
             raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
         self._check_place(found.artifact_location)
@@ -280,7 +280,7 @@ class MlflowTracker(Tracker):
             text = read_bytes(file).decode("utf-8", "replace")
         except (FileNotFoundError, ValueError):  # ValueError: a pipe or a huge file in a stranger's study
             return
-        # `message` masks known values only, so that JSON stays valid.
+        # `message` masks only known values and credentials in URLs, so that JSON stays valid.
         self._client.log_text(run_id, self._secrets.message(text), name or file.name)
 
     def _log(

@@ -22,7 +22,7 @@ from autotune.trackers.parent_watch import ParentWatch
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
-LONGEST_PAUSE_S = 30.0  # between two attempts on a store that is down
+LONGEST_PAUSE_S = 30.0  # longest pause between two attempts on a store that is down
 # Mirroring uses at most this share of one core's time: reading a study takes longer with every trial, and trials run meanwhile.
 SHARE_FRAC = 0.05
 # How long this process may still write after the tuner has ended or closed the pipe (see ParentWatch). 60 s were not enough

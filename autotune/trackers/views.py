@@ -160,7 +160,7 @@ def _columns(columns: Sequence[tuple[str, int]]) -> dict[str, Any]:
 
 
 def _sections() -> list[dict[str, Any]]:
-    """Returns the groups of charts: those that are made here, and the folded ones for what MLflow adds by itself."""
+    """Returns the groups of charts: one for the charts made here, and folded ones for the charts that MLflow adds by itself."""
     own = {"uuid": _SECTION, "name": _SECTION, "display": True, "isReordered": False, "columns": 2, "cardHeight": 320}
     names = (*_FOLDED, "System metrics")
     return [own, *({"uuid": name, "name": name, "display": False, "isReordered": False} for name in names)]

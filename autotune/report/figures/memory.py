@@ -36,7 +36,9 @@ from autotune.report.study import BASELINE, Study
 from autotune.report.trials import phrases
 
 UNITS = (2**40, 2**30, 2**20, 2**10)
-NEAR_FRAC = 0.2  # the capacity is drawn if a trial ran out of memory or used more than this share; else all marks would be flat
+# The capacity is drawn if a trial ran out of memory or used more than this share. Otherwise, an axis up to the capacity would
+# press all marks to the bottom.
+NEAR_FRAC = 0.2
 TEXT_FRAC = 0.07  # height of a text, as a share of a plot
 MAX_NAMED = 5  # maximum number of trials in a sentence
 OTHER = "other, such as workspaces of cuBLAS"
@@ -45,7 +47,7 @@ MAX_MODULES = 40  # rows of the table of modules
 
 @dataclass(frozen=True, kw_only=True)
 class Sized:
-    """The trials of a study whose batch size is known.
+    """A study's trials with a known batch size.
 
     Attributes:
         measured: trials with a known peak that did not run out of memory.
