@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from autotune.search.rates.coding import BATCH, Array
 
-# Knobs that change the bytes of a sample or of the model.
+# Knobs that change the bytes of a sample or of the model. Configurations with equal values of these knobs form a class.
 CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
