@@ -261,9 +261,9 @@ class AblationResults:
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and is not
         slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
-        that gain too little. Of these parts, the one with the fewest changes is returned. A measured part with even fewer
-        changes replaces it if that part lacks only changes that `idle()` leaves out. One measurement of such a part is enough,
-        since there may have been no time for more rounds.
+        that gain too little. Of these parts, the one with the fewest changes is returned. A part with even fewer changes is
+        returned instead if it lacks only changes that `idle()` leaves out and was measured at least once, since there may have
+        been no time for more rounds.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}

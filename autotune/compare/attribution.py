@@ -41,7 +41,7 @@ UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds r
 # studies of each of two noisy programs, 2.0 instead of 1.0 brought the exported configuration from .981 to .986 of the
 # optimum (mlp) and from .992 to 1.000 (transformer); studies took 20 % longer.
 UNTIMED_FRAC = 2.0
-VAGUE = 0.1  # an effect is vague, and gets another trial, if its interval's half-width is larger (log scale)
+VAGUE = 0.1  # an effect whose interval has a larger half-width (log scale) is vague, and gets another trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
 PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations

@@ -196,7 +196,7 @@ def countable(records: list[TrialRecord]) -> list[TrialRecord]:
 
 
 def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]]:
-    """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> its repeat.
+    """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> trial of the round.
 
     If a round measured the baseline and trial 7 again, as trials 20 and 21, its dict has the keys 0 and 7.
 

@@ -44,7 +44,7 @@ CHOOSING_ROUNDS = 2  # the second round runs only configurations within reach of
 SINGLE_SPREADS = 2 * math.sqrt(2)
 SLACK_PAIRS = 0.5  # the ablation leaves time for this many spare pairs, in case a pair takes longer than expected
 LARGE_EFFECT = 1.15  # above this ratio to the baseline, confirming the best is worth more than further search trials
-KNOWN_TO_FRAC = 0.5  # the ablation leaves time for the reporting pairs that measure the gain to ± this share of it (log scale)
+KNOWN_TO_FRAC = 0.5  # the ablation leaves time for enough reporting pairs to know the gain to ± this share of it (log scale)
 WELL_KNOWN_TO_FRAC = 0.25  # replaces KNOWN_TO_FRAC while the ablation only makes vague effects more precise
 MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the time left
 

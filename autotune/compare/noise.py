@@ -18,7 +18,7 @@ from autotune.stats import Noise
 from autotune.trials.session import configuration_key
 
 # Limits on the degrees of freedom that evidence may add.
-MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs have 7, so their own spread counts more
+MAX_FREEDOM = 6.0  # for this study's rounds except the pairs; eight pairs alone have 7, so the pairs' own spread counts more
 SAME_PROGRAM_FREEDOM = 4.0  # for earlier studies of the same program on this machine
 OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be half or twice as large
 # Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had

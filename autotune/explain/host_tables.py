@@ -12,7 +12,7 @@ from autotune.plain_text import one_line
 from autotune.quantities import percent_text
 from autotune.stats import sum_known
 
-# Factor on the number of workers that follows from the mean service time, because service times vary.
+# The number of workers computed from the mean service time is multiplied by this, because service times vary.
 WORKER_MARGIN = 1.1
 MAX_TEXT_CHARS = 200
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "input", "other")

@@ -28,7 +28,7 @@ def is_torch(line: Line, lines: Lines) -> bool:
 
 
 def file_of(callee: str, lines: Lines) -> str:
-    """Returns the path of the file with a library function, such as "functional.py:linear"; "" if `lines` has no line of it."""
+    """Returns the path of the file of a library function such as "functional.py:linear"; "" if `lines` has no line of it."""
     name, _, function = callee.partition(":")
     found = (line for line in lines.lines if not line.is_own and line.function == function)
     return next((line.file for line in found if os.path.basename(line.file) == name), "")

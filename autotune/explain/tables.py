@@ -101,7 +101,7 @@ class Tables:
 
 @dataclass(kw_only=True)
 class Explanation:
-    """The input for findings."""
+    """The files of the passes, and the tables made from them. Findings are based on both."""
 
     passes: Passes
     tables: Tables

@@ -28,7 +28,7 @@ from autotune.plain_text import plain
 MAX_EVENTS = 2_000_000  # events that are kept; a pass profiles at most 200,000
 MAX_NAME_CHARS = 2_000  # characters of a name; the longest C++ kernel names seen had 1,500
 SKIPPED = "{:,} of {:,} events have no usable name or time and are left out"
-MAX_ELEMENTS = 1 << 62  # of a tensor
+MAX_ELEMENTS = 1 << 62  # largest number of elements of a tensor
 
 OPERATOR, ANNOTATION, RUNTIME, KERNEL, COPY, SET = range(6)
 _CATEGORIES = {
@@ -143,6 +143,7 @@ def read_trace(path: Path, mask: Callable[[str], str] = str) -> Trace:
     except zlib.error as error:
         raise Unreadable(f"{path.name}: damaged: {error}") from None
     except json.JSONDecodeError as error:
+        # If JSON was cut short, a string is unterminated, or the error lies in the last word, such as "fals".
         is_whole = not (error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()) - len("fals"))
         if is_whole:
             raise Unreadable(f"{path.name}: not JSON: {error}") from None

@@ -18,7 +18,7 @@ from autotune.replay.strategies import STRATEGIES, strategy
 from autotune.replay.study import Limits, Replayed, replay
 from autotune.replay.table import Table
 
-# The strategies without --sampler: all but the Gaussian process, which takes as long as all the others together.
+# The strategies that run if --sampler is not given: all but the Gaussian process, which takes as long as the others together.
 USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 
@@ -92,10 +92,10 @@ _Job = tuple[Path, str, int]
 def _studies(jobs: Sequence[_Job], asked: Asked, on_study: Callable[[], None]) -> list[Replayed]:
     if asked.num_jobs == 1:
         return [_counted(_study(job, asked.limits), on_study) for job in jobs]
-    # Not forked: torch and Optuna may hold locks and threads in this process.
+    # The workers are not forked, because torch and Optuna may hold locks and threads in this process.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=asked.num_jobs, mp_context=context, initializer=_end_with_parent) as pool:
-        # In chunks, to reduce overhead; in order, so that the result does not depend on timing.
+        # Jobs are sent in chunks, to reduce overhead. Results keep the order of the jobs, so they do not depend on timing.
         chunk = max(1, min(10, len(jobs) // (4 * asked.num_jobs)))
         try:
             found = pool.map(functools.partial(_study, limits=asked.limits), jobs, chunksize=chunk)

@@ -20,7 +20,7 @@ SCHEMA = 1
 AT_TRIALS = (10, 20, 40)
 TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a search takes to reach them
 WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, strategies hardly differ: the table is too easy
-NEAR_CAP_FRAC = 0.8  # if the optimum fills less of the memory, a search loses nothing by avoiding large configurations
+NEAR_CAP_FRAC = 0.8  # if the optimum fills less than this share of the memory, avoiding large configurations loses nothing
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
 CURVE_POINTS = 60  # number of points of a curve over seconds
 

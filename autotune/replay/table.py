@@ -24,7 +24,7 @@ from autotune.plain_json import from_json
 from autotune.plain_text import plain, shortened
 from autotune.records import Knobs, NewerVersion, Outcome, check_schema
 
-SCHEMA = 1  # of the format
+SCHEMA = 1  # version of the format
 MAX_BYTES = 2**28  # maximum size of an unpacked table; a small file may unpack to more than fits into memory
 SUFFIX = ".jsonl.gz"
 FORMAT = "autotune table"
@@ -46,7 +46,7 @@ class Measurement:
         round: which repeat of its configuration it is, from 1.
         changed: the configuration's changes to the baseline.
         outcome, reason, value, ci: as in TrialRecord.
-        is_disturbed: whether it was measured on a machine that did not get quiet.
+        is_disturbed: whether a disturbance of the machine did not end, so that a disturbed measurement was kept.
         seconds: wall time of the last attempt, from launch until the last process was gone.
         metrics: as in TrialRecord.
         ended: how the processes ended; a dict with the keys "exit_code", "signal", "cause", "phase" and "evidence", as in
@@ -80,7 +80,7 @@ class Table:
     Attributes:
         workload: what was trained, in a word or two: the recording's name.
         machine: facts of the machine: `machine.host_facts()` without the machine's name.
-        versions: versions of autotune, torch and Python.
+        versions: versions of autotune, torch, Python and Optuna.
         asked: a dict from knob key to the domain that the user gave, as `Domain.as_json` or {"auto": true}.
         pinned: knobs fixed for every trial.
         placeholders: {knob: its value in the baseline} for the knobs that are arguments of the command.

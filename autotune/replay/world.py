@@ -84,7 +84,7 @@ class World:
     def truth(self, key: Key, *uses: Use) -> float:
         """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate.
 
-        If all repeats were served, or the others have no rate, returns the mean over all.
+        If all repeats were served, or the unserved ones have no rate, returns the mean over all repeats.
         """
         served = {number for use in uses for number in self._served[use][key]}
         unseen = [one for one in self._all[key] if one.number not in served]
@@ -93,7 +93,7 @@ class World:
     def held_out(self, key: Key) -> float:
         """Returns the rate of the held-out repeat, which is never served; 0 for a configuration without a rate.
 
-        If no repeat is held out, or the held-out one has no rate, returns the mean over all.
+        If no repeat is held out, or the held-out repeat has no rate, returns the mean over all repeats.
         """
         served = {one.number for one in self._may_be_served[key]}
         unseen = [one for one in self._all[key] if one.number not in served]

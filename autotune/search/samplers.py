@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
 
-NUM_STARTUP_TRIALS = 6  # Optuna's default is 10, but here the trials that the study adds replace random trials
+NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; fewer random trials are needed here, because the study adds trials of its own
 MAX_GRID_POINTS = 100_000
 Distributions = Mapping[str, BaseDistribution]
 

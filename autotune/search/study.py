@@ -84,7 +84,7 @@ def scores_of(record: TrialRecord) -> list[float | None]:
 
 
 def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns facts about a trial that Optuna itself does not use, but a sampler needs. They are stored in the journal."""
+    """Returns facts about a trial that a sampler needs, but Optuna itself does not. The journal stores them."""
     return {
         "outcome": str(record.outcome),
         "score": scores_of(record)[0],
@@ -230,7 +230,7 @@ class _Storage(JournalStorage):
         return list(trials.values())
 
     def _shared(self, trial_id: int) -> int:
-        """Makes a finished trial share equal distributions and names with earlier trials, because Optuna makes copies."""
+        """Replaces a finished trial's distributions and names, which are copies, by those of earlier trials. Returns its id."""
         trial = self.get_trial(trial_id)
         if not trial.state.is_finished():
             return trial_id

@@ -91,6 +91,7 @@ def _first_result(path: Path) -> RankResult:
 
 
 def _noted_s(folder: StudyFolder) -> float:
+    """Returns the wall time that the study's summary states; 0 if there is none."""
     with contextlib.suppress(OSError, ValueError):
         total_s = folder.read_summary()["seconds"].get("total")
         return float(total_s) if isinstance(total_s, int | float) else 0.0

@@ -52,7 +52,7 @@ def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], boo
         is_known: whether a configuration needs no trial, see settled.py.
     """
     space = session.resolved
-    # In a resumed study, configurations of earlier studies that it has already tried count, too.
+    # After a resume, the configurations of earlier studies that this study has already tried count, too.
     num = len({configuration_key(record.changed) for record in session.searched if record.origin == EARLIER})
     for seed in session.about.warm_start.get("seeds", []):
         if num >= NUM_EARLIER_SEEDS:

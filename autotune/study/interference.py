@@ -21,9 +21,9 @@ from autotune.trials.places import Place
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8  # fewest pairs after which trials may run in parallel; most pairs of a calibration
-# Trials run in parallel only if the whole interval of the ratio lies above 1 minus a margin. The margin is MARGIN_FRAC or the
-# machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. It may be twice the margin of the finals, because
-# neighbours slow all configurations alike, and the finals measure the best configurations alone.
+# Trials run in parallel only if the whole interval of the ratio (rate in parallel / rate alone) lies above 1 minus a margin.
+# The margin is MARGIN_FRAC or the machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. It may be twice that
+# of the finals, because neighbours slow all configurations alike, and the finals measure the best configurations alone.
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1

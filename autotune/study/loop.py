@@ -276,7 +276,7 @@ class _Study:
     def _open(self) -> Tracking | None:
         if self._earlier:
             self._folder.tidy()
-            self._end_leftovers()  # before records are written: a trial that has a record counts as sealed
+            self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
         self._folder.write_config(self._inputs.yaml)

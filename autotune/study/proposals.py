@@ -30,8 +30,8 @@ MAX_REPEATED_PROPOSALS = 40  # after this many known configurations in a row fro
 SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, random ones are drawn
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
-# The late proposals wait for the running trials, because one of them may become the best. If there are at most FEW_FRAC as many
-# as finished ones, that is too unlikely to leave slots idle.
+# The late proposals wait for the running trials, because one of them may become the best. If at most FEW_FRAC times as many
+# trials run as have finished, this is unlikely. Then the late proposals do not wait, which would only leave slots idle.
 FEW_FRAC = 0.1
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
@@ -171,8 +171,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless it costs a compilation. A trial of another compilation takes as long and often
-        gains as much. So in this case, it waits for the sampler's next proposal that has the suspected value, and replaces it.
+        Such a proposal comes immediately, unless the suspected value costs a compilation: a trial of another compilation takes
+        as long and often gains as much. Then it replaces the sampler's next proposal that has the suspected value.
         """
         yield from self._questions()
         for proposal in proposals:

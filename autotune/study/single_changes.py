@@ -1,4 +1,4 @@
-"""Proposes the best trial so far with one knob changed, as an expert does by hand. For more, a short study has no time."""
+"""Proposes the best trial so far with one knob changed, as an expert does by hand. A short study has no time for more."""
 
 from __future__ import annotations
 

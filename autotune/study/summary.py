@@ -155,6 +155,7 @@ def _by_tier(
     *,
     is_held: bool,
 ) -> dict[str, Any]:
+    """Returns {tier: entry of the best configuration of this tier or a lower one}."""
     if baseline is None or best is None:
         return {}
     found = {}

@@ -83,7 +83,7 @@ def _functions(evidence: Evidence) -> list[list[Line]]:
     Leaves out lines in which a library trains, such as `trainer.fit(model)`: the program cannot change what costs time there.
     """
     groups: dict[tuple[str, str], list[Line]] = {}
-    phases: dict[tuple[str, int], set[str]] = {}  # phases in which a line, without the program's lines it calls, takes time
+    phases: dict[tuple[str, int], set[str]] = {}  # (file, line) -> phases in which the line takes time by itself
     found = evidence.own_lines()
     for line in found:
         if line.self_s:

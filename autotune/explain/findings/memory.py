@@ -1,4 +1,4 @@
-"""Rules for memory: the GPU's allocator retries or reserves memory that it cannot use; the host's returns memory."""
+"""Rules for memory: retries of the GPU's allocator, memory that it reserves but cannot use, page faults on the host."""
 
 from __future__ import annotations
 

@@ -374,7 +374,10 @@ def _wanted(evidence: Evidence) -> int | None:
 
 
 def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
-    """Returns the seconds of a step that more workers save: they make the input while the step computes, maybe on its cores."""
+    """Returns the seconds of a step that more workers save.
+
+    The workers make the input while the step computes. On a CPU they may need the step's cores.
+    """
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:

@@ -123,7 +123,10 @@ class AveragedForecast:
         return found
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
-        """Returns trials of configurations, given with their codes, that ended as expected. On shared cores D is unknown."""
+        """Returns a trial for each configuration, given with its code. The trials end as expected.
+
+        If the step and the loader share cores, the trial has no D.
+        """
         expected = self.means(codes)
         is_shared = self._views.are_shared(codes).tolist()
         rows = zip(configurations, is_shared, *np.exp([expected.mean, expected.device, expected.loader]).tolist(), strict=True)

@@ -47,8 +47,8 @@ class Features:
     Attributes:
         effects: columns of single knobs, each multiplied by the prior spread of its weight.
         knobs: the columns from which products of two knobs are made.
-        squares: products of two columns of the same knob, or other columns with the same inner products. These inner products
-            are subtracted from the squared ones of `knobs`, so that only products of two different knobs are left.
+        squares: products of two columns of the same knob, or other columns with the same inner products. The inner products of
+            `squares` are subtracted from the squared ones of `knobs`, so that only products of two different knobs are left.
     """
 
     effects: Array

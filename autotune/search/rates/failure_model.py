@@ -19,13 +19,13 @@ class Proven:
     """Values, and pairs of values, with which configurations have worked.
 
     Args:
-        worked: measured configurations, the baseline first; it is {} if the others are given as changes to the baseline.
+        worked: measured configurations, the baseline first; the baseline is {} if the others are given as changes to it.
     """
 
     def __init__(self, worked: Iterable[Mapping[str, Any]] = ()) -> None:
         self.usual: frozenset[Value] | None = None  # the baseline's values
         self.values: set[Value] = set()
-        self.pairs: set[frozenset[Value]] = set()  # pairs that worked together, of values that the baseline lacks
+        self.pairs: set[frozenset[Value]] = set()  # pairs that worked together; only of values that the baseline does not have
         self._latest: tuple[tuple[int, int, int], FailureModel] | None = None
         for params in worked:
             self.add(params)
@@ -62,8 +62,8 @@ class FailureModel:
     leaving out the baseline's values. If there are several such failures, and exactly one pair occurs in all of them, this pair
     is known to fail.
 
-    If values of a numeric knob are known to fail, and only the baseline's is proven, its other values will probably fail, too
-    (ALIKE).
+    If values of a numeric knob are known to fail, and no value but the baseline's is proven, the knob's other values will
+    probably fail, too (ALIKE).
 
     Args:
         worked: a `Proven`, or the configurations from which to make one.

@@ -105,7 +105,9 @@ class Facts:
 
 
 class Known:
-    """The trials of a study, by number, and what the models need to know about all of them; valid until the next reading.
+    """The trials of a study in the order of their numbers, and what the models need to know about all of them.
+
+    Valid until `History.seen` is called again.
 
     Attributes:
         first: finished trials, with lower numbers than all in `rest`.
@@ -162,7 +164,7 @@ class Known:
 
     @cached_property
     def peaks(self) -> list[Peak]:
-        """As in `Facts`, for all trials."""
+        """The values of `Facts.peaks`, over all trials."""
         return list((self.first.peaks | {_peak_key(one): one.peak for one in self.rest}).values())
 
     @property
@@ -230,7 +232,7 @@ class History:
         return Known((one for _, one in self._others.values()), self._first)
 
     def _once(self, trial: FrozenTrial) -> Seen:
-        """Returns a trial as it was read before, if it has not changed since."""
+        """Reads a trial, or returns what was read before if the trial has not changed since."""
         before, found = self._others.get(trial.number, (None, None))
         if found is None or (found.is_running and before is not trial):
             return self._read(trial) if _is_over(trial) else Seen(params=trial.params, is_running=True)
@@ -304,7 +306,7 @@ def _finished(trial: FrozenTrial) -> Seen:
 
 
 def _score(trial: FrozenTrial, stored: Mapping[str, Any]) -> float | None:
-    """Returns the stored score, if there is one: Optuna's value is the study's worst score if the trial cannot win."""
+    """Returns the stored score, else Optuna's value, which is the study's worst score if the trial cannot win."""
     score = stored.get("score")
     return score if score is not None or not trial.values else trial.values[0]
 

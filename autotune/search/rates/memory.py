@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from autotune.search.rates.coding import BATCH, Array
 
-# Knobs that change the bytes of a sample or of the model.
+# Knobs that change the bytes of a sample or of the model. Configurations with equal values of these knobs form a class.
 CLASS_KNOBS = (
     *("precision.amp", "compile.mode", "memory.activation_checkpointing"),
     *("parallel.strategy", "parallel.reshard_after_forward"),
@@ -120,9 +120,8 @@ class MemoryModel:
     def chance(self, params: Mapping[str, Any]) -> float:
         """Returns the probability that a configuration fits.
 
-        The probability is 0 if some trial ran out of memory although it needs no more memory than this configuration. It is 1
-        if some trial fitted although it needs no less. In all other cases the model decides; without a model, the probability
-        is 1.
+        The probability is 0 if a trial that needs at most as much memory ran out of it, and 1 if a trial that needs at least as
+        much fitted. In all other cases the model decides; without a model or a batch size, the probability is 1.
         """
         return float(self.chances([params])[0])
 

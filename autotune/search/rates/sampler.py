@@ -327,7 +327,11 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return num >= RESCALE_TIMES * self._num_scaled
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
-        """Returns the forecast from D and L; or the forecast from the rates alone, if the latter has the smaller error."""
+        """Returns the forecast from D and L.
+
+        If too little is known of D and L, or if their forecast has a large error and the rates alone give a smaller one,
+        returns the forecast from the rates alone.
+        """
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         if not forecast.is_decomposed:
             is_wanted = self.options.decomposition

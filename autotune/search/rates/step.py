@@ -172,7 +172,7 @@ class Step:
         )
 
     def _wanted(self, best: Codes) -> tuple[Codes, Array]:
-        """Returns the new candidates that may work, and each one's probability to work, as `_chances_to_work`.
+        """Returns the new candidates that may work, and for each one the result of `_chances_to_work`.
 
         Candidates that need a compilation are included only if they are worth it.
         """

@@ -69,7 +69,7 @@ def supposition(
 
 
 def _failing(running: Sequence[Params], coding: Coding, proven: Proven, rng: np.random.Generator) -> frozenset[Value]:
-    """Draws values that are assumed to fail, from those of the running trials that have not worked yet.
+    """Draws values that are assumed to fail, from the running trials' values with which no trial has worked yet.
 
     Values of numeric knobs are never drawn: they are assumed to fail only by running out of memory.
     """
