@@ -78,7 +78,7 @@ def test_a_program_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
 
 
 def test_gpu_that_is_too_old_for_float8_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example, a best.yaml from an H100 is used on an A100."""
+    """For example, a best.yaml from an H100 may be used on an A100."""
     monkeypatch.setattr(float8, "is_installed", lambda: True)
     assert module.observe(nn.Linear(32, 32))["capability"] is None  # torch emulates the products on a CPU
     on_a_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))

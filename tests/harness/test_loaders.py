@@ -81,7 +81,7 @@ def test_evaluation_between_steps_is_excluded_from_the_measured_window(trial: Tr
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
     rates = found.window.block_rates_per_s
-    assert min(rates) > 0.08 * max(rates)  # a block of 20 ms that included the evaluation would have 5 %
+    assert min(rates) > 0.08 * max(rates)  # with the evaluation, a block of 20 ms would have 5 %
 
 
 @pytest.mark.thorough

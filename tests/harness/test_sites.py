@@ -1,4 +1,4 @@
-"""Which loaders of a real run get the study's knobs."""
+"""Which loaders of a real run the study's knobs apply to."""
 
 from types import SimpleNamespace
 

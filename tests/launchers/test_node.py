@@ -70,7 +70,7 @@ def test_trial_environment_is_the_local_one_plus_only_the_devices_of_the_engine(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order defines the numbers
+    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order defines what 3 means
     engine = {**devices, "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
     launcher = ready(make(environment=engine))
     local = LocalLauncher()
