@@ -26,7 +26,7 @@ from tests.benchmarks.trials import Bench, Measured
 RULES = MeasureRules(warmup_min_device_s=0.3, warmup_max_s=20.0, min_s=0.5, max_s=2.0, slow_max_s=4.0, promoted_max_s=2.0)
 SMALL = ("model=resnet18", "model.image_size=64", "model.num_classes=10")
 WARM = ("torch", "torchvision")
-# Takes the given MiB of the device, reports it, and computes until it is killed.
+# Allocates the given MiB on the device, prints "there", and computes until it is killed.
 HOLDER = """
 import sys, torch
 held = torch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device="cuda")

@@ -1,4 +1,4 @@
-"""A CUDA out-of-memory error is reported as one, a memory limit holds, and the next trial has the device to itself."""
+"""A CUDA out-of-memory error becomes the outcome device_oom, a memory limit holds, and the next trial can use all memory."""
 
 from collections.abc import Callable
 

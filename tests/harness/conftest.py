@@ -97,7 +97,7 @@ def plain(tmp_path: Path, forks: Forks) -> Trial:
 
 
 def environment(added: dict[str, str]) -> dict[str, str]:
-    """Returns the environment of a program: that of the tests, without autotune's variables and PYTHONPATH."""
+    """Returns the tests' environment without autotune's variables and PYTHONPATH, with one OpenMP thread, and with `added`."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("AUTOTUNE", "PYTHONPATH"))}
     return {**own, "OMP_NUM_THREADS": "1", **added}
 

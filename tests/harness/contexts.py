@@ -10,7 +10,7 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
     Args:
         knobs: key -> value.
         device: the type of device that the program trains on.
-        more: further attributes of the context; `spec` holds those of its spec.
+        more: further attributes of the context; `spec` is a dict of further attributes of the trial's spec.
     """
     spec = {
         "knobs": knobs or {},

@@ -1,4 +1,4 @@
-"""Runs programs in forks of one process that has already imported the modules on its command line; `forks.py` starts it.
+"""A server that imports the modules named on its command line, and then runs programs in its forks; `forks.py` starts it.
 
 Each line of standard input asks for one program: {"argv": [script or -m module, ...], "env": [variables of each rank, ...],
 "folder": ..., "logs": [standard output, standard error]}. A variable that is null is removed. The answer is a line with the

@@ -38,10 +38,10 @@ class Forks:
         """Runs a program in a folder, one process for each environment in `ranks`.
 
         Args:
-            argv: a script or -m and a module, and its arguments.
-            folder: its working directory.
-            ranks: variables that are added to the environment; None removes one.
-            logs: the beginning of the paths of its logs; None for logs next to the folder.
+            argv: a script, or -m and a module; then the program's arguments.
+            folder: the program's working directory.
+            ranks: for each rank, variables that are added to the environment; a variable that is None is removed.
+            logs: path of the logs without the ending .stdout or .stderr; None for the folder's path.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -90,7 +90,7 @@ class Simulation:
             work_s -= self._advance(work_s, threads)
 
     def _advance(self, work_s: float, threads: int) -> float:
-        """Advances to the next event; returns how much of `work_s` each of the step's threads did (0: it sleeps)."""
+        """Advances to the next event; returns how much of `work_s` each thread did. With 0 threads, the step sleeps."""
         outstanding = self.taken + self.program.workers * self.program.prefetch
         for worker in self.workers:
             if not worker.is_busy and worker.batch < outstanding:

@@ -1,4 +1,4 @@
-"""What happens to workers that a knob has added if the program changes its data set afterwards."""
+"""A knob adds workers, and the program changes its data set later: what happens to the workers."""
 
 import dataclasses
 import itertools
@@ -47,7 +47,7 @@ def _looks_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def seen(loader: DataLoader[Any], data: Any, number: int, changed_at: int = 6) -> list[tuple[int, int, bool]]:
-    """Returns the first batches, of one sample each; the data set is changed once."""
+    """Returns (index, value, whether this process fetched it) of the first samples; the value changes after `changed_at`."""
     found = []
     for index, value, is_here in loader:
         found.append((int(index), int(value), bool(is_here)))

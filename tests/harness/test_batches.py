@@ -113,7 +113,7 @@ def test_long_lists_of_words_and_ids_are_not_searched_for_tensors(monkeypatch: p
         (None, torch.zeros(35, 20), 35, "samples"),
     ],
 )
-def test_batch_size_of_the_command_line_is_counted_else_tokens_or_samples(
+def test_batch_size_on_the_command_line_is_used_else_tokens_or_samples_are_counted(
     asked: int | None, inputs: Tensor, count: float, unit: str
 ) -> None:
     sizes = CallSizes(asked)

@@ -122,7 +122,7 @@ def test_fused_attention_kernels_are_read_from_the_autograd_graph() -> None:
 
 
 class FakeRuntime:
-    """The functions of the CUDA runtime library that the harness calls. No real library has been tested yet."""
+    """A fake of the functions of the CUDA runtime library that the harness calls. tests/gpu calls the real library."""
 
     def __init__(self, *, keeps: bool = True, error: int = 0) -> None:
         self.limits, self._keeps, self._error = {device.MAX_L2_FETCH_GRANULARITY: 64}, keeps, error

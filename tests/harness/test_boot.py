@@ -20,7 +20,7 @@ def test_import_hook_survives_a_check_whether_torch_is_installed(trial: Trial, t
     assert "own site: ran" in found.stdout
     assert "plain loader: True" in found.stdout
     assert "finders left: 0" in found.stdout
-    # The optimizer imports the compiler. No setting that it reads had changed before, so a warm server may import it earlier.
+    # The optimizer imports the compiler. Before that, no setting of the compiler had changed, so a warm server may import it.
     assert found.result().facts["startup"]["changed_before_compiler"] == []
 
 

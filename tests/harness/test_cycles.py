@@ -163,7 +163,7 @@ def test_short_pauses_within_a_cycle_do_not_split_it() -> None:
 
 
 def rolling_out(meter: Meter, num: int, pause_s: float, most: int) -> protocol.Window:
-    """Returns the window of a program that evaluates its model between updates of 10 ms."""
+    """Feeds fewer than `most` updates of 10 ms, with an evaluation of `pause_s` at every `num`-th; returns the window."""
     for number in range(1, most):
         if number % num:
             meter.feed(0.01, 8)

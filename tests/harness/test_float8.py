@@ -26,7 +26,7 @@ def runs(trial: Trial) -> Any:
 
 
 def skip_without(scaling: str) -> None:
-    """Skips a test if torchao is missing, or if this torch lacks the product on a CPU. torch 2.11 lacks the rowwise one."""
+    """Skips a test if torchao is missing, or if this torch lacks the float8 product on a CPU, as torch 2.11 lacks "rowwise"."""
     pytest.importorskip("torchao", reason="torchao is not installed: pip install '.[float8]'")
     layers = nn.Sequential(nn.Linear(32, 32))
     float8.convert(layers, scaling)
@@ -78,7 +78,7 @@ def test_a_program_without_torchao_is_told_what_to_install(monkeypatch: pytest.M
 
 
 def test_gpu_that_is_too_old_for_float8_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an A100 that runs with a best.yaml from an H100."""
+    """For example, a best.yaml from an H100 may be used on an A100."""
     monkeypatch.setattr(float8, "is_installed", lambda: True)
     assert module.observe(nn.Linear(32, 32))["capability"] is None  # torch emulates the products on a CPU
     on_a_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))
@@ -93,5 +93,5 @@ def test_projection_of_attention_is_not_converted_and_float8_is_recognised() -> 
     skip_without("tensorwise")
     model = nn.Sequential(nn.Linear(32, 32), nn.MultiheadAttention(32, 2))
     float8.convert(model, "tensorwise")
-    assert type(model[1].out_proj).__name__ != CONVERTED  # its weight is used without calling it
+    assert type(model[1].out_proj).__name__ != CONVERTED  # attention uses its weight without calling it
     assert float8.observe(model) == {"is_float8": True, "has_linear": False}

@@ -1,4 +1,4 @@
-"""Main guards are detected in every spelling. Without one, workers that import the main module would train."""
+"""`if __name__ == "__main__":` is detected in every spelling. Without it, workers that import the module would train."""
 
 import subprocess
 import sys

@@ -69,7 +69,7 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
 
 
-def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
+def test_program_sees_the_position_of_its_sampler_as_without_the_harness(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr
     assert set(run.result().steps["samples"]) == {8}
@@ -81,7 +81,7 @@ def test_evaluation_between_steps_is_excluded_from_the_measured_window(trial: Tr
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
     rates = found.window.block_rates_per_s
-    assert min(rates) > 0.08 * max(rates)  # if a block of 20 ms included the evaluation, its rate would be 5 %
+    assert min(rates) > 0.08 * max(rates)  # with the evaluation, a block of 20 ms would have 5 %
 
 
 @pytest.mark.thorough

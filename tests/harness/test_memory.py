@@ -107,7 +107,7 @@ def page_faults(source: str, allocator: str) -> int:
 
 
 def test_the_c_library_keeps_freed_memory() -> None:
-    """Whether variables ask for it when the process starts, or a function is called while the process runs."""
+    """Either variables ask for this when the process starts, or a function is called while the process runs."""
     usual = page_faults(BLOCKS, "glibc")
     assert usual > 20 * 2**26 // 4096
     assert page_faults(BLOCKS, "glibc_keep") < 0.1 * usual
@@ -116,7 +116,7 @@ def test_the_c_library_keeps_freed_memory() -> None:
 
 @pytest.mark.parametrize("at_start", [{}, KEEPING, {**KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
 def test_glibc_keep_is_read_back_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
-    """Even if the user's own variables take precedence over those that autotune sets."""
+    """This includes a process whose user has set GLIBC_TUNABLES, which takes precedence over autotune's variables."""
     knobs = {"memory.malloc": "glibc_keep"}
     run = trial("basic.py", "blocks=1", knobs=knobs, mode="inspect", env=at_start, is_fresh=bool(at_start))
     found = run.result()
@@ -229,7 +229,7 @@ def test_lower_of_memory_fraction_and_memory_limit_applies(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("allocator", "is_limited"), [("collect_80", True), ("expandable_segments", False)])
-def test_collecting_allocator_gets_a_memory_limit_because_torch_ignores_it_without_one(
+def test_collecting_allocator_gets_a_memory_limit_without_which_torch_never_collects(
     allocator: str, is_limited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = FakeCuda("")

@@ -36,7 +36,7 @@ def test_warm_up_ends_after_a_second_of_equal_steps(step_s: float, least: int) -
     assert feed_until(Meter(MeasureRules()), step_s, STEADY) == pytest.approx(least, abs=1)
 
 
-def test_program_with_slow_steps_warms_up_for_two_and_is_measured_for_six() -> None:
+def test_program_with_slow_steps_warms_up_for_two_steps_and_is_measured_for_six() -> None:
     meter = Meter(MeasureRules())
     assert feed_until(meter, 1.0, STEADY) == 2
     assert feed_until(meter, 1.0, DONE) == 6
@@ -168,7 +168,7 @@ def test_a_window_cut_off_while_a_queue_empties_is_not_steady() -> None:
     assert found == [(True, False), (False, True)]
 
 
-def test_measuring_stops_at_two_seconds_of_quiet_steps() -> None:
+def test_measuring_stops_after_two_seconds_of_equal_steps() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)
     assert feed_until(meter, 0.01, DONE) == pytest.approx(200, abs=5)

@@ -1,4 +1,4 @@
-"""What a rank knows of other nodes: its place, the clock of the tuner's machine, and how early a step must be announced."""
+"""What a rank must know if there are several nodes: its number, the tuner's clock, and how early to announce the last step."""
 
 import json
 import os

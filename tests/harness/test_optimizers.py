@@ -31,7 +31,7 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     found = trial("kinds.py", kind).result()
     assert found.status == "measured"
     assert (found.unit, found.unit_source) == ("samples", source)
-    assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65: another optimizer took over
+    assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
 
 
 def test_model_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:

@@ -1,4 +1,4 @@
-"""One module replaces functions of torch and of the program, and can restore all of them."""
+"""Only the module `patches` replaces functions of torch and of the program, and it can restore all of them."""
 
 from __future__ import annotations
 

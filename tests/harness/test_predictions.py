@@ -58,7 +58,7 @@ def true_per_s(program: Program, seed: int = 1) -> float:
         Program(workers=1, prefetch=8, batch_sleep_s=0.02, step_sleep_s=0.012),
         Program(workers=2, prefetch=4, batch_sleep_s=0.044, step_sleep_s=0.02),
         Program(workers=4, prefetch=4, batch_sleep_s=0.1, step_sleep_s=0.011),
-        Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # it drains for 600 steps
+        Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # the queue drains for 600 steps
         Program(workers=8, prefetch=16, batch_sleep_s=0.2, step_sleep_s=0.02),
         Program(workers=2, batch_sleep_s=0.01, step_sleep_s=0.02),  # device-bound
         Program(
@@ -80,7 +80,7 @@ def test_predictions_hold_if_workers_have_their_own_cores(program: Program, monk
         Program(workers=1, prefetch=4, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2),
         Program(workers=1, prefetch=16, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2),
         Program(workers=2, prefetch=8, batch_cpu_s=0.03, step_cpu_s=0.03, threads=2),
-        Program(workers=1, prefetch=300, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2, stall_s=9.0),  # it drains for 30 s
+        Program(workers=1, prefetch=300, batch_cpu_s=0.02, step_cpu_s=0.03, threads=2, stall_s=9.0),  # drains for 30 s
         Program(workers=2, prefetch=300, batch_cpu_s=0.06, step_cpu_s=0.03, threads=2, stall_s=25.0),
         Program(workers=4, prefetch=2, batch_cpu_s=0.02, step_cpu_s=0.04, threads=2),
         Program(workers=4, prefetch=32, batch_cpu_s=0.02, step_cpu_s=0.01, threads=2),

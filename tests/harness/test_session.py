@@ -166,7 +166,7 @@ def test_a_trial_that_is_certainly_too_slow_ends_early_with_its_result(
     trial: Trial, limit_per_s: float, is_raced: bool
 ) -> None:
     rules = dataclasses.replace(RULES, race_min_s=0.1, min_s=0.8, max_s=3.0)
-    if is_raced:  # while a pause of the machine may be a cycle, no window is raced: this needs more time
+    if is_raced:  # needs more time, because no window is raced as long as a pause of the machine may belong to a cycle
         rules = dataclasses.replace(rules, warmup_max_s=20.0, min_s=20.0, max_s=30.0)
     found = trial("basic.py", race_below_per_s=limit_per_s, rules=rules).result()
     assert found.status == "measured"

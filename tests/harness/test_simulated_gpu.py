@@ -1,4 +1,4 @@
-"""Trials on a GPU that the program simulates, so no GPU is needed: the host runs ahead of it."""
+"""Trials on a GPU that the program simulates: the host runs ahead of the simulated GPU, and no real one is needed."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""To which of a real run's loaders the study's knobs apply."""
+"""Which loaders of a real run the study's knobs apply to."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def test_loader_is_identified_by_its_code_and_not_by_its_line():
     sites = TargetSites([target(site="elsewhere.py:3")])
     assert made(sites, "train")
     assert not made(sites, "evaluate")
-    assert not made(sites, "train")  # the second loader that this line makes is another one
+    assert not made(sites, "train")  # the second loader made by this code is not the target
 
 
 def test_loader_is_identified_by_its_line_if_no_code_is_recorded():
@@ -99,7 +99,7 @@ def in_order(data):
         ({"batch_sampler": [[0, 1], [3, 2]]}, True),
     ],
 )
-def test_file_without_a_target_applies_to_loaders_that_shuffle(given, trains):
+def test_settings_without_a_recorded_loader_apply_to_loaders_that_shuffle(given, trains):
     info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
     assert TargetSites(None).is_target(info, {"dataset": range(4), **given}, is_chained=False) is trains
     assert marked("code", {"dataset": range(4), **given}) == ("code:shuffled" if trains else "code")

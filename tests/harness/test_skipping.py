@@ -38,7 +38,7 @@ CALLED = ("write", "loss", "static", "of_class", "inner", "cached")  # functions
 STAGES = ("item", "halve", "tensor", "collate", *CALLED)
 FILE = os.path.join(PROGRAMS, PROGRAM)
 MOST_BATCHES = BATCHES["most"]
-BATCH = 8  # samples per batch; the first batch may import what is then patched
+BATCH = 8  # samples per batch; libraries that the first batch imports are patched only after it
 PREFETCHED = 4  # batches that two workers make ahead
 OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
 

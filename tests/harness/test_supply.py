@@ -19,7 +19,7 @@ BATCH = 8
 
 
 class Queue:
-    """A queue that workers fill and training steps drain, at known rates; `at` returns the counters at a given time."""
+    """A queue that holds `full` batches at first. Workers fill it, and steps drain it. `at` returns its counters."""
 
     def __init__(self, *, workers: int, make_per_s: float, take_per_s: float, full: float, **cpu: float) -> None:
         self.workers, self.make_per_s, self.take_per_s, self.full = workers, make_per_s, take_per_s, full

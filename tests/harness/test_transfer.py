@@ -97,7 +97,7 @@ def test_tensors_that_the_program_moves_are_copied_one_batch_ahead(transfer: Any
         assert x.to(DEVICE).device.type == DEVICE
         seen.append((float(x), float(y)))  # x is not moved in place, and y is never moved
     assert seen == [(float(n), float(n) * 10) for n in range(1, 7)]
-    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # from the third on: the first shows what moves
+    assert streams.began == streams.handed_over == [3.0, 4.0, 5.0, 6.0]  # batch 1 shows what moves; 3 is the first ahead
     assert found.verify()[AHEAD].status == APPLIED
 
 

@@ -193,7 +193,7 @@ def test_objects_used_by_a_collate_function_are_part_of_the_facts() -> None:
 
 
 class Trainer:
-    """What a program's class does whose method is the collate function."""
+    """A program's class; one of its methods is the collate function."""
 
     SIZE = 4
 

@@ -95,7 +95,7 @@ def environment(launcher: Launcher, folder: Path, **env: str) -> dict[str, str]:
 def environments(
     launcher: Launcher, folder: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the environments of a trial by the local launcher and of one by the given launcher."""
+    """Returns the environment of a trial that the local launcher starts, and of a trial that `launcher` starts."""
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OF_THE_USER", "ü")

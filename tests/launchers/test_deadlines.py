@@ -1,3 +1,5 @@
+"""Time limits of a trial: which phase they count for, and whether a trial at its limit still makes steps."""
+
 import json
 
 import pytest

@@ -28,8 +28,8 @@ SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/p
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # exits when the link closes
 SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
 OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}
-QUICK_NOTE = "import sys; from autotune.launchers import node; node.MISSED_S = 0.5; node.main()"
-QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"
+QUICK_NOTE = "import sys; from autotune.launchers import node; node.MISSED_S = 0.5; node.main()"  # soon reads the note
+QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"  # soon gives up the tuner
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def test_slot_has_the_facts_that_its_machine_reports(launcher):
     assert launcher.why_waiting() == ""
 
 
-def test_trial_has_a_local_environment_plus_only_the_devices_of_the_engine(make, folder, monkeypatch, tmp_path):
+def test_trial_environment_is_the_local_one_plus_only_the_devices_of_the_engine(make, folder, monkeypatch, tmp_path):
     monkeypatch.setenv("OF_THE_USER", "ü \udcff")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the second defines the numbers of the first
+    devices = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the order defines what 3 means
     engine = {**devices, "OMP_NUM_THREADS": "1", "SLURM_PROCID": "0", "OF_THE_USER": "changed"}
     launcher = ready(make(environment=engine))
     local = LocalLauncher()
@@ -333,6 +333,6 @@ def test_a_token_stays_while_it_is_locked_or_cannot_be_removed(tmp_path, monkeyp
     monkeypatch.setattr(remote.os, "getuid", lambda: -1)
     assert remote.left_by_killed(tmp_path, remote.TOKEN) == []
     monkeypatch.undo()
-    monkeypatch.setattr(remote, "left_by_killed", lambda *_: [tmp_path, stale])  # one cannot be unlinked
+    monkeypatch.setattr(remote, "left_by_killed", lambda *_: [tmp_path, stale])  # a folder cannot be unlinked
     with remote._token(tmp_path):
         assert not stale.exists()

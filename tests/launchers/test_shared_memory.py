@@ -1,3 +1,5 @@
+"""Segments of shared memory that killed processes of a trial have left are removed; all other segments are kept."""
+
 import errno
 import json
 import os
@@ -209,7 +211,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 def test_a_process_counts_as_running_until_its_last_thread_has_exited(tmp_path):
-    """Its memory is released only then. A killed process is in this state until its memory is released."""
+    """The kernel releases the memory only then. A killed process can look like a zombie for some time before."""
     (tmp_path / "file").write_bytes(bytes(4096))
     words = [sys.executable, "-c", ENDS_ITS_MAIN_THREAD, str(tmp_path / "file")]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as running:

@@ -68,7 +68,7 @@ def test_second_job_is_cancelled_if_srun_submits_its_job_again(scancel, monkeypa
 
 @pytest.mark.parametrize(("args", "is_ours"), [(None, True), ("--jobid=12", False), ("--jobi=12", False)])
 def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypatch, args, is_ours):
-    """With --jobid, srun starts a step in a job of the user's."""
+    """With --jobid, srun starts a step in a job of the user."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     scancel("")
     (tmp_path / "srun").write_text("#!/bin/sh\necho 'srun: job 12 queued' >&2\nexec cat >/dev/null\n")
@@ -275,4 +275,4 @@ def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, mo
     for command in ("scancel", "squeue"):
         scancel(f'cat >>{tmp_path}/given; test -z "$SCANCEL_STATE$SQUEUE_STATES"', command)
         assert slurm_jobs.ask(command, timeout_s=5.0).returncode == 0
-    assert (tmp_path / "given").read_text() == "", "standard input is empty: no question of scancel's is answered"
+    assert (tmp_path / "given").read_text() == "", "standard input is empty, so no question of scancel is answered"

@@ -1,4 +1,4 @@
-"""The supervisor process beyond the launcher's contract: its own death, its siblings, and leftovers in shared memory."""
+"""What the launcher's contract does not cover: a killed or suspended supervisor, parallel trials, and shared memory."""
 
 import os
 import signal

@@ -452,7 +452,7 @@ def test_log_opened_at_each_step_is_kept_aside_only_once(files, cwd):
     assert [Path(copy).read_bytes() for copy in report.aside.values()] == [PRECIOUS] * 2
     assert all("more than 20 times" in why for why in report.unguarded.values())
     assert report.kept == []
-    assert trial(files, cwd, code, "x").aside == {}  # by now its content is a trial's
+    assert trial(files, cwd, code, "x").aside == {}  # the log now holds what a trial wrote
 
 
 def test_large_log_is_copied_only_a_limited_number_of_times(cwd, monkeypatch):

@@ -143,7 +143,7 @@ def dump(launcher, study, number, *, modules, argv, env):
     assert ended.exit_code in (0, None), ended.evidence["log_tail"]  # with a result, the exit is not waited for
     assert ended.start == ("warm" if modules else "fresh")
     found = json.loads((folder / "seen.json").read_text().replace(str(folder.resolve()), "TRIAL"))
-    for result in ended.results:  # leave out what depends on its steps
+    for result in ended.results:  # without what depends on the number of steps
         told = ("observed", "applicability", "target", "detected", "unit", "unit_source", "world_size", "status")
         found["seen"]["result"] = {name: getattr(result, name) for name in told}
         facts = {name: value for name, value in result.facts.items() if name != "startup"}

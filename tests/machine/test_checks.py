@@ -275,7 +275,7 @@ def test_command_for_a_torch_that_sees_no_gpu_depends_on_the_cause(why: str, cud
         ({}, "Ray", Status.ok, "10.0.0.1:6379 answers"),
     ],
 )
-def test_checks_of_the_host(changes: dict[str, Any], name: str, status: Status, found: str) -> None:
+def test_each_fact_of_the_host_gets_its_status_and_text(changes: dict[str, Any], name: str, status: Status, found: str) -> None:
     finding = one(check_host(changed(HOST, **changes)), name)
     assert finding.status is status
     assert found in finding.found
@@ -291,7 +291,7 @@ def test_checks_of_the_host(changes: dict[str, Any], name: str, status: Status, 
         ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "not a number of threads"),
     ],
 )
-def test_checks_of_thread_variables(variables: dict[str, str], status: Status, cost: str) -> None:
+def test_thread_variables_that_do_not_fit_the_cores_are_a_warning(variables: dict[str, str], status: Status, cost: str) -> None:
     finding = one(check_program(PYTHON, "", gpus=GPUS, host=changed(HOST, variables=variables)), "thread variables")
     assert finding.status is status
     assert cost in finding.cost
@@ -329,7 +329,7 @@ def test_topology_table_has_the_format_of_nvidia_smi() -> None:
         ({"num_files": 0}, Status.skipped),
     ],
 )
-def test_check_of_the_disk(changes: dict[str, Any], status: Status) -> None:
+def test_only_a_disk_that_reads_slowly_is_a_warning(changes: dict[str, Any], status: Status) -> None:
     assert one(check_data(changed(DATA, **changes), host=HOST), "disk").status is status
 
 

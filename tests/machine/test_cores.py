@@ -30,7 +30,7 @@ def test_quota_of_cgroup_v2_is_the_smallest_up_the_tree(tmp_path: Path, own: Pat
     assert memory_limit_bytes(tmp_path, own) == 2**30
 
 
-def test_quota_of_cgroup_v1(tmp_path: Path, own: Path) -> None:
+def test_quota_of_cgroup_v1_is_read_and_its_default_memory_limit_counts_as_none(tmp_path: Path, own: Path) -> None:
     own.write_text("4:cpu,cpuacct:/docker/x\n3:memory:/docker/x\n")
     write(tmp_path / "cpu/docker/x/cpu.cfs_quota_us", "250000\n")
     write(tmp_path / "cpu/docker/x/cpu.cfs_period_us", "100000\n")

@@ -56,7 +56,7 @@ def test_probe_that_hangs_is_ended_with_its_child_processes(tmp_path: Path) -> N
     answer = ask(code, limit_s=1.5)
     assert answer.problem == "no answer within 1.5 s"
     assert time.monotonic() - begun_s < 60
-    if mark.exists() and mark.read_text():  # on a slow machine, it may not have started
+    if mark.exists() and mark.read_text():  # on a slow machine, the child may not have started
         for _ in range(100):
             if (
                 not Path(f"/proc/{mark.read_text()}/cmdline").exists()

@@ -1,3 +1,5 @@
+"""Processor time of the study, of other (foreign) processes and of the kernel, read from the real /proc or a made-up one."""
+
 import os
 import subprocess
 import sys
@@ -168,7 +170,7 @@ def test_foreign_process_is_named_without_arguments_and_a_study_by_its_folder():
     waiting = [sys.executable, "-c", "print('started', flush=True); input()"]
     study = subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     try:
-        assert study.stdout.readline()  # before that, the kernel may not show its environment
+        assert study.stdout.readline()  # until then, the kernel may not show the process's environment
         said = describe(plain.pid)
         assert "hunter2" not in said
         assert "test_cpu.py" in said
@@ -221,7 +223,7 @@ def times(*, busy_s, idle_s=0.0):
 
 
 def on_core(monitor, after, *, busy_s, cores, seconds=4.0):
-    """Returns the use of some of a machine's cores. All processes were there from the beginning."""
+    """Returns how `cores` were used in `seconds`, in which the processes used the times in `after` and none started."""
     before = {pid: process(one.parent, 0.0, is_kernel=one.is_kernel, core=one.core) for pid, one in after.items()}
     first, last = (
         CpuLook(time_s=s, num_cores=2, busy_s=0.0, idle_s=0.0, steal_s=0.0, processes=found, by_core=times(busy_s=busy))

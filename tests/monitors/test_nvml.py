@@ -240,7 +240,7 @@ def test_violation_times_of_older_drivers_give_the_fraction_of_slowdown():
     status = [{"nvmlDeviceGetViolationStatus": SimpleNamespace(violationTime=ns)} for ns in (0, 2 * 10**8)]
     metrics = window(nvml, *status)
     assert metrics["gpu.slowdown_thermal_frac"] == pytest.approx(0.05)
-    assert "gpu.slowdown_power_brake_frac" not in metrics, "unknown is never zero"
+    assert "gpu.slowdown_power_brake_frac" not in metrics, "an unknown fraction is not 0"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_an_invalid_sample_does_not_hide_later_ones():
 
 def test_uuid_that_is_not_valid_text_is_unknown():
     def garbage(_):
-        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what drivers 555 return under WSL
+        return b"\xf8\xf8".decode()  # as nvidia-ml-py does with what version 555 of the driver returns under WSL
 
     device = open_device(nvml=FakeNvml(nvmlDeviceGetUUID=garbage))
     assert device.uuid is None

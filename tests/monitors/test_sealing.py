@@ -1,3 +1,5 @@
+"""Sealing the folder of an ended trial masks secrets in its files, and removes its scratch folder."""
+
 import json
 import os
 import subprocess

@@ -166,7 +166,7 @@ PROGRAMS = (
         blocked={"loader.batch_size": "its own batch sampler (Buckets) without a batch_size"},
         refused={"loader.batch_size": (NOT_APPLICABLE, "its own batch sampler (Buckets) without a batch_size")},
     ),
-    # The first overrides methods and the second does not; both must give the same results.
+    # With the word `open`, the script overrides no methods. Both rows must give the same results.
     *(script("guarded", *words, optimizers=("Descent",), knobs=BLOCKS) for words in ((), ("open",))),
     script("structures", saw={"outputs": "torch.float32"}),
     script("time_major", optimizers=("Adam",)),

@@ -17,7 +17,8 @@ from tests.programs.expectations import PYTHON, Program
 NUM_PLAIN_STEPS = 80
 # Long enough to include the work done once per epoch, even on a busy machine.
 WINDOW = dataclasses.replace(RULES, min_s=0.4, min_steps=60, max_s=10.0, slow_max_s=10.0)
-# Numbers of late and early stamps that may be left out at each edge of the window. Early: the stamp of the harness was late.
+# The harness and then the program stamp the end of each step. At each edge of the window, so many late or early stamps of the
+# program may be left out. A stamp of the program seems early if the stamp of the harness was late.
 MAX_LATE, MAX_EARLY = 2, 1
 # A stamp is late or early if its delay is outside the 10 % to 90 % quantiles of delays by this fraction of the window.
 MAX_LATE_FRAC = 0.01
@@ -72,8 +73,9 @@ class Journal:
 
 
 def seconds_of_both(told: list[int], ends: list[float], stamps: list[float]) -> tuple[float, float, float]:
-    """Returns both clocks' seconds for the same steps, and how far they may differ because of jitter at the edges.
+    """Returns the seconds that the steps `told` took by `ends` and by `stamps`, and how far these may differ by jitter.
 
+    The harness has recorded `ends`, and the program `stamps`.
     The machine may pause a process between the stamps of the harness and the program for one step. Inside the window, such a
     pause cancels out. At an edge, up to `MAX_LATE` steps are left out to remove it, or `MAX_EARLY` if the pause came before the
     stamp of the harness. If the harness really misses time, all later stamps differ, so the sums differ, too.

@@ -1,4 +1,4 @@
-"""Unmodified programs of many kinds: what the harness detects, which knobs take effect, and whether its timing is right.
+"""Unmodified programs of many kinds: what the harness detects, which knobs take effect, and whether the timing is right.
 
 `expectations.py` has a row for each program in `scripts/`. The programs themselves confirm knobs and timing in their journals.
 """

@@ -1,8 +1,8 @@
 """Trains on a data set that must stay in one process; the first word names the reason.
 
-`numpy`, `legacy`, `python` and `torch` name the random generator of its own from which it draws. `global`: it draws from those
-of the process. `file`: it holds an open file. `late`: it opens the file at the first access. With the word `seeded`, the loader
-has a `worker_init_fn`.
+With `numpy`, `legacy`, `python` or `torch`, the data set draws from its own random generator of this kind; with `global`, from
+the generators of the process. With `file`, it holds an open file; with `late`, it opens the file at the first access. With the
+second word `seeded`, the loader has a `worker_init_fn`.
 """
 
 import random

@@ -21,7 +21,7 @@ def make_model():
 
 def blocks():
     """Prints how many page faults it takes to write a block that has been written and freed before."""
-    for _ in range(20):  # small blocks may take places of the first ones
+    for _ in range(20):  # several times, because small blocks may be put where the first large ones were
         torch.ones(10_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(10_000_000)

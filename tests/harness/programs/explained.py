@@ -60,7 +60,7 @@ def evaluate(model, optimizer):
 
 def main():
     folder = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
-    if "blocked" in WORDS:  # a folder where the trace is written first
+    if "blocked" in WORDS:  # a folder takes the path to which the trace is written first
         os.mkdir(os.path.join(folder, "unfinished.trace.rank0.json.gz"))
     if "ranks" in WORDS:
         torch.distributed.init_process_group("gloo")
@@ -77,7 +77,7 @@ def main():
         if "sync" in WORDS:
             report(loss)
         if "blocks" in WORDS:
-            b"x" * 2**26  # larger than what the C library keeps
+            b"x" * 2**26  # so large that the C library returns it to the kernel when it is freed
         if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
             burn()
         if "evaluate" in WORDS and number % 4 == 3:

@@ -11,7 +11,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 first = model[0].weight
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-images, labels = torch.randn(30, 32), torch.randint(0, 10, (30,))  # float8 products need batches that are multiples of 16
+images, labels = torch.randn(30, 32), torch.randint(0, 10, (30,))  # float8 products need multiples of 16
 losses = []
 for _ in range(30):
     with torch.autocast("cpu", torch.bfloat16, enabled="plain" not in sys.argv):

@@ -1,6 +1,6 @@
 """Several processes without torch.distributed; each writes when its steps ended and how many samples they held.
 
-HOW is `shared` (all train one model in shared memory), `late` (shared; the second process begins seconds after the first),
+The first word is `shared` (all train one model in shared memory), `late` (shared; the second process begins seconds later),
 `apart` (each process trains a separate model), `idle` (the second process never trains), `first` (the main process makes a step
 before the others) or `ending` (the second process ends early).
 """

@@ -1,4 +1,4 @@
-"""Training loops that make counting hard; the first word names one."""
+"""Training loops whose steps or samples are hard to count; the first word names the loop."""
 
 import itertools
 import sys
@@ -122,7 +122,7 @@ def same_batch():
 
 
 def fetched_ahead():
-    """Each batch is fetched before the step of the one before it; the program ends after one epoch."""
+    """Each batch is fetched before the step of the previous batch; the program ends after one epoch."""
     model, fetched = nn.Linear(4, 2), iter(DataLoader(data, batch_size=12))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     coming = next(fetched)
@@ -231,7 +231,10 @@ def subclassed():
 
 
 def copied_optimizer():
-    """Keeps a copy of its optimizer, which never steps; prints whether calls of modules are left alone after that."""
+    """Keeps a copy of its optimizer; the copy never steps.
+
+    Prints whether the function that calls modules was replaced in step 10, and whether it is torch's own in step 200.
+    """
     import copy
 
     own, model = nn.Module.__call__, nn.Linear(4, 2)

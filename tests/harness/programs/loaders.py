@@ -1,4 +1,4 @@
-"""Trains with DataLoaders as real programs build them; the first word names a kind. Prints settings of the held-out one."""
+"""Trains with DataLoaders as real programs build them; the first word names a kind. Prints settings of the held-out loader."""
 
 import itertools
 import sys

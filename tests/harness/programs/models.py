@@ -43,7 +43,7 @@ def another():
 
 
 def wrapped():
-    """A program asks for the exact class of its model before it unwraps it."""
+    """The program checks the exact class of the wrapper before it unwraps its model."""
     model = nn.DataParallel(Net())
     yield model, lambda: model(X)
     is_wrapped = type(model) in (nn.parallel.DataParallel, nn.parallel.DistributedDataParallel)

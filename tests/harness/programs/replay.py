@@ -1,4 +1,4 @@
-"""Trains on a data set to which the program adds what it has just seen. The word `fixed` leaves the data set as it is.
+"""Trains on a data set to which the program adds a sample after each step. The word `fixed` leaves the data set as it is.
 
 With the word `full`, each addition drops the oldest sample. With the word `whole`, the data set makes whole batches. With the
 word `weighted`, the program changes the weights of its sampler instead.

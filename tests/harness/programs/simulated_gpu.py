@@ -68,7 +68,7 @@ def copied(x):
     global current
     current = side
     side.work(COPY_S)
-    x.to("meta", non_blocking=True)  # another kind of device
+    x.to("meta", non_blocking=True)  # the harness sees a transfer, because the type of the device changes
     current = main
     return x
 

@@ -17,7 +17,8 @@ OPTIONS = dict(word.split("=", 1) for word in sys.argv[1:])
 class Data(Dataset):
     def __init__(self):
         self.loaded_by = (lambda i: i) if "lambda" in OPTIONS else None  # cannot be pickled
-        self.lock = multiprocessing.get_context("spawn").Lock() if "lock" in OPTIONS else None  # only for a new process
+        # This lock can be pickled only while a process is spawned.
+        self.lock = multiprocessing.get_context("spawn").Lock() if "lock" in OPTIONS else None
 
     def __len__(self):
         return 48

@@ -51,7 +51,10 @@ class Refused(BaseException):
 
 
 def guarded(names, *, is_deep=False):
-    """Returns a class decorator: only this program and torch may call `names`. If `is_deep`, torch must act for the program."""
+    """Returns a class decorator that lets only this program and torch call the methods `names`.
+
+    With `is_deep`, torch may call them only while the program calls torch.
+    """
 
     def decorate(kind):
         for name in () if IS_OPEN else names:

@@ -1,7 +1,7 @@
 """Uses no optimizer of torch.optim: the program updates its parameters itself, in one of several usual ways.
 
-HOW is `data` (`p.data.add_`), `no_grad` (`p -= lr * p.grad`), `gathered` (like `no_grad`, but only after every third batch and
-at the end of an epoch) or `class` (an optimizer class that is not torch's, and an evaluation after each epoch).
+The first word is `data` (`p.data.add_`), `no_grad` (`p -= lr * p.grad`), `gathered` (like `no_grad`, but only after every third
+batch and at the end of an epoch) or `class` (an optimizer class that is not torch's, and an evaluation after each epoch).
 """
 
 import sys

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-# Not emptied: loader workers that are not forked import this module, too.
+# Not emptied when it is opened, because loader workers that are not forked import this module, too.
 _file = open(os.environ.get("JOURNAL", os.devnull) + os.environ.get("RANK", ""), "a")  # noqa: SIM115
 _last_step = int(os.environ.get("JOURNAL_STEPS", "0"))
 _number, _was_away, _seen = 0, False, {}

@@ -88,7 +88,7 @@ loader = DataLoader(
     collate_fn=collate,
     num_workers=2,
     prefetch_factor=4,
-    multiprocessing_context="fork",  # this file has no guard
+    multiprocessing_context="fork",  # this file has no main guard
 )
 net = Net()
 dense = torch.optim.AdamW([p for n, p in net.named_parameters() if n != "atoms.weight"], lr=1e-3)
