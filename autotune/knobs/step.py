@@ -99,7 +99,7 @@ def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostCon
 
     Args:
         held: fixed product of batch size and accumulation, in samples.
-        asked: the candidates; None for `held`, its half, its quarter and so on.
+        asked: the candidates; None for `held`, its half, its quarter and so on, without batches above the device's cap.
         host_context: the machine and the program.
     """
     own = observed_int(host_context, BATCH_SIZE.key)
