@@ -182,7 +182,7 @@ class Slot:
         name: for messages: "n1, job 12", or the number of a part of this machine, "2".
         host: name of the machine.
         gpus: UUIDs of the GPUs that its trials may use.
-        cores: numbers of the CPUs that they may use.
+        cores: numbers of the CPUs that its trials may use.
         facts: `machine.host_facts()` of that machine.
     """
 
