@@ -7,7 +7,7 @@ from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds per step
-WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more rarely help one process, because pipes and the pin thread saturate
+WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help one process: pipes and the pin thread saturate
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:

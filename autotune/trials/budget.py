@@ -36,8 +36,8 @@ UNSTEADY_MAX_FRAC = 1 / 4
 # Assumed length of the window in a trial of the finals, unless its steps are slow. A longer window gains little, because rates
 # vary more between processes than within one.
 FINALS_WINDOW_S = 5.0
-# Maximum share of the budget for the attribution (ablation trials, which show what each change of the winner gains), not counting
-# what the finals leave unused.
+# Maximum share of the budget for the attribution (ablation trials, which show what each change of the winner gains). What the
+# finals leave unused comes in addition.
 ATTRIBUTION_MAX_FRAC = 0.18
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.

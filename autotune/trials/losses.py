@@ -21,7 +21,7 @@ MIN_STEPS = 5  # fewer steps are not compared, because they say nothing about la
 TAIL_FRAC = 0.25  # the median loss of the last quarter of the steps is compared, because losses of single batches are noisy
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.
-NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, the reason explains the floor
+NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, `Comparison.reason` explains the floor
 FLOOR_FRAC = 0.5
 FIRST_FACTOR = 3.0  # the first loss may differ by this many times the tolerance, because it is from a single batch
 CHANCE_FACTOR = 2.0  # a difference of up to this many times that between two runs of the baseline may be chance
