@@ -122,8 +122,8 @@ class Knob:
         usual_gain: the search's prior mean of a value's effect on the logarithm of the rate. It is used for the expert's value
             or, if there is none, for every value but the default.
         usual_spread: the search's prior spread: how much the logarithm of the rate usually varies with the knob's values.
-        step_spread: the prior spread of the difference between one choice and the next, if the choices have an order in which
-            each strengthens the effect of the one before it, such as (off, default, maximum). None if they have no order.
+        step_spread: the prior spread of the difference between neighbouring choices, if each choice does more of what the one
+            before it does, as in (off, default, maximum). None if the choices have no such order.
         brief: a few words for the overview, where key, tier and brief must fit in 80 columns.
         phrase: format of a value in a list of changes, such as "batch {}". If it is "", the last part of the key stands before
             the value.

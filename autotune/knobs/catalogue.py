@@ -31,7 +31,7 @@ def knob(key: str) -> Knob:
 
 
 def clashes(keys: Collection[str]) -> list[tuple[str, str]]:
-    """Returns each env.NAME with another knob that may set the same variable: [("env.LD_PRELOAD", "memory.malloc")]."""
+    """Returns the pairs of `keys` that may set the same variable, env.NAME first: [("env.LD_PRELOAD", "memory.malloc")]."""
     asked = [(f"{PREFIX}{name}", key) for key in keys if key in CATALOGUE for name in CATALOGUE[key].variables]
     return [(variable, key) for variable, key in asked if variable in keys]
 

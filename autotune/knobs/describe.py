@@ -20,6 +20,7 @@ TIER_MEANS = {
 # How a trial that sets the knob may start; see `launch.warm`.
 FRESH = "Read before torch is imported, so trials that set it start in a fresh interpreter."
 WARM = "Set after torch is imported, so trials that set it may start warm (`launch.warm`)."
+# A value of each type, with which a knob without choices is asked whether it needs a fresh start.
 _SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
 
 PAGE_HEAD = """# Which settings can autotune change?

@@ -186,8 +186,8 @@ COMPILE_SCOPE = Knob(
     summary=(
         "What torch.compile is applied to: the whole model, or each of its repeated blocks on its own (regional compilation). "
         "Blocks are modules directly in a Sequential or ModuleList: the outermost ones of the most frequent class. Blocks that "
-        "differ only in their weights share one compilation. It needs compile.mode=default: in a validation, CUDA graphs of "
-        "single blocks overwrite one block's output before the next block has read it, which torch refuses."
+        "differ only in their weights share one compilation. It needs compile.mode=default: with CUDA graphs of single blocks, "
+        "a validation would overwrite one block's output before the next block has read it, and torch stops with an error."
     ),
     helps=(
         "Deep models of equal blocks (transformers): `blocks` compiles one block in place of dozens, so the first step comes "
@@ -288,7 +288,7 @@ L2_FETCH_GRANULARITY = Knob(
     in_code="cudaDeviceSetLimit(cudaLimitMaxL2FetchGranularity, {value!r}) through ctypes",
     summary=(
         "cudaLimitMaxL2FetchGranularity: the most bytes that a miss brings into the GPU's L2 cache, 32, 64 or 128. It is a "
-        "hint to the driver, for this process only. It is set once training begins and read back."
+        "hint to the driver, for this process only. It is set when training begins, and then read back."
     ),
     helps="128: memory-bound steps that read long runs of adjacent bytes. 32: scattered reads (embeddings, graphs).",
     hurts="Steps bound by arithmetic do not change. The wrong size wastes bandwidth on bytes that are not read.",

@@ -7,7 +7,7 @@ from autotune.knobs.ranges import no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds per step
-WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more rarely help one process, because pipes and the pin thread saturate
+WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help one process: pipes and the pin thread saturate
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
@@ -326,8 +326,8 @@ DEVICE_PREFETCH = Knob(
         False: "copy each batch when it is used",
     },
     summary=(
-        "Fetches one batch ahead and copies to the device, on a side stream, the tensors that the program was seen to move "
-        "there. The program's own `batch.to(device)` then returns the finished copy. It needs loader.pin_memory."
+        "Fetches one batch ahead and copies it to the device on a side stream. Only tensors that the program was seen to move "
+        "are copied. The program's own `batch.to(device)` then returns the finished copy. It needs loader.pin_memory."
     ),
     helps=(
         "Large batches on a slow link: the copy overlaps with the step before. With non_blocking alone the step still waits "
@@ -342,11 +342,11 @@ DEVICE_PREFETCH = Knob(
 
 
 def transfers(host_context: HostContext) -> list[KnobValue]:
-    """Returns the values to try: False and True with a GPU, only False without one.
+    """Returns the values of loader.uint8_transfer to try: False and True with a GPU, only False without one.
 
-    On a CPU the work only moves to the training process. Measured on two cores of an AMD EPYC (224 x 224 photos, batch 32, one
-    worker), loader and training process together took 1.17 times as much CPU time with the knob as without it (median of 6
-    pairs, 1.02 to 1.33, while other programs ran).
+    On a CPU the knob only moves work from the workers to the training process. Measured on two cores of an AMD EPYC (224 x 224
+    photos, batch 32, one worker), loader and training process together took 1.17 times as much CPU time with the knob as
+    without it (median of 6 pairs, 1.02 to 1.33, while other programs ran).
     """
     return [False, True] if host_context.has_cuda else [False]
 

@@ -51,7 +51,8 @@ def variables_for(allocator: str, environment: Mapping[str, str], libraries: Map
     Returns {} if the allocator is not installed, and for "glibc" if no other allocator is preloaded.
 
     Args:
-        allocator: "jemalloc", "tcmalloc", "glibc" for the C library's own, or "glibc_keep" for the same with `KEEPING`.
+        allocator: "jemalloc", "tcmalloc", "glibc" for the C library's own, or "glibc_keep" for the same with the variables
+            `KEEPING`, so that it keeps freed memory.
         environment: the process's environment without this change; other preloaded libraries stay.
         libraries: installed allocator -> path of its library; no other allocator can be preloaded.
     """

@@ -99,7 +99,8 @@ def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostCon
 
     Args:
         held: fixed product of batch size and accumulation, in samples.
-        asked: the candidates; None for `held`, its half, its quarter and so on.
+        asked: the candidates; None for `held`, its half, its quarter and so on, up to the larger of the device's cap and the
+            program's own batch size.
         host_context: the machine and the program.
     """
     own = observed_int(host_context, BATCH_SIZE.key)

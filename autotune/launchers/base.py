@@ -50,7 +50,7 @@ class Launch:
         folder: the trial's folder, `runs/<study>/trials/0007`; the launcher creates it if missing.
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
-        slot: name of the slot in which the trial runs, part of its processes' marks; "" for the whole machine.
+        slot: name of the trial's slot, which is part of the value of protocol.MARK_VARIABLE; "" for the whole machine.
         warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
             then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
     """
@@ -182,7 +182,7 @@ class Slot:
         name: for messages: "n1, job 12", or the number of a part of this machine, "2".
         host: name of the machine.
         gpus: UUIDs of the GPUs that its trials may use.
-        cores: numbers of the CPUs that they may use.
+        cores: numbers of the CPUs that its trials may use.
         facts: `machine.host_facts()` of that machine.
     """
 

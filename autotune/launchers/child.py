@@ -88,7 +88,7 @@ class ChildTransport(Transport):
 
 
 def agent_command(*seen: str) -> list[str]:
-    """Returns the command that starts the agent, once the node is known to see the paths `seen`, Python and autotune."""
+    """Returns the command that checks that a node sees Python, autotune and the paths `seen`, and then starts the agent."""
     return ["/bin/sh", "-c", _AGENT, "autotune", sys.executable, str(PACKAGE.parent), *seen]
 
 

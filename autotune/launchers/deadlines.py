@@ -27,5 +27,5 @@ def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, no
 
 
 def is_moving(progress: ProgressFile, *, now_s: float) -> bool:
-    """Returns whether a trial makes steps."""
+    """Returns whether a trial, past start and compilation, has made progress in the last MOVING_S."""
     return progress.phase not in (*STARTING, "compile") and now_s - progress.changed_s <= MOVING_S

@@ -35,7 +35,7 @@ def mark_of(study: Path, whose: int | str, slot: str = "") -> str:
     Args:
         study: the study's folder.
         whose: the trial's number, or SUPERVISOR, SERVER or KEEPER.
-        slot: name of the slot that it belongs to; "" for the whole machine.
+        slot: name of the slot that the process belongs to; "" for the whole machine.
     """
     return f"{study.resolve()}:{slot}{'/' if slot else ''}{whose}"
 

@@ -21,7 +21,7 @@ PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
 ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
 REPLACED = "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
-REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # a line of shell code that does so
+REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # a line of shell code that replaces it
 
 
 def first_on(python_path: str) -> str:

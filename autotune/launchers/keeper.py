@@ -180,8 +180,8 @@ class Trial:
         guarded = Guarded(path, is_of_trial=ANY_TRIAL.has, aside=self._place / "kept", max_openings=MAX_OPENINGS)
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
-        # Most network file systems have no leases. There, a file is reported only if it changes, since many files with such
-        # names are not logs.
+        # Most network file systems have no leases. There, a file is reported only if it changes, since many files that are
+        # named like logs are none.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 

@@ -63,8 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard from, or since the link was opened.
 
-        Every piece of an incomplete message counts if it is longer than a beat. Shorter pieces do not count, because they may
-        be beats that are taken for a part of a message whose announced length is wrong.
+        Every piece of an incomplete message counts if it is longer than a beat. Shorter pieces do not count: if a message is
+        shorter than it announced, the beats after it look like pieces of it.
         """
         return time.monotonic() - self._heard_s
 

@@ -329,6 +329,7 @@ class LocalRunning(Running):
         return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
 
     def _is_rest_late(self, now_s: float) -> bool:
+        """Whether the wait for the other ranks' results, which the first result or a lost task begins, is over."""
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:

@@ -40,7 +40,7 @@ ANSWER_S = 60.0  # longest wait for the answer to "open" (files may appear late)
 START_S = 180.0  # longest wait for the answer to "start": the agent may have to wait for a warm server
 STOP_S = 60.0  # longest wait for the answer to "stop", including the grace periods
 PROGRESS_S = 1.0  # longest wait for the answer to "progress"
-PROGRESS_EVERY_S = 0.5  # minimum time between two such questions: through Ray, each costs both machines milliseconds
+PROGRESS_EVERY_S = 0.5  # minimum time between two "progress" messages: through Ray, each costs both machines milliseconds
 LOOK_S = 0.05  # wait for a message in a call that should return at once
 TOKEN = ".token"  # suffix of a file in the runs folder; a node that finds the file sees the same folder
 

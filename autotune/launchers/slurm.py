@@ -190,7 +190,7 @@ class Srun(ChildTransport):
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
-        self._began_s = self._queued_s = time.monotonic()  # the latter: when the job was last seen in the queue
+        self._began_s = self._queued_s = time.monotonic()  # `_queued_s`: when the job was last seen in the queue
 
     def close(self) -> None:
         """See `Transport.close`."""
@@ -221,9 +221,8 @@ class Srun(ChildTransport):
             self._ask(job)
         if job and self._state != "RUNNING":
             self._queued_s = time.monotonic()
-        elif (
-            time.monotonic() - self._queued_s > BEGIN_S
-        ):  # also if srun printed no number, as for a job that did not have to wait
+        elif time.monotonic() - self._queued_s > BEGIN_S:
+            # `job` may be unknown: srun prints no number for a job that does not have to wait.
             silent = f"the agent has said nothing for {BEGIN_S:.0f} s although its job runs"
             return BadInput(
                 f"launcher: {silent}, got 'slurm' (job {job or 'unknown'}). See slurmd's log on its node; start again."

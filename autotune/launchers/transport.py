@@ -47,7 +47,7 @@ class Transport(ABC):
     Attributes:
         link: the link to the agent.
         job: the engine's name for the job; "" until the agent has reported it.
-        note: empty file. If the node is lost, `close` writes to it, because the agent may still see that. None if not used.
+        note: empty file. If the node is lost, `close` writes to it: an agent that sees this exits. None if not used.
     """
 
     link: Link

@@ -186,6 +186,7 @@ class Folders:
         self._files = [path for path in named if os.path.isfile(path)]
         existing = [self._cwd, *(path for path in named if os.path.isdir(path) and path != self._cwd)]
         self._roots = [path for path in existing if len(_names(path)) < MAX_ENTRIES]
+        # Paths that the command names and that do not exist yet. `_roots` covers those in the working directory.
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
         self._names = {folder: names for root in self._roots for folder, names in _names_below(root)}

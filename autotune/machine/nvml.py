@@ -1,4 +1,4 @@
-"""Wraps NVML (package nvidia-ml-py) so that values that a device or an older library does not provide are None."""
+"""Wraps NVML (package nvidia-ml-py). A value that a device or an older library does not provide is None."""
 
 from __future__ import annotations
 

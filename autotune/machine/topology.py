@@ -116,6 +116,7 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[tuple[bool, int | str]]:
 
 
 def _path(nvml: Nvml, handles: list[Any], one: int, other: int, ends: list[list[int | str]], pcis: list[str]) -> str:
+    """Returns the path between two GPUs, such as "NV4" or "PIX". `ends` holds the other ends of each GPU's active NVLinks."""
     direct = sum(end == pcis[other] for end in ends[one]) if pcis[other] else 0
     through_switches = min(ends[one].count(SWITCH), ends[other].count(SWITCH))
     if count := direct or through_switches:

@@ -56,7 +56,7 @@ class _Level:
     def __init__(self, monitor: DeviceMonitor, slack_bytes: int) -> None:
         self.monitor, self._slack_bytes = monitor, slack_bytes
         self._idle_bytes = monitor.memory_used_bytes()
-        self._given_up_bytes: int | None = None  # memory use when a wait was given up; None if it was idle since
+        self._given_up_bytes: int | None = None  # memory use at which a wait was given up; None before, and once memory is free
 
     def excess_bytes(self) -> int:
         """Returns the bytes above the idle level, 0 if within the slack or unknown. Lowers the level if less is in use."""
@@ -71,7 +71,7 @@ class _Level:
 
     @property
     def is_worth_waiting(self) -> bool:
-        """Whether more is in use than when a wait was given up, as while the last trial still releases its memory."""
+        """Whether waiting may help: no wait was given up, or more is in use than then, because a trial still releases it."""
         used = self.monitor.memory_used_bytes()
         return used is None or self._given_up_bytes is None or used > self._given_up_bytes + self._slack_bytes
 

@@ -47,7 +47,7 @@ def _take_out_middle(path: Path, size_bytes: int) -> bool:
     with path.open("r+b", buffering=0) as file:
         if fallocate is None or fallocate(file.fileno(), COLLAPSE_RANGE, ctypes.c_int64(HEAD_BYTES), ctypes.c_int64(length)):
             return False
-        note = _note(length + len(_note(length)))  # written over the first bytes of the kept end, so it counts them, too
+        note = _note(length + len(_note(length)))  # it overwrites the first bytes of the kept end: these are left out, too
         os.pwrite(file.fileno(), note, HEAD_BYTES)
     return True
 

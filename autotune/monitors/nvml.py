@@ -258,7 +258,7 @@ class NvmlDevice(DeviceMonitor):
         return self._ask("nvmlDeviceGetViolationStatus", lambda status: int(status.violationTime) / 1e9, policy)
 
     def _clock_frac(self, steady: list[DeviceSample]) -> float | None:
-        """Returns the mean clock as a share of the default; None if unknown. Leaves out samples while idle or power-capped."""
+        """Returns the mean clock as a share of the default; None if unknown. Ignores idle and power-capped samples."""
         if not self._default_clock_mhz:
             return None
         busy = [s for s in steady if (s.utilisation_frac is None or s.utilisation_frac >= BUSY_FRAC)]

@@ -160,7 +160,10 @@ class MachineWatch:
         self._device.compute_processes()  # discarded: each query reports the shares since the previous one
 
     def _look_at_sharers(self) -> None:
-        """Notes foreign processes on the device. They count only if NVML also lists the trial's own processes."""
+        """Notes foreign processes on the device. They count only if NVML also lists the trial's own.
+
+        Otherwise NVML's ids mean nothing here, as in a container.
+        """
         found = self._device.compute_processes()
         if set(found) - self._own - self._residents:  # unknown processes: perhaps ranks that started late
             self._own |= tree(read_processes(), os.getpid())

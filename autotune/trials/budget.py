@@ -30,13 +30,15 @@ LEAST_STEPS = MeasureRules.slow_min_steps  # minimum number of steps of any wind
 # Longest window of a search trial, as a share of the budget. On a noisy machine, waiting for a narrow interval would take too
 # much time from other trials.
 SEARCH_WINDOW_FRAC = 1 / 30
-# Longest warm-up, and longest wait for cycles, as a share of the budget, so that a program that never becomes steady, or has
-# random gaps, is still measured within the budget.
+# Longest warm-up, and longest window that waits for whole cycles of steps, as a share of the budget. Without this limit, a
+# program that never becomes steady, or that has random gaps, could use up the budget before it is measured.
 UNSTEADY_MAX_FRAC = 1 / 4
 # Assumed length of the window in a trial of the finals, unless its steps are slow. A longer window gains little, because rates
 # vary more between processes than within one.
 FINALS_WINDOW_S = 5.0
-ATTRIBUTION_MAX_FRAC = 0.18  # maximum share of the budget for the attribution, not counting what the finals leave unused
+# Maximum share of the budget for the attribution (ablation trials, which show what each change of the winner gains). What the
+# finals leave unused comes in addition.
+ATTRIBUTION_MAX_FRAC = 0.18
 ATTRIBUTION_TRIALS = 18  # time is reserved for this many ablation trials: three rounds of a winner with five changes
 # Number of trials of the smallest ablation: two rounds of a winner with two changes. If fewer trials fit, less is reserved.
 ATTRIBUTION_MIN_TRIALS = 6
@@ -136,7 +138,7 @@ class Budget:
             self.explain_s = min(self.explain_max_s, sum(each_s))
 
     def take_from_passes(self, needed_s: float) -> bool:
-        """Frees time reserved for the passes until `needed_s` is left. If it is too little, frees nothing and returns False."""
+        """Frees time of the passes until `needed_s` is left. If all of it is not enough, frees nothing and returns False."""
         missing_s = needed_s - self.left_s
         if missing_s > self.explain_s:
             return False

@@ -55,9 +55,9 @@ class Listener:
 
     `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
     `trial_started`, `progress` (several times a second) and `trial_ended`, interleaved if trials run in parallel; `planned`
-    once before the search; `finals_started` before the finals' trials; `attribution_started` among them when the ablation
-    begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice` and
-    `waiting` at any time, those about tracking even after `finished`.
+    once before the search; `finals_started` before the finals' trials; `attribution_started` between trials of the finals, when
+    an ablation begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice`
+    and `waiting` at any time, those about tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:

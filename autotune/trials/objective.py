@@ -199,7 +199,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 
     Args:
         record: one measurement of the configuration.
-        cold_compile_s: seconds that compiling such a configuration took elsewhere; used if more than in `record`.
+        cold_compile_s: seconds that compiling such a configuration took in another trial; counts if more than in `record`.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     # The user's own run does not start warm, so it also takes the seconds that a warm start spared.
@@ -207,7 +207,7 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
 
 
 class ColdCompiles:
-    """The longest compile phase with each compile mode, without trials of the kinds in REPEATED.
+    """The longest compile phase with each compile mode, in trials of all kinds except those in REPEATED.
 
     The first trial with a mode compiles everything. Later trials use the study's cache, which the user's first run does not
     have.

@@ -30,8 +30,8 @@ from autotune.trials.warm import WarmStarts
 
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
 QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the study's time
-# autotune does not wait for a quiet machine if that may take more than this share of the next trial's time. The wait for a free
-# device ends after this share.
+# autotune does not wait for a quiet machine if that may take more than this share of the time left for the next trial. A wait
+# for a free device ends after this share of it.
 QUIET_LEFT_FRAC = 0.25
 # A trial ends its window before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the baseline
 # took to exit, but at most LEAVE_MAX_S.
@@ -294,7 +294,7 @@ class TrialRunner:
             )
 
     def launch(self, request: Request, earlier: TrialRecord | None) -> Launch:
-        """Returns the launch of an attempt; `earlier` is the record of the first one, if this is the second."""
+        """Returns the launch of an attempt. `earlier` is the first attempt's record if this is the second, else None."""
         inputs, is_seeded = self.inputs, "seed" in request.first_steps and "PYTHONHASHSEED" not in os.environ
         pinned = meaningful(inputs.space.pinned, {**inputs.command.placeholders, **request.knobs})
         return launch(

@@ -122,7 +122,7 @@ class RunningTrial:
         return request.retry_max_s is None or first.seconds <= request.retry_max_s
 
     def _tell_second_attempt(self, first: TrialRecord) -> None:
-        """Announces a second attempt after a lost node, a full disk, or a timeout, because that may take as long again."""
+        """Announces a second attempt after a lost node, a full disk or a timeout, as it may take as long as the first."""
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):

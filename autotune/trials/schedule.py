@@ -107,7 +107,7 @@ class Schedule:
             trial.neighbours = max(trial.neighbours, len(self._running) - 1)
 
     def _look(self) -> None:
-        """Polls each running trial once, then passes on the finished ones. An error in one trial does not stop this."""
+        """Polls each running trial once, then passes on the finished ones. Raises the first error only after all of that."""
         over: list[tuple[Finished, Take]] = []
 
         def steps() -> Iterator[Callable[[], None]]:
@@ -122,7 +122,7 @@ class Schedule:
             self._guarded(lambda: self._clock.sleep(self._poll_s))
 
     def _poll(self, trial: RunningTrial, take: Take, over: list[tuple[Finished, Take]]) -> None:
-        """Polls a trial, unless it was ended because of another one. If it has finished, adds it to `over`."""
+        """Polls a trial, unless it was ended because of another trial. If it has finished, adds it to `over`."""
         if trial in self._running and (finished := self._guarded(trial.look)) is not None:
             del self._running[trial]
             over.append((finished, take))

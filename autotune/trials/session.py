@@ -31,7 +31,9 @@ from autotune.trials.tally import Tally
 ConfigurationKey = frozenset[tuple[str, KnobValue]]
 SEARCHED = (Kind.baseline, Kind.search)
 MIN_BASELINE_S = 60.0  # minimum time for the baseline, however small the budget, because a study needs a baseline
-LEAST_CYCLES = 2  # a window that opens in the middle of a cycle must be this many cycles long to hold a whole one
+# Steps may come in cycles (harness/cycles.py). A window that opens within a cycle must be this many cycles long to hold a whole
+# cycle.
+LEAST_CYCLES = 2
 MIN_TRIAL_S = 30.0  # minimum time limit of a trial, even if it is expected to be shorter
 RACED_FRAC = 0.8  # a trial that is certainly below this share of the best rate so far is stopped early
 # Minimum window of the baseline, as a multiple of the minimum window of other trials. Only the baseline looks for cycles.
@@ -261,7 +263,10 @@ class Session:
         return self._proven_per_s(Tier.training) if self.runner.goal.follows_rate else None
 
     def _proven_per_s(self, tier: Tier) -> float | None:
-        """Returns the highest lower bound of a rate among trials that ran alone, or in parallel, as the next trial will."""
+        """Returns the highest lower bound of a rate so far.
+
+        Counts only trials that ran as the next trial will: alone, or in parallel with others.
+        """
         return self.tally.proven_per_s(tier, has_neighbours=self.schedule.num_slots > 1)
 
     def measure_again(self, first: TrialRecord, *, round_number: int, rules: MeasureRules, why: str) -> TrialRecord:

@@ -68,7 +68,7 @@ class Tally:
         return list(self._worst.get(num, []))
 
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
-        """Returns the highest proven rate of a trial: 85 for intervals [85, 95] and [84, 100]; None without intervals.
+        """Returns the highest lower end of the rates' intervals: 85 for [85, 95] and [84, 100]; None without intervals.
 
         Args:
             tier: the highest tier that counts.

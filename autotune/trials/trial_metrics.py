@@ -37,7 +37,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
-    """Returns the 95 % interval of the rate over all ranks, from block means; None if the blocks do not allow one.
+    """Returns the 95 % interval of the rate over all ranks, from the rates of the window's blocks; None if they allow none.
 
     Ranks wait for each other at every step, so their errors are not independent: the widest interval is used.
     """

@@ -1,6 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
-The process also imports torchvision and torch's compiler if the program does. Constructing an optimizer imports the compiler.
+The process also imports torchvision and torch's compiler if the program imports them. (Constructing an optimizer imports the
+compiler.)
 
 Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
 attribution, compared losses) are made with a fresh start, as in the user's own runs.

@@ -55,9 +55,8 @@ class RayLauncher(RemoteLauncher):
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
-        python = os.path.abspath(
-            python
-        )  # the broker starts in /; a symlink stays one, because it may name a virtual environment
+        # The broker starts in "/". Symbolic links are not resolved, because one may lead into a virtual environment.
+        python = os.path.abspath(python)
         may_wait = ray.autoscaling or self._first is not None
         return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
 
