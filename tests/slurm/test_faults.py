@@ -163,7 +163,7 @@ def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, sl
 
 
 def newest_agent(*, after=None):
-    """Waits for an agent, or for another one than `after`, and returns it."""
+    """Waits for an agent other than `after`, and returns it."""
     give_up_s = time.monotonic() + 30
     while not (found := [one for one in here() if one != after]):
         assert time.monotonic() < give_up_s
@@ -355,7 +355,7 @@ def test_node_whose_daemon_was_killed_is_reported_in_time_and_left_empty(make, s
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, here, 20)  # the note ends the agent before its lease expires
+        assert nothing_left(folder.parent.parent, pids, here, 20)  # the tuner's note ends the agent before its lease
     finally:
         slurm.start("n2")
 
