@@ -8,7 +8,7 @@
    step but is noisier. The same difference between fresh processes covers everything but is the noisiest.
 2. A small study shows the seconds of each trial outside warm-up and window, by phase, and the tuner's time between trials.
 3. `autotune sync` mirrors that study once with new trials and once without. The difference is what one trial costs the
-   tracker. It runs in parallel with the study at the lowest priority and is not part of a trial's time.
+   tracker. The tracker runs in parallel with the study at the lowest priority, so its time is not part of a trial's.
 """
 
 from __future__ import annotations
