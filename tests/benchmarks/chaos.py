@@ -92,7 +92,8 @@ class Toll:
 
     Attributes:
         kills: {victim, with the blow if it is not SIGKILL: number of blows}.
-        lost, repeated: names of finished trials whose record disappeared, or which were measured twice.
+        lost: descriptions of finished trials whose record disappeared or changed.
+        repeated: configurations, and repeats in the finals, that were measured twice.
         orphans: descriptions of the processes that were left behind.
         segments: names in /dev/shm that were left behind.
         files: temporary files that were left behind: in the temporary folder, next to the user's files, or in the study.

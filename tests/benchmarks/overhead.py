@@ -44,7 +44,7 @@ GOAL_FRAC = 0.01  # maximum share of a step of one millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
 STUDY_MINUTES = 3  # more than the few trials need
-LEAST_TRIALS = 2  # the tracker's time of a trial is the difference between one and more trials
+LEAST_TRIALS = 2  # one for the tracker's first sync, and at least one more to time
 MEASURED_PHASES = ("warmup", "steady")
 
 

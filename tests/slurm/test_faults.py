@@ -146,7 +146,7 @@ def test_job_that_ends_while_the_controller_is_down_does_not_stay_allocated(make
     assert slurm.jobs()  # the controller does not know that the job is over
     launcher.close()
     assert launcher.unended() == []
-    assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
+    assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # the job is COMPLETING until its node answers
 
 
 @pytest.mark.thorough
@@ -245,7 +245,7 @@ def test_job_of_a_tuner_killed_with_its_srun_is_cancelled_by_the_next_tuner(make
         (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
         note.rename(note.with_name(note.name.replace(platform.node(), "login2")))
         assert nothing_left(folder.parent.parent, [], lambda: slurm.ask("squeue", "--noheader", "--steps").split(), 60)
-    ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
+    ready(make(place(folder.parent), cpus=4), 60)  # the new job needs the CPUs of the old one
 
 
 def test_tuner_killed_while_its_job_is_queued_leaves_no_job(make, slurm, folder):
