@@ -1,6 +1,6 @@
 """A small training loop whose speed is known: the variables PLANT_A to PLANT_E set the length of its steps.
 
-PLANT_A=1 makes it 30 % faster, PLANT_B=1 10 % and PLANT_C=1 3 %. PLANT_D and PLANT_E have no effect.
+It is 30 % faster with PLANT_A=1, 10 % with PLANT_B=1 and 3 % with PLANT_C=1. PLANT_D and PLANT_E have no effect.
 """
 
 import os

@@ -5,16 +5,16 @@
     python -m tests.benchmarks.chaos --ray --kills 40      # the same on a private Ray cluster
     python -m tests.benchmarks.chaos --stub --kills 1000   # trials without torch: many of them finish between two kills
 
-Victims, blows and moments are random. A victim is a trial's first process, one of its ranks or loader workers, the warm
-server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of `autotune ui`.
-"everything" is all processes of the study at once, including the keeper, as when a container or a job is killed. On a
-cluster, a victim may also be the agent on the node; with --slurm, `srun`, the node's slurmstepd or slurmd, or slurmctld; with
---ray the broker, the actor (Ray's worker), the node's raylet, or rarely the head. A killed daemon is started again after a
-while; after the death of Ray's head, the whole cluster is. Most blows are SIGKILL. The others stop a process for up to five
-seconds (SIGSTOP, SIGCONT), or send it five SIGTERMs at once.
+Victims, moments and blows (the signals to a victim) are random. A victim is a trial's first process, one of its ranks or loader
+workers, the warm server, the supervisor, the tuner (which is then resumed with `autotune resume`), the tracker, or a process of
+`autotune ui`. "everything" is all processes of the study at once, including the keeper, as when a container or a job is killed.
+On a cluster, a victim may also be the agent on the node; with --slurm, `srun`, the node's slurmstepd or slurmd, or slurmctld;
+with --ray the broker, the actor (Ray's worker), the node's raylet, or rarely the head. A killed daemon is started again after a
+while. After the death of Ray's head, the whole cluster is started again. Most blows are SIGKILL. The others stop a process for
+up to five seconds (SIGSTOP, SIGCONT), or send it five SIGTERMs at once.
 
 With --stub, trials take less than a second and hardly any CPU. So there is no warm server, but everything else is the same.
-The stub's speed is known: bf16 makes it 1.5 times as fast. A verdict that contradicts this is wrong, too.
+The stub's speed is known: bf16 makes it 1.5 times as fast. A verdict that contradicts this counts as wrong.
 
 The trials overwrite the user's checkpoints, also when they receive SIGTERM. Meanwhile another program saves checkpoints in the
 same folder. Before each save, it checks that its last checkpoint is unchanged.
@@ -81,7 +81,7 @@ LOOK_S = 0.05  # between two looks for the drawn victim, which read the whole pr
 # How long to wait for the drawn victim to exist. Trials come back when the tuner has started, but the tracker may not.
 PATIENCE_S, LASTING, LASTING_PATIENCE_S = 20.0, ("warm server", "tracker", "ui"), 1.0
 LAST_PROCESS_S = LAST_S + 20.0  # time for the last processes to exit after a study, including the tracker
-MAX_STARTS_WITHOUT_A_KILL = 5  # after this many studies in a row without a kill, the benchmark gives up
+MAX_STARTS_WITHOUT_A_KILL = 5  # after this many starts of a tuner in a row without a kill, the study is given up
 # Temporary files that torch and Python leave behind if they are killed by SIGKILL, in a real run as well.
 OF_LIBRARIES = ("torchelastic_", "pymp-", "torch-shm-")
 
@@ -92,7 +92,8 @@ class Toll:
 
     Attributes:
         kills: {victim, with the blow if it is not SIGKILL: number of blows}.
-        lost, repeated: names of finished trials whose record disappeared, or which were measured twice.
+        lost: descriptions of finished trials whose record disappeared or changed.
+        repeated: configurations, and repeats in the finals, that were measured twice.
         orphans: descriptions of the processes that were left behind.
         segments: names in /dev/shm that were left behind.
         files: temporary files that were left behind: in the temporary folder, next to the user's files, or in the study.
@@ -308,7 +309,7 @@ class Victimized:
     def _kill_everything(self, tuner: subprocess.Popen[bytes]) -> None:
         """Kills the tuner, the agents and all processes below them, almost at once, because they are stopped first."""
         roots = [psutil.Process(tuner.pid), *self._agents()]
-        for send in (psutil.Process.suspend, psutil.Process.suspend, psutil.Process.kill):  # twice: children may be new
+        for send in (psutil.Process.suspend, psutil.Process.suspend, psutil.Process.kill):  # twice: new children may come
             for root in roots:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     for process in (root, *root.children(recursive=True)):

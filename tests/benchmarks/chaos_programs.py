@@ -56,8 +56,8 @@ while True:
         pathlib.Path("audio.tmp").write_text(str(number))
         os.replace("audio.tmp", path)
 """
-# Trains nothing and needs a few hundredths of a second of CPU, so that many trials finish between two blows. bf16 makes it 1.5
-# times as fast. It has a worker, and its first process makes a segment of shared memory, as torch does. It saves in place only:
+# Trains nothing and needs a few hundredths of a second of CPU, so that many trials finish between two kills. bf16 makes it 1.5
+# times as fast. It has a worker. With one rank, it makes a segment of shared memory, as torch does. It saves in place only:
 # without the harness, nothing keeps a trial from renaming another file over a checkpoint.
 STUB = f"""{PRELUDE}
 rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

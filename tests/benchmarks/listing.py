@@ -66,7 +66,7 @@ def main() -> None:
         before = files(runs)
         seconds, own_s, _ = timed(runs, "prune", "--yes")
         removed = before - files(runs)
-        assert removed >= number * CACHED_FILES, removed  # and the logs of the trials
+        assert removed >= number * CACHED_FILES, removed  # the logs of the trials are removed, too
         assert len(timed(runs, "list")[2].splitlines()) == number + 1, "a study is gone"
         print(f"prune --yes: {seconds:.2f} s, of which the processor {own_s:.2f} s; {removed:,} files removed")
 

@@ -8,7 +8,7 @@
    step but is noisier. The same difference between fresh processes covers everything but is the noisiest.
 2. A small study shows the seconds of each trial outside warm-up and window, by phase, and the tuner's time between trials.
 3. `autotune sync` mirrors that study once with new trials and once without. The difference is what one trial costs the
-   tracker. It runs in parallel with the study at the lowest priority and is not part of a trial's time.
+   tracker. The tracker runs in parallel with the study at the lowest priority, so its time is not part of a trial's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GOAL_FRAC = 0.01  # maximum share of a step of one millisecond
 NEVER = 10**9
 MEASURE_TO_THE_END = MeasureRules(min_steps=NEVER, min_s=NEVER, max_s=NEVER, slow_min_steps=NEVER, slow_max_s=NEVER)
 STUDY_MINUTES = 3  # more than the few trials need
-LEAST_TRIALS = 2  # the tracker's time of a trial is the difference between one and more trials
+LEAST_TRIALS = 2  # one for the tracker's first sync, and at least one more to time
 MEASURED_PHASES = ("warmup", "steady")
 
 

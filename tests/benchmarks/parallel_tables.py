@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.parallel_tables", description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="+", type=Path, help="files that `autotune record` wrote")
-    parser.add_argument("--seeds", type=int, default=20, help="studies of each kind on each table")
+    parser.add_argument("--seeds", type=int, default=20, help="studies on each table for each number in --slots")
     parser.add_argument("--trials", type=int, default=25, help="search trials of a study")
     parser.add_argument("--slots", default="1,4,16", help="numbers of trials in parallel, compared with the first")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
@@ -45,7 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
     found["all"] = {num: [study for one in found.values() for study in one[num]] for num in nums}
     print("fraction of the optimum after so many search trials, and of the exported configuration: median and mean\n")
     print(table(HEAD, [[name, num, *_row(studies)] for name, one in found.items() for num, studies in one.items()]))
-    print("\nmeans divided by those of the first kind, with standard errors over the studies (paired)\n")
+    print("\nmeans divided by those of the first number in parallel, with standard errors over the studies (paired)\n")
     print(table(HEAD, [[name, num, *_ratios(one[num], one[nums[0]])] for name, one in found.items() for num in nums[1:]]))
     return 0
 

@@ -68,7 +68,7 @@ class Program:
     def variables(self) -> dict[str, str]:
         """Returns the environment variables that the program is started with.
 
-        In a healthy program, the C library keeps freed memory. Without that, four of the six really gain 10 to 70 % from it.
+        In healthy programs, the C library keeps freed memory, because four of the six would really gain 10 to 70 % from that.
         """
         return {} if self.causes else dict(KEEPING)
 

@@ -147,7 +147,7 @@ def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profi
     ]  # fmt: skip
     composed = compose(given, command=["python", "-c", "pass"], facts=MACHINE)
     clock = OwnTimeClock()
-    gains = {("precision.amp", "bf16"): 1.2}  # too little for another calibration
+    gains = {("precision.amp", "bf16"): 1.2}  # too small to cause another calibration of the slots
     surface = Surface(
         start_s=START_S, window_s=WINDOW_S, noise_frac=0.003, gains=gains, half_batch=0.01, loader_per_s=1e5, stop_s=0.0,
         facts={"torch": "2.14.1", "has_compiler": True, **FACTS[machine]},

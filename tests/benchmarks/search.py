@@ -177,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=None, help="limit studies by simulated minutes instead of trials")
     parser.add_argument("--held-out", action="store_true", help="use the machines for judging, not those for development")
     parser.add_argument("--machines", default="", help="only these seeds, as in 3,7")
-    parser.add_argument("--calibration", action="store_true", help="also compare forecasts with the truth; default only")
+    parser.add_argument("--calibration", action="store_true", help="also compare forecasts with the truth; only for `default`")
     parser.add_argument("--own-time", action="store_true", help="times one proposal after many trials")
     parser.add_argument("--pending", default="1", help="numbers of trials in parallel, as in 1,4,16; not for rivals")
     parser.add_argument("--jobs", type=int, default=2)

@@ -5,12 +5,12 @@
 Two fresh processes of the same program differ by some per cent of a step, which is more than the harness costs. So here the
 harness is removed and installed again, block by block, in one process. On a shared machine, neighbouring blocks still differ by
 about a per cent, so many blocks are needed. The time spent in the harness's own code, as a share of the step, is measured more
-precisely. The program ends with an error if any function of the harness still runs after the harness was removed, if the time
-lacks a function of the harness that a plain step calls, or if it contains a function of torch that the harness wraps.
+precisely. The program ends with an error if any function of the harness still runs after the harness was removed, if this time
+lacks a function of the harness that a plain step calls, or if this time contains a function of torch that the harness wraps.
 
-It prints one JSON line: the mean processor time of a step in blocks with the harness, without it, and without it again, which
-follow each other directly; the harness's own share of further blocks, heartbeats included; and how many functions of the
-harness a plain step calls.
+It prints one JSON line. `with_s`, `without_s` and `control_s` are the mean processor seconds of a step in each block: with the
+harness, without it, and without it again. These three blocks follow each other directly. `own_frac` is the harness's own share
+of each of some further blocks, heartbeats included. `num_calls` is how many functions of the harness a plain step calls.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from step_program import WARMUP_BLOCKS, Loop, options
 LEAST_OF = 9
 COLD_STEPS = 5  # steps after a switch, with cold caches, which are left out
 TIMER = "OwnTime._timed.<locals>.call"
-# The harness wraps functions of torch in these folders. The program would call them anyway, so they are not its own time.
+# The harness wraps functions of torch in these folders. The program would call them anyway, so their time is not the harness's.
 TORCH_FOLDERS = ("/torch/nn/modules/", "/torch/utils/data/", "/torch/optim/")
 
 
 def harness_module(name: str) -> Any:
-    """Returns a module of the harness in this process: it is imported under another name in a trial."""
+    """Returns a module of the harness in this process. In a trial, the harness is imported under another name."""
     for full_name, module in list(sys.modules.items()):
         if full_name.endswith(f"harness.{name}") and "autotune" in full_name:
             return module
@@ -71,7 +71,7 @@ class Toggle:
         for patch in reversed(self._patches):
             patch.uninstall()
         self._class = type(self.loop.model)
-        object.__setattr__(self.loop.model, "__class__", self.loop.model.__class__)  # __class__: the program's own class
+        object.__setattr__(self.loop.model, "__class__", self.loop.model.__class__)  # unlike type(), it names the own class
         self._hooks = [dict(hooks) for hooks in hooks_of(self.loop)]
         for hooks in hooks_of(self.loop):
             hooks.clear()
@@ -110,7 +110,7 @@ def calls_in(run: Callable[[], Any], is_asked: Callable[[FrameType], bool]) -> l
 
 
 def calls_in_a_plain_step(loop: Loop, is_asked: Callable[[FrameType], bool]) -> list[str]:
-    """Returns `calls_in` for the step, of several, with the fewest of these calls: most steps take the short path."""
+    """Returns the shortest `calls_in` of LEAST_OF steps, because most steps take the short path."""
     return min((calls_in(lambda: loop.run(1), is_asked) for _ in range(LEAST_OF)), key=len)
 
 

@@ -1,4 +1,4 @@
-"""The overhead benchmark removes the harness from a training loop, times it, and states intervals."""
+"""The overhead benchmark times a training loop with the harness and without it, and states intervals."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.benchmarks import overhead
 
 @pytest.mark.thorough
 def test_harness_is_removed_completely_and_its_own_time_is_a_share_of_the_step():
-    cost, control, num_calls = overhead.cost_in_one_process(1, 2, 25)  # ends by itself if a function of the harness is left
+    cost, control, num_calls = overhead.cost_in_one_process(1, 2, 25)  # the program fails if a function of the harness is left
     assert [len(values) for values in (cost.with_us, cost.without_us, control.with_us, cost.own_frac)] == [2, 2, 2, 2]
     assert num_calls > 0
     assert all(0.0 < share < 1.0 for share in cost.own_frac)

@@ -1,4 +1,4 @@
-"""The comparison of searches: when each reached which rate, and how that rate is verified."""
+"""The comparison of searches: when each search reached its rates, and how the winner's rate is verified."""
 
 import importlib.util
 from pathlib import Path

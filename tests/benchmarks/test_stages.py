@@ -153,7 +153,7 @@ def test_short_trials_may_differ_from_the_long_run_by_two_percent(
     assert met(truth.foretold(program, place)) == {"error": is_met}
 
 
-def test_warm_starts_and_the_tuner_have_goals(place: Place) -> None:
+def test_warm_starts_and_the_time_between_trials_are_judged_by_goals(place: Place) -> None:
     fresh = {"rate_per_s": [100.0, 101.0], "ready_s": [3.0, 3.0], "outside_s": [5.0, 5.0]}
     warmed = {"rate_per_s": [100.0, 101.0], "ready_s": [0.1, 0.1], "outside_s": [2.0, 2.0]}
     place.kept("warm, resnet18", lambda: [fresh, warmed])

@@ -52,8 +52,9 @@ def test_progress_accumulates_over_epochs() -> None:
     lines = [(0.0, "[0/100]"), (1.0, "[60/100]"), (1.1, "[60/100]"), (2.0, "[20/100]")]
     assert marks(Clock(DONE), lines)[""].done == [0, 60, 120]
     assert rate_per_s(Clock(DONE), lines, 0.9, 5.0) == 60
+    # This program prints the batch number times the batch size. The last batch is smaller, so the printed number falls.
     smaller = [(0.0, "[0/100]"), (1.0, "[90/100]"), (1.1, "[70/100]"), (2.0, "[0/100]"), (3.0, "[30/100]")]
-    assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]  # count: number times size, and the last batch is smaller
+    assert marks(Clock(DONE), smaller)[""].done == [0, 90, 100, 130]
 
 
 def test_line_may_print_the_progress_since_the_previous_line() -> None:

@@ -82,7 +82,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--only", nargs="+", choices=[program.name for program in PROGRAMS])
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--inspect", action="store_true", help="inspect only")
-    parser.add_argument("--rates", action="store_true", help="compare only what is counted with what the programs print")
+    parser.add_argument("--rates", action="store_true", help="only compare what autotune counts with what the programs print")
     return parser.parse_known_args()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.benchmarks.third_party_clock import Clock, Watch, marks, rate_per_s
 
-# Seconds from the first line of progress to the measurement, of the measurement, and until the first line at the latest.
+# Seconds from the first line of progress to the measurement; length of the measurement; longest wait for the first line.
 SETTLE_S, MEASURE_S, START_S = 3.0, 10.0, 90.0
 LOOK_EVERY_S = 0.2
 Listing = dict[Path, tuple[int, int]]
@@ -91,7 +91,7 @@ def _first_s(clock: Clock, watch: Watch, place: Path, process: subprocess.Popen[
 
 
 def with_batch(clock: Clock, settings: Mapping[str, Any], *, baseline_batch: int | None) -> Clock:
-    """Returns the clock for a run with other settings. If it counts in steps, a new batch size changes the samples per step."""
+    """Returns the clock for a run with other settings. If the clock counts steps, a new batch size changes their samples."""
     size = settings.get("loader.batch_size")
     is_larger = clock.is_steps and size and baseline_batch
     return dataclasses.replace(clock, samples=clock.samples * size / baseline_batch) if is_larger else clock

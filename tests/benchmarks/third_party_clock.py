@@ -31,7 +31,8 @@ class Clock:
         pattern: regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch;
             without `done`, each such line stands for one unit of progress, or for as many as group `more` says. Group `who`
             names one of several processes that print progress of their own, by its process id.
-        samples: autotune's units (samples, tokens or steps) in a unit of progress: of the process that `who` names, or of all.
+        samples: number of autotune's units (samples, tokens or steps) in a unit of progress, of the process that `who` names
+            or, without `who`, of all processes.
         is_steps: whether progress is counted in steps, so that a larger batch size means more samples per unit.
     """
 

@@ -10,8 +10,8 @@ were launched outside of the traced calls, so we leave them out here. HTA's roun
 
 Four numbers are compared: the idle seconds, the computing seconds, the seconds of communication and copies that do not overlap
 with computing (each only if it is at least 1 % of the window), and the share of communication that overlaps with computing.
-Traces of which HTA keeps less than a millisecond are not compared. Traces with collectives that HTA does not know by name are
-not compared either, because HTA counts these as computing.
+A trace is not compared if HTA keeps less than a millisecond of it, or if it has collectives that HTA does not know by name,
+because HTA counts these as computing.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Kind:
         layers: number of layers of the network.
         accumulate: number of micro-batches per optimizer step.
         is_iterable: whether the data set is a stream that the workers divide among themselves.
-        compiled_at: steps at which the shape changes; each is compiled, and later steps take longer.
-        growth: by what share of the first step's sequence the sequence grows in every step.
+        compiled_at: steps at which the shape changes; each new shape is compiled, and makes all later steps longer.
+        growth: what every step adds to the length of the sequence and to `step_s`, as a share of their first values.
     """
 
     workers: int = 0
@@ -100,7 +100,7 @@ class Data(Dataset[int]):
 
 
 class Stream(IterableDataset[int]):
-    """Yields the same indices as a stream, which the workers divide among themselves."""
+    """Yields the indices of `Data` as a stream, which the workers divide among themselves."""
 
     def __iter__(self) -> Iterator[int]:
         worker = get_worker_info()

@@ -1,4 +1,4 @@
-"""Bad YAML of configuration files (chosen with `+mine=best`) and search spaces, each with the expected message."""
+"""Bad YAML of configuration files (chosen with `+mine=bad`) and search spaces, each with the expected message."""
 
 TOP = "# @package _global_\n"
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -69,7 +69,7 @@ CLAIMS = [row for row in FILES if row[0].startswith(TOP) and "provenance" not in
 def test_best_files_with_bad_keys_are_refused(refused: Refused, place: Path, content: str, parts: list[str]) -> None:
     (place / "bad.yaml").write_text(content, encoding="utf-8")
     messages = refused("verify", "bad.yaml", "model=resnet18")
-    if not any("provenance" in message for message in messages):  # even if all keys are valid, the file has no claim
+    if not any("provenance" in message for message in messages):  # otherwise all keys are valid, and only the claim is missing
         says(messages, *parts)
 
 

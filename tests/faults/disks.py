@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-# Replaces the functions that write files. While the file FAULT_SWITCH contains an errno, they fail with it below the folder
-# FAULT_FOLDER. This needs neither root nor a kernel that supports quotas.
+# Replaces the functions that write files. While the file FAULT_SWITCH exists, they fail below the folder FAULT_FOLDER, with the
+# errno in that file. This needs neither root nor a kernel that supports quotas.
 FAULTY = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -151,7 +151,7 @@ class DiskInAFile:
 
 
 class FaultyWrites:
-    """Makes writes of processes below a folder fail; see FAULTY.
+    """Lets writes below a folder fail, in processes that have the variables `environment`; see FAULTY.
 
     Args:
         place: a folder for the compiled library.
@@ -184,7 +184,7 @@ def fill(path: Path) -> None:
 
 
 def ended(tuner: subprocess.Popen[str], *, within_s: float = 90) -> str:
-    """Waits for a tuner that has to give up; returns its error message, of which there must be one."""
+    """Waits for a tuner that has to give up; returns its error message. There must be exactly one."""
     _, err = tuner.communicate(timeout=within_s)
     assert tuner.returncode == 2, err
     assert "Traceback" not in err

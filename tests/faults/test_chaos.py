@@ -67,7 +67,7 @@ def test_tolls_of_several_calls_are_summed(tmp_path):
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Returns a study for chaos that starts no process; `answers` are the exit statuses of its commands."""
+    """Returns a `Victimized` study that starts no process; `answers` are the exit statuses of its commands."""
     made = chaos.Victimized(tmp_path, 0, random.Random(0), toll=chaos.Toll(), deadline_s=0.0)
     made.answers = {"show": 0, "verify": 0, "sync": 0}
 

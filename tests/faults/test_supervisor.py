@@ -1,4 +1,4 @@
-"""The supervisor gets SIGKILL, SIGTERM or SIGSTOP: the attempt is repeated, the study reaches its verdict, nothing is left."""
+"""The supervisor gets SIGKILL or SIGTERM: the attempt is repeated, the study reaches its verdict, nothing is left."""
 
 import signal
 import time
@@ -36,7 +36,7 @@ def test_supervisor_that_ends_during_a_trial_costs_only_one_attempt(study, numbe
     study.start()
     pids = pids_in(study.wait_for("trials/0001/pids"))
     supervisor = study.supervisor
-    time.sleep(1.5 * LOOK_S)  # a daemon without mark and parent is recognised because it was seen before
+    time.sleep(1.5 * LOOK_S)  # one look: without mark and parent, a daemon is recognised only if it was seen before
     supervisor.send_signal(number)
     code, output = study.wait()
     assert code == 0, output

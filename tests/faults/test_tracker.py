@@ -319,7 +319,7 @@ def test_tracking_process_runs_at_the_lowest_priority(runs, hanging):  # noqa: F
         wait_for(lambda: hanging.num_accepted)
         assert psutil.Process(follower.pid).nice() == 19
         group = Path(f"/proc/{follower.pid}/autogroup")
-        assert not group.exists() or "nice 19" in group.read_text(), "between sessions the group's niceness counts"
+        assert not group.exists() or "nice 19" in group.read_text(), "Linux shares cores by the niceness of autogroups"
     finally:
         follower.send_signal(signal.SIGKILL)
         follower.communicate()

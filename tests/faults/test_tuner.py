@@ -33,7 +33,7 @@ def study(tmp_path):
 
 
 def in_second_trial(study, **how):
-    """Starts the tuner, waits for its second trial, and returns that trial's processes and the supervisor."""
+    """Starts the tuner and waits for its second trial; returns the ids of that trial's processes and of the supervisor."""
     study.start(**how)
     pids = pids_in(study.wait_for("trials/0001/pids"))
     assert all(is_alive(pid) for pid in pids)

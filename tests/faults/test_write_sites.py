@@ -46,7 +46,7 @@ SITES = {
         monitors.sealing._rewrite
         monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
-    "the same, since its callers handle the error": """
+    "the study or the program goes on without it; the callers handle the error": """
         cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create
         launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.logs._copy_end
         monitors.logs._take_out_middle monitors.sealing._overwrite

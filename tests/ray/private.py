@@ -109,7 +109,7 @@ class PrivateRay:
 
     def _start(self, name: str, argv: list[str], apart: Path | None = None) -> None:
         self._started[name] = argv, apart
-        until_the_end = ["setpriv", "--pdeathsig", "TERM"]  # of this process, also if it is killed
+        until_the_end = ["setpriv", "--pdeathsig", "TERM"]  # ends the node when this process ends, even if it is killed
         hide = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(apart)] if apart else []
         argv = [*until_the_end, *hide, *START, *argv, "--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {

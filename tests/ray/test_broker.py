@@ -1,4 +1,4 @@
-"""The broker if Ray sometimes reports the actor as unavailable, which does not mean that the actor is dead."""
+"""Ray sometimes reports the actor as unavailable though it is not dead: the broker tries again, or replaces the actor."""
 
 import math
 import os
@@ -19,7 +19,7 @@ UNAVAILABLE = ray.exceptions.ActorUnavailableError("The actor is temporarily una
 
 
 class Flaky:
-    """An actor in this process. Of each call, the first attempt does not reach it, and the answer to the second is lost."""
+    """An actor in this process. The first attempt of each call does not reach it; the answer to the second attempt is lost."""
 
     def __init__(self, actor):
         self._actor, self._tries = actor, {}

@@ -47,6 +47,7 @@ READERS = [
     *(["export"], ["export", "-f", "python"], ["prune"]),
 ]
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m"
+# Control characters and marks of text direction, which no output may contain.
 UNSEEN = {*map(chr, range(32)), *map(chr, range(0x7F, 0xA0)), "\u202e", "\u200f", "\u2066"} - {"\n"}
 NAMES = [
     *(f"esc{ESCAPES}", "resnet18\nother  2026-01-01 00:00  it.py  9  faster: 99x", "back\rover", "right\u202egnp.to-left"),

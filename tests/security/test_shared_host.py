@@ -64,7 +64,7 @@ def listening(process: psutil.Process) -> set[str]:
 
 
 def test_output_to_a_shared_folder_does_not_follow_links(tmp_path, victim, monkeypatch):
-    monkeypatch.setattr("secrets.token_hex", lambda _: "0123")  # even if its name were predictable
+    monkeypatch.setattr("secrets.token_hex", lambda _: "0123")  # as if the temporary file's name were predictable
     (tmp_path / f"best.yaml.{os.getpid()}.0123.tmp").symlink_to(victim)
     with pytest.raises(BadInput, match="--output: cannot be written"):
         output.write("threads: {intra: 1}\n", tmp_path / "best.yaml")
@@ -94,7 +94,7 @@ def test_lock_files_are_not_opened_through_links(tmp_path, victim):
 
 
 def test_hard_links_are_not_accepted_as_job_notes(tmp_path, victim):
-    victim.write_text("")  # a note is empty until its job is lost
+    victim.write_text("")  # like a job's note, which is empty until the job is lost
     with subprocess.Popen(["true"]) as dead:
         dead.wait()
     names = [f".autotune-{platform.node()}-{dead.pid}-autotune-{job}.job" for job in ("1a2b3c4d", "5a6b7c8d")]

@@ -15,7 +15,7 @@ from tests.launchers.agents import SHORT, place, trial_folder
 from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
 
-# Tests of the contract with many rows. The first row always runs; the others are thorough.
+# Tests of the contract with many sets of parameters. The first set always runs; the others are thorough.
 ROWS = ("no_process_accepts", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
 # Tests of the contract whose result could depend on Slurm. They always run; the others are thorough.
 ALWAYS = (
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def meeting(slurm: PrivateSlurm) -> dict[str, str]:
-    """Returns where the ranks meet: a free port of this host, which both nodes are."""
+    """Returns environment variables of the ranks, which meet at a free port of this host, where both nodes run."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]

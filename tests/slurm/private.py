@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
-UNTIL_THE_END = ("setpriv", "--pdeathsig", "KILL")  # of this process, also if it is killed
+UNTIL_THE_END = ("setpriv", "--pdeathsig", "KILL")  # ends a daemon when this process ends, even if it is killed
 NODES = ("n1", "n2", "n3", "n4")
 FAR = "far"  # host name of node n4
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-FAR_S = 1_000_000  # seconds by which its monotonic clock is ahead of this host's
+FAR_S = 1_000_000  # seconds by which n4's monotonic clock is ahead of this host's
 NODE_LOST_S = 10  # SlurmdTimeout; Slurm marks a silent node as down after two to three times as long
 CONF = """
 ClusterName=test
@@ -149,7 +149,7 @@ class PrivateSlurm:
             _wait_for(self.answers, name)
 
     def save(self) -> None:
-        """Waits until the controller has saved its jobs, which takes up to 5 s. A killed controller forgets a job not saved."""
+        """Waits until the controller has saved its jobs, which takes up to 5 s. If it is killed earlier, it forgets them."""
         before_s, file = time.time(), self._folder / "state" / "job_state"
         for job in self.jobs():
             self.ask("scontrol", "update", f"JobId={job.split()[0]}", "Comment=to be saved")

@@ -146,7 +146,7 @@ def test_job_that_ends_while_the_controller_is_down_does_not_stay_allocated(make
     assert slurm.jobs()  # the controller does not know that the job is over
     launcher.close()
     assert launcher.unended() == []
-    assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # COMPLETING until its node has answered
+    assert nothing_left(folder.parent.parent, [], slurm.jobs, 90)  # the job is COMPLETING until its node answers
 
 
 @pytest.mark.thorough
@@ -163,7 +163,7 @@ def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, sl
 
 
 def newest_agent(*, after=None):
-    """Waits for an agent, or for another one than `after`, and returns it."""
+    """Waits for an agent other than `after`, and returns it."""
     give_up_s = time.monotonic() + 30
     while not (found := [one for one in here() if one != after]):
         assert time.monotonic() < give_up_s
@@ -245,7 +245,7 @@ def test_job_of_a_tuner_killed_with_its_srun_is_cancelled_by_the_next_tuner(make
         (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
         note.rename(note.with_name(note.name.replace(platform.node(), "login2")))
         assert nothing_left(folder.parent.parent, [], lambda: slurm.ask("squeue", "--noheader", "--steps").split(), 60)
-    ready(make(place(folder.parent), cpus=4), 60)  # it needs the CPUs of the other job
+    ready(make(place(folder.parent), cpus=4), 60)  # the new job needs the CPUs of the old one
 
 
 def test_tuner_killed_while_its_job_is_queued_leaves_no_job(make, slurm, folder):
@@ -355,7 +355,7 @@ def test_node_whose_daemon_was_killed_is_reported_in_time_and_left_empty(make, s
     try:
         ended = lost(running, 45)
         assert ended.evidence.get("node_lost"), ended
-        assert nothing_left(folder.parent.parent, pids, here, 20)  # the note ends the agent before its lease expires
+        assert nothing_left(folder.parent.parent, pids, here, 20)  # the tuner's note ends the agent before its lease
     finally:
         slurm.start("n2")
 

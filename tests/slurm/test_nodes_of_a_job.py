@@ -33,8 +33,8 @@ HERE = os.uname().nodename
 OPTIONS = {"nodes": 2, "cpus": 2, "partition": "two"}
 WORDS = ["launcher=slurm", *(f"launch.slurm.{name}={value}" for name, value in OPTIONS.items())]
 TASK = ["srun", sys.executable, str(Path(__file__).with_name("programs") / "task.py")]
-# A rank on each node, with a child process. This Slurm tracks processes by parents (proctrack/linuxproc), so it would lose
-# a child that ignores SIGTERM; with proctrack/cgroup it loses none.
+# A rank on each node, with a child process that does not ignore SIGTERM. Slurm would lose one that does, because it tracks
+# processes by parents here (proctrack/linuxproc). With proctrack/cgroup, it loses none.
 RANKS = [
     "srun",
     *program("""

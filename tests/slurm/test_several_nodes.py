@@ -78,7 +78,7 @@ def _no_rank_is_left(mark: str, slurm: PrivateSlurm) -> bool:
 
 
 def torchrun(port: str, *words: str, train: Path = FAULTY / "ranks.py") -> list[str]:
-    """Returns a command that starts a torchrun on each node, with its address: the far node's name cannot be resolved."""
+    """Returns a command that starts torchrun on each node. It gives IP addresses, as the far node's name cannot be resolved."""
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7", "--local_addr=127.0.0.1"]
     return [*SRUN, sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1", *meet, *words, str(train)]
 

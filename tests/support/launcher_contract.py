@@ -321,7 +321,7 @@ time.sleep(600)
         assert ended.cause == "result"
 
     def test_result_written_because_of_a_signal_of_the_launcher_is_not_used(self, launcher: Launcher, folder: Path) -> None:
-        """An agent may answer SIGTERM with an exception, but the trial was stuck nevertheless."""
+        """torchrun may answer SIGTERM with an exception, but the trial was stuck nevertheless."""
         body = """
 def leave(*_): result(status='failed', error={'type': 'SignalException', 'message': 'got 15'}); os._exit(1)
 signal.signal(signal.SIGTERM, leave); progress('steady', 3); time.sleep(600)

@@ -31,7 +31,7 @@ OLDEST = "3.10"  # the minimum in pyproject.toml
 
 
 class Pages:
-    """A server with two programs, and a browser.
+    """An MLflow server with studies of two programs, and a browser.
 
     Attributes:
         page: the browser's page.

@@ -187,7 +187,7 @@ def journals(draw: Draw) -> Case:
 # A study's folder ----------------------------------------------------------------------------------------------------------
 
 OLD_STUDY = Path(__file__).parents[2] / "data/written-by-0.1.0/study.tar.gz"
-MADE_DOCUMENTS: dict[str, Any] = {  # documents that the other studies lack
+MADE_DOCUMENTS: dict[str, Any] = {  # documents that the old study lacks
     "tracking.json": {"uri": "sqlite:///mlflow.db", "mirrored": 3, "pending": [4, 5], "problem": "no answer"},
     "owner.json": {"host": "bench", "pid": 1, "started_at": 1_780_000_000.0},
     "explanation.json": {

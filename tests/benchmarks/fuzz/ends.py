@@ -62,7 +62,7 @@ def _explained(_: Case) -> int:
 
 
 def _link(case: Case) -> int:
-    """Lets one end of a link read the case's bytes until the pipe ends; returns 2 if it gave up the other end."""
+    """Lets one end of a link read the case's bytes until the pipe ends; returns 2 if it lost the other end."""
     (read, feed), (drain, write) = os.pipe(), os.pipe()
     link = Link(read, write)
     try:

@@ -134,7 +134,7 @@ class FuzzPlace:
         with tarfile.open(OLD_STUDY) as archive:
             archive.extractall(self._clean / "runs", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         record = self._clean / "runs/mlp/study.json"
-        record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # its own folder does not exist here
+        record.write_text(json.dumps({**json.loads(record.read_text()), "cwd": "/"}))  # the recorded folder does not exist here
 
     def run(self, case: Case) -> Answer:
         """Returns how autotune answers a case."""

@@ -7,7 +7,7 @@ stage is named, all of them run. Each takes at most `--minutes`. The same comman
 interrupted. A stage that fails does not affect the others.
 
 No network is needed. If packages are missing on the machine, copy them there as wheels (`pip download`, then `pip install
---no-index --no-deps --target DIR`, and DIR on PYTHONPATH). These are the dependencies of autotune (pyproject.toml;
+--no-index --no-deps --target DIR`, and DIR on PYTHONPATH). The packages are the dependencies of autotune (pyproject.toml;
 antlr4-python3-runtime, which hydra-core needs, has to be built by `pip wheel`), pytest, transformers for `transformer` and half
 of `record`, and pytorch-autotune 2.0.0 for `rival`. The command names missing packages and runs what it can. Give `--minutes 5`
 on a machine where a command may take at most ten minutes.

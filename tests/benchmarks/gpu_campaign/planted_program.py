@@ -1,7 +1,7 @@
 """Trains with one planted cause that costs time on a GPU, or with none; the script does not use autotune.
 
     python -m tests.benchmarks.gpu_campaign.planted_program copies                          # trains forever
-    python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without it; prints its rate
+    python -m tests.benchmarks.gpu_campaign.planted_program copies --mended --seconds 10    # without the cause; prints the rate
 
 The planted cause is one of: `copies` of pageable batches, for which the host waits; `numbers` read from the device within the
 step; `launches` of many small operators; `float32` products, which Tensor Cores would compute faster in 16 bits; `nothing`.

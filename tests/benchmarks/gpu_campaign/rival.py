@@ -1,8 +1,8 @@
 """Stage `rival`: compares autotune with pytorch-autotune 2.0.0, on an example of pytorch-autotune.
 
-The example is ResNet-18 on one fixed batch of 128 images of 32 pixels. The published result of pytorch-autotune is 3.84x after
-a search of 56 s on an A100. Both tuners get the same script, device and time
-(`tests/benchmarks/rivals.py`). The winners then run in fresh processes, in turn, and the script measures their rates.
+The example is ResNet-18 on one fixed batch of 128 images of 32 pixels. pytorch-autotune publishes a result of 3.84x after a
+search of 56 s on an A100. Both tuners get the same script, device and time (`tests/benchmarks/rivals.py`). The winners then run
+in fresh processes, in turn, and the script measures their rates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stage `smoke`: does everything work that can only be tested on a GPU?
 
 Most checks run tests of `tests/gpu`. The tests are skipped if there is no GPU. Tests that neither time the device nor wait
-until it is free run at the same time: on an H100, 13 of them took 61 s in seven processes, which mostly import torch.
+until it is free run at the same time: on an H100, 13 of them took 61 s in seven processes, mostly to import torch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ def energy_and_power_are_measured(place: Place) -> Found:
 
 
 def other_files() -> list[Path]:
-    """Returns the test files outside `tests/gpu` with tests marked `gpu`; other files may need libraries that are missing."""
+    """Returns the test files outside `tests/gpu` with tests marked `gpu`.
+
+    pytest does not get the other files, because their imports may need libraries that are missing.
+    """
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     return [path for path in files if path.parent != TESTS and "@pytest.mark.gpu" in path.read_text(encoding="utf-8")]
 

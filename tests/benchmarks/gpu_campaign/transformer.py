@@ -28,7 +28,7 @@ class Sizes:
     Attributes:
         words: sizes of the model and its data, as options of autotune's text program.
         overrides: the same sizes as overrides of the configuration.
-        batches: two small batch sizes, whose memory determines the line.
+        batches: two small batch sizes; the line through their memory predicts the memory of larger ones.
         matrix: rows and columns of the matrices that are multiplied.
     """
 

@@ -16,7 +16,8 @@ from tests.benchmarks.gpu_campaign.checks import Check, Found, Goal, Place
 from tests.benchmarks.gpu_campaign.trying import DRY_OVERRIDES, FINALS, SCREENING, Trials, recipe
 from tests.benchmarks.reporting import table
 
-# The tutorial's steps, each added to the steps before it. Setting gradients to None is left out: torch now does so by default.
+# The tutorial's steps, each added to the steps before it. Setting gradients to None changes nothing any more, because it is now
+# torch's default.
 CHAIN: list[tuple[str, Knobs]] = [
     ("as it is", {}),
     ("8 workers", {"loader.num_workers": 8}),

@@ -1,1 +1,1 @@
-"""The workloads of the recorded tables that searches are replayed on; see `record`."""
+"""The workloads of the recorded tables on which searches are replayed; `__main__.py` records the tables."""

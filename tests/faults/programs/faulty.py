@@ -53,7 +53,7 @@ class Model(torch.nn.Linear):
 STEPS = 0
 PACE_S = 0.2 if FAULT == "never steps" else 0.004 if FAULT else 0.002  # faulty trials are slower, so they enter no finals
 HAS_WORKERS = FAULT in ("worker raises", "worker is killed", "fills shared memory", "hangs in a worker", "is killed")
-START = "fork" if HAS_WORKERS else None  # this file has no guard, and other workers would import it
+START = "fork" if HAS_WORKERS else None  # a spawned worker would import this file, which has no `__main__` guard
 loader = DataLoader(Data(), batch_size=4, num_workers=int(HAS_WORKERS), collate_fn=collate, multiprocessing_context=START)
 model = Model(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-6) if FAULT != "never steps" else model  # both can zero_grad

@@ -1,4 +1,4 @@
-"""Trains a small model and wastes time in each step. The environment variable PASSES sets how much; the least is the best."""
+"""Trains a small model and wastes time in each step. The smaller the environment variable PASSES, the less time it wastes."""
 
 import os
 
