@@ -250,9 +250,9 @@ def _held_by(thing: Any) -> List[Any]:
 
 
 def _used_by(method: Any) -> List[Any]:
-    """Returns the attributes of its object that a method's code names, or the whole object if the code may use others.
+    """Returns what a method uses: the attributes of `self` that its code names, or `self` if the code may use others.
 
-    The whole object is avoided, because it may be a trainer, and most of a trainer changes at each step.
+    `self` may be a whole trainer, and most of a trainer changes at each step.
     """
     owner = method.__self__
     kind: Any = type(owner)
