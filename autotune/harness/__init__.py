@@ -2,11 +2,12 @@
 
 It is loaded into every Python process of a trial. `inject/sitecustomize.py`, first on PYTHONPATH, loads this package by
 file path under the name `_autotune_harness`, so the program's interpreter does not need autotune, only its own torch >= 2.4
-and Python >= 3.9. Nothing here imports anything from autotune, and the tuner imports only `protocol` and `cores` from here.
+and Python >= 3.9. Nothing here imports anything from the tuner. From here, the tuner imports only modules that need no torch:
+`protocol`, `cores`, `interval`, `explain.documents`, `knobs.affinity`.
 
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
     boot.py, imports.py       wait for `import torch`
-    state.py                  this process's session, how it imported torch, messages to the user
+    state.py                  this process's session, how torch was imported here, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
     patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
@@ -37,7 +38,7 @@ and Python >= 3.9. Nothing here imports anything from autotune, and the tuner im
     ranks.py                  how long ranks wait for communication, and its bandwidth
     explain/                  mode "explain": passes that show where time and memory go, one file for each pass. base.py defines
                               their interface, passes.py begins and ends them, documents.py defines what they write
-    adapters.py               everything about particular libraries; no other module names one
+    adapters.py               what is known about particular libraries (of images: explain/stages.py; torchao: knobs/float8.py)
     knobs/                    how knobs are set, read back and reported: one handler for each family, listed in registry.py
 """
 

@@ -1,6 +1,7 @@
-"""Holds everything that the harness knows about particular libraries; no other module of the harness names a library.
+"""Holds what the harness knows about particular libraries of training loops, models and trackers.
 
-All other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones.
+Other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones. Exceptions:
+explain/stages.py and explain/kept.py know functions that read and decode images and audio, knobs/float8.py knows torchao.
 """
 
 from __future__ import annotations

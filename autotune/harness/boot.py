@@ -34,7 +34,8 @@ def _note_changes() -> None:
 
 
 def _note_compiler(_: Any) -> None:
-    # Most programs import the compiler without using it: constructing an optimizer imports it, and that takes seconds.
+    # If this list is empty, warm starts import the compiler in advance, too (trials/warm.py). That saves seconds even if a
+    # program does not use the compiler, because constructing an optimizer imports it.
     state.startup["changed_before_compiler"] = [name for name in _changed() if name.startswith(READ_BY_COMPILER)]
 
 

@@ -1,7 +1,7 @@
-"""Counts the samples that compiled functions of a program are called with, if they call a module that trains (see modules.py).
+"""Counts the samples that a program's compiled functions are called with, if these call a training root (see modules.py).
 
-Compiled code bypasses the harness's interception of a root's calls. So the calls of the compiled function itself are counted
-instead.
+Samples are usually counted where the harness intercepts the calls of roots. Compiled code bypasses this interception, so the
+calls of the compiled function itself are counted instead.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Cycles:
     Args:
         width: number of the loader's workers, or 1; gaps every `width` steps are the loader's bursts.
         frequent_s: gaps closer together than this make no cycles.
-        baseline: its cycle, `Spec.cycle`. If it is {} (the baseline had no cycles), gaps with evaluations are left out.
+        baseline: the baseline's cycle, `Spec.cycle`. If it is {} (no cycles), gaps with evaluations are left out.
     """
 
     def __init__(self, width: int, frequent_s: float, *, baseline: Optional[Dict[str, float]] = None) -> None:

@@ -137,9 +137,9 @@ class Ending:
             self.broke("writing the result")
 
     def around_process(self, bootstrap: Any) -> Any:
-        """Returns a `_bootstrap` of multiprocessing's processes after which a forked process writes its result.
+        """Returns multiprocessing's `_bootstrap`, wrapped so that a process writes its result at the end.
 
-        Exit handlers do not run there. If the process ends by an exception, nothing is written, because the log says more.
+        Exit handlers do not run in forked processes. After an exception nothing is written, because the log says more.
         """
 
         def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def _say(line: str) -> None:
 
 
 def _end_daemons() -> None:
-    # multiprocessing does this at a normal exit. Otherwise loader workers take seconds to notice that they are not needed.
+    # multiprocessing ends daemons only at a normal exit. Loader workers would take seconds to notice that they are not needed.
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return

@@ -1,6 +1,6 @@
 """Routes a program's gradient calls through the harness: backward, zero_grad, clipping, GradScaler, step.
 
-`gradients.py` decides what happens there. Nothing is installed unless a knob needs it.
+`gradients.py` decides what happens there; `watch` below is its `Gradients` object. Nothing is installed unless a knob needs it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
 backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass, and
-the other passes run in `no_sync`. `no_sync` is used only after the first cycles, which show whether the program leaves its
-gradients alone.
+the other passes run in `no_sync`. `no_sync` is used only after the first cycles of k calls, which show whether the program
+leaves its gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
 a GradScaler. Clipping is done once in k calls, before the call of `step()` that steps, on unscaled gradients.

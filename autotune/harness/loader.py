@@ -106,8 +106,8 @@ class Loader:
     def examine(self, loader: Any) -> None:
         """Notes whether the data set holds an open file; called when the program first iterates over the loader.
 
-        Later, the data set may have opened the file in a fetch, as each worker would. A loader with a `worker_init_fn` is left
-        out: its author may open files and seed generators there.
+        A file that the data set opens later, in a fetch, does no harm: each worker would open its own. A loader with a
+        `worker_init_fn` is left out: its author may open files and seed generators there.
         """
         if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
             return
@@ -130,13 +130,13 @@ class Loader:
     def compare(self) -> None:
         """Compares data set and sampler with what they were after the last batch; called before the next batch is fetched."""
         (of_dataset, sampler, of_sampler), self.last_facts = self.last_facts, None
-        is_remade = sampler is not self._batch_sampler  # together with the loader, which is not a change
+        is_remade = sampler is not self._batch_sampler  # a sampler made anew with its loader does not count as changed
         is_changed = not is_remade and persistent.facts([self.batch_sampler]) != of_sampler
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
 
     @property
     def is_changed_between_batches(self) -> bool:
-        """Whether the program changes the data set or the sampler between batches: too late for batches fetched ahead."""
+        """Whether the program changes the data set or the sampler between batches; batches fetched ahead would miss changes."""
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:

@@ -2,8 +2,8 @@
 
 Knobs must be set when a loader is constructed, but it is not known at that time which loader trains. The baseline finds out:
 the training loader is the one whose batches come with the optimizer's steps. It is identified by the site that constructs it,
-"file:line", and its ordinal among the loaders made there. A loader that it was made from is identified in the same way
-(libraries construct a second loader around the batch sampler of the first). Later trials set knobs at these sites.
+"file:line", and its ordinal among the loaders made there. If a library has made the training loader around the batch sampler
+of another loader, that loader is identified in the same way. Later trials set knobs at these sites.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LoaderWatch:
         self._spec = context.spec
         self.loaders: List[Loader] = []
         self._ordinals: Dict[str, int] = {}
-        self.touched: List[Loader] = []
+        self.touched: List[Loader] = []  # loaders that have yielded a batch since the last step
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = STEPS
         self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
@@ -482,7 +482,7 @@ class LoaderWatch:
         return self.training.num_workers if self.training else 0
 
     def target(self) -> Optional[List[Dict[str, Any]]]:
-        """Returns the sites of the loaders that the training loader was made from, then its own; None if it is not known."""
+        """Returns `RankResult.target`: the loaders that the training loader was made from, then itself; None without one."""
         if self.training is None:
             return None
         chain = [self.training]

@@ -42,7 +42,7 @@ class LossWatch:
 
     Args:
         context: gives the number of optimizer steps, and whether one is under way.
-        num_steps: all losses of this many first optimizer steps are recorded one by one; if None, the first MAX_LOSSES losses.
+        num_steps: all losses of the first `num_steps` optimizer steps are recorded one by one; if None, the first MAX_LOSSES.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:

@@ -83,7 +83,7 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
-    """Returns the shape of a tensor or of any library's array; None for anything else."""
+    """Returns the shape of a tensor or of any library's array; () for a nested tensor, None for anything else."""
     if isinstance(value, Tensor):
         try:
             return _SHAPE.__get__(value)  # type: ignore[no-any-return]
@@ -94,7 +94,7 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
 
 
 def plain(value: Tensor) -> Tensor:
-    """Returns a detached tensor: a plain torch.Tensor or, if its class wraps other tensors (DTensor), one of that class."""
+    """Returns `value` detached, as a plain torch.Tensor; keeps the class of `value` if it wraps other tensors (DTensor)."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return Tensor.detach(value)
     with torch._C.DisableTorchFunctionSubclass():

@@ -1,9 +1,9 @@
 """Decides when warm-up ends and when measuring stops, and computes the window's rate. Uses neither torch nor a clock.
 
 The meter is fed finished steps. A rate is samples divided by wall time, over a number of steps that is a multiple of the
-loader's worker count. It is never computed from the median step: loader-bound steps come in bursts of one per worker, and their
-median is wrong no matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window ends.
-The interval that is reported afterwards accounts for correlated blocks, or is None (interval.py).
+loader's worker count. It is never computed from the median step: loader-bound steps come in bursts of one step per worker, and
+their median is wrong no matter how long the window is (11 ms instead of 25 ms). The spread of the blocks decides when a window
+ends. The interval that is reported afterwards accounts for correlated blocks, or is None (interval.py).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Meter:
             self._held_s = self._held_s or 0.0
             if not self.is_draining or self._held_s >= self.rules.drain_max_s:
                 self.phase = STEADY
-        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # twice if the last was not quiet
+        elif self._waited_s >= self.rules.warmup_max_s * (1 if self._quiet_steps else 2):  # 2: the last step was not quiet
             self.phase, self.is_steady = STEADY, False
             self.reason = f"no steady state within {self.rules.warmup_max_s:g} s"
 

@@ -320,7 +320,7 @@ class ModuleWatch:
             self.nesting.depth -= 1
 
     def run_evaluation(self, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a root in evaluation mode; uncompiled if it is one of several with CUDA graphs, which would raise an error.
+        """Calls a root in evaluation mode; uncompiled if several roots have CUDA graphs, because compiled calls would fail.
 
         Without a pending backward pass, torch mistakes the second root's call for the next iteration, and frees the first
         root's output while it records the second root.

@@ -69,7 +69,7 @@ class OptimizerWatch:
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
         self._steps_of_others = self._counted_steps = 0
-        self._short: Any = None  # the clock's short hook while that is installed
+        self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
         self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer

@@ -56,7 +56,7 @@ class Patch:
             return self._site.remove(self)
 
     def uninstall_during_import(self, name: str) -> None:
-        """Removes the replacement while a module is first imported, because that module stores the function that it finds."""
+        """Removes the replacement while the module `name` is first imported, because that module would store it for good."""
 
         def around(execute: Callable[[], None], _: Any) -> None:
             was_active = self.is_active
@@ -138,9 +138,9 @@ class Patches:
             return patch
 
     def install_in(self, owners: Iterable[Any], name: str, wrap: Wrap) -> None:
-        """Replaces a function in several modules by one new function.
+        """Replaces a function in several modules by the same new function, which can therefore be pickled.
 
-        Pickle rejects a function if the module named by its `__module__` holds another one under the same name.
+        Pickle rejects a function if the module named by its `__module__` holds a different function under the same name.
         """
         made: Dict[int, Any] = {}
 

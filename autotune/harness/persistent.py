@@ -73,7 +73,7 @@ def is_remade(loader: Any) -> bool:
 
 
 def is_made_from(loader: Any, watched: List[Any]) -> bool:
-    """Whether a loader has the data set of one to which `watched` refers."""
+    """Whether a loader has the same data set as one of the `watched` loaders, which are given by weak references."""
     dataset = loader.__dict__.get("dataset")
     data = [dataset, members.attribute(dataset, "dataset")]  # the data set may be wrapped as well
     others = [other.__dict__["dataset"] for ref in watched if (other := ref()) is not None]
@@ -250,9 +250,9 @@ def _held_by(thing: Any) -> List[Any]:
 
 
 def _used_by(method: Any) -> List[Any]:
-    """Returns what a method uses: the attributes of its object that its code names, or the object if it may use others.
+    """Returns what a method uses: the attributes of `self` that its code names, or `self` if the code may use others.
 
-    The object may be a whole trainer, most of which changes at each step.
+    `self` may be a whole trainer, and most of a trainer changes at each step.
     """
     owner = method.__self__
     kind: Any = type(owner)

@@ -14,7 +14,7 @@ stored document carries `schema`. History of the schema: 1, the first.
     explained.*.json      harness -> tuner   results of a pass, see explain/documents.py; trace.rank<R>.json.gz is the trace
     peer<K>.json          process -> process exchanged by processes that train without torch.distributed, see peers.py; their
                                              stop.json is {"span", "pids"}
-    loader<K>.bin         worker -> harness  counters of each worker of the K-th DataLoader, see worker.py
+    loader<K>.<P>.bin     worker -> harness  counters of each worker of the K-th DataLoader of process P, see worker.py
     kept.txt              keeper -> harness  NUL-terminated paths of the user's files that no trial may replace or remove
     spared.txt            harness -> keeper  paths of kept.txt whose files the program would have changed, in the same format
     made.txt              harness -> keeper  new files that the program starts to save, and folders that it makes; same format
@@ -36,14 +36,14 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-# Written to the spec instead of the value of a secret variable: "***" for a pinned value or the one in autotune's environment,
+# Written to the spec instead of the value of a secret variable: "***" for a value that is pinned or in autotune's environment,
 # "***1", "***2", ... for other values that the study tries.
 STAND_IN = "***"
 HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
-# Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns blocks above 32 MB to
-# the kernel at once (smaller ones, too, above a threshold that adapts), so that the next step's first touch of each page is a
-# page fault. With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at
-# its end is free (M_TRIM_THRESHOLD).
+# Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns blocks above a
+# threshold, which adapts up to 32 MB, to the kernel at once. So the next step has a page fault at its first access to each
+# page. With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its
+# end is free (M_TRIM_THRESHOLD).
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"

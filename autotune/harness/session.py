@@ -45,7 +45,7 @@ class Session(TrialContext):
         self.explained = None
         self._is_stepped_by_hand = False  # whether the program calls `autotune.trial_step`
         self._stated_samples: Optional[float] = None
-        self._is_plain = False  # whether steps may use the short hook, because nothing is left to find out
+        self._is_plain = False  # whether steps may use `plain_step_hook`, because nothing is left to find out
         self.phases.enter("import")
 
     # --- start ---

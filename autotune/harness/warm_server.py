@@ -9,7 +9,7 @@ operation, such operations would hang in every child.
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
                 trial's end of another socket pair
 
-The trial is forked twice, so that it becomes the supervisor's child like any other. The trial writes its process id to its
+The trial is forked twice, so that it becomes a child of the supervisor like any other trial. It writes its process id to its
 socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behaves like `python SCRIPT ...` or
 `python -m MODULE ...`.
 """

@@ -21,8 +21,8 @@ from .knobs.step import NO_STEP
 from .patches import Patch, patches
 
 # The harness gives up after MOST_PASSES backward passes without a detected step, if the program has made no optimizer by then:
-# even a program that accumulates gradients before its first step would have made one. If the program has made one, nothing is
-# examined in its first MOST_PASSES passes, and the search ends quietly after as many more.
+# even a program that accumulates gradients before its first step would have made one. If there is an optimizer, the first
+# MOST_PASSES passes are not examined, and the search ends quietly after as many more.
 MOST_PASSES = 64
 # How many writes must be seen before writes count as steps: MIN_WRITES if all later writes can be seen as well;
 # MIN_UNSEEN_WRITES if backward passes will be counted instead.

@@ -30,7 +30,7 @@ class Described(NamedTuple):
 
 
 class Products:
-    """The matrix products, convolutions and attention calls of one step, if all their input tensors are in 32 bits."""
+    """The matrix products, convolutions and attention calls of one step whose input tensors are all in 32 bits."""
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]

@@ -24,8 +24,8 @@ from .kept import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
 from .sources import OWN, Sources, name_of
 from .stages import Stages
 
-# Batches of sequences differ in length, and the length decides how long a step takes, so two batches may not be typical. But
-# batches can be large, and none is skipped until enough of them are kept.
+# Limits for the results of collating. Batches of sequences differ in length, which decides how long a step takes, so more than
+# two batches are kept if possible. But batches can be large, and none is skipped until enough of them are kept.
 BATCHES: Dict[str, Any] = {"most": 16, "least": 2, "most_bytes": 32 << 20, "most_s": 0.5}
 KEPT_CALLS = 4  # results of a program's function that are kept for each place that calls it
 # A program may make new data sets and transforms each epoch. Beyond these limits, a process drops the oldest results.
@@ -101,7 +101,7 @@ class SkippedStages(Stages):
         return apart(again.next() if again.is_full else again.keep(function(*args, **kwargs)))
 
     def _dataset(self) -> Any:
-        """Returns the data set of which a batch is being made."""
+        """Returns the program's data set from which the current batch is made."""
         dataset = self._collating[-1][0].dataset if self._collating else None
         return dataset.dataset_of_program if isinstance(dataset, Items) else dataset
 

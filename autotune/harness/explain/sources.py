@@ -69,7 +69,7 @@ def _library_folders() -> Tuple[str, ...]:
 
 
 def _main_folder(libraries: Tuple[str, ...]) -> str:
-    """Returns the main module's folder if it is in an installed package, because its files are the program's own; else ""."""
+    """Returns the main module's folder if it is in an installed package: its files are then the program's own. Otherwise ""."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return ""

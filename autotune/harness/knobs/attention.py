@@ -1,6 +1,6 @@
 """Sets which kernels torch's scaled_dot_product_attention may use, and reads from the autograd graph which ones ran.
 
-A fused kernel adds a node with its own name to the graph of the loss; `math` adds none, and neither does a compiled module.
+A fused kernel adds a node with its own name to the graph of the loss. The unfused kind, `math`, and compiled modules add none.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Any, Dict, Optional, Tuple
 
 from .. import members
 
-# in_features and out_features must be multiples of this: each is the number of columns of a second matrix in the three float8
-# products of a forward and backward pass. The batch size is only an inner size, and torchao pads inner sizes.
+# A float8 product needs a second matrix whose number of columns is a multiple of this. In the three products of a forward and
+# backward pass, this number is in_features or out_features. The batch size is only an inner size, and torchao pads inner sizes.
 MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error

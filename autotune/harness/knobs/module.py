@@ -44,7 +44,7 @@ IN_FUNCTION = (
 
 
 def observe(module: Any) -> Dict[str, Any]:
-    """Returns the program's own values of these knobs just before the module is first called."""
+    """Returns the program's own values of these knobs, and facts about the module, just before the module is first called."""
     import torch
 
     device = device_of(module)
@@ -139,7 +139,7 @@ class ModuleKnobs(KnobHandler):
     def _compiled_parts(self, module: Any) -> List[Any]:
         """Returns the modules to compile: the repeated blocks if these are asked for and exist, otherwise the whole module."""
         if self._knobs.get(SCOPE, DEFAULTS[SCOPE]) == "blocks":
-            # A graph's outputs may be overwritten at the next call of compiled code, unless a backward pass needs them.
+            # The next call of compiled code may overwrite a CUDA graph's outputs, unless a backward pass needs them.
             has_graphs = self._knobs[COMPILE] in GRAPH_MODES
             if not has_graphs and (found := blocks(module)):
                 self._reports[SCOPE] = KnobReport(APPLIED)

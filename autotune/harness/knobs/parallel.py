@@ -33,9 +33,9 @@ class ParallelKnobs(KnobHandler):
     """Handles the DistributedDataParallel modules of this process.
 
     Attributes:
-        is_due: called before a forward pass, returns whether the backward pass that follows must average gradients over the
-            ranks. It is set if gradients are accumulated over several backward passes, of which only the last must average
-            them. None leaves this to the program. The program's own `no_sync` applies in any case.
+        is_due: called before a forward pass; returns whether the backward pass that follows must average gradients over the
+            ranks. Set if gradients are accumulated over several backward passes, because then only the last one must average.
+            None leaves this to the program. The program's own `no_sync` applies in any case.
     """
 
     keys = KEYS
