@@ -235,7 +235,8 @@ class Window:
         block_rates_per_s: the rate of each block; a block's number of steps is a multiple of the number of workers.
         half_width_frac: half the width of the rate's 95 % interval, divided by the rate; None if the blocks are too few or too
             correlated.
-        is_steady: False if warm-up reached its time limit, graphs were still being compiled or the step time kept changing.
+        is_steady: False if warm-up reached its time limit, graphs were still being compiled, the step time kept changing, the
+            window held no whole cycle of steps, or the time was up while the loader's queue was running empty.
         reason: why the window ended, or why it is not steady.
         is_raced: whether the window was ended early because the rate was certainly below `Spec.race_below_per_s`.
         clock_gap_frac: |sum of the seconds between device events - wall time| / wall time; None on the CPU.

@@ -31,7 +31,7 @@ KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
-APART = "the CUDA graphs of single blocks overwrite each other's outputs in a validation, which torch refuses"
+APART = "in a validation, CUDA graphs of single blocks would overwrite each other's outputs, and torch stops with an error"
 REPLICATED = (
     "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
 )
