@@ -121,13 +121,13 @@ def test_verdict_reports_lost_rounds():
     assert found.reason == "2 rounds of the finals do not count, because a trial failed or was disturbed"
 
 
-def test_looking_twice_widens_the_interval():
+def test_interval_widens_if_the_verdict_is_judged_twice():
     pairs = [(101.0, 100.0), (102.0, 100.0), (103.0, 100.0)]
     once, twice = (judge(trial(1, 150.0), pairs, looks=looks).ratio.ci for looks in (1, 2))
     assert twice[0] < once[0] < once[1] < twice[1]
 
 
-def test_interval_of_a_rate_uses_the_spread_of_both_sides_and_of_earlier_rounds():
+def test_interval_of_a_rate_uses_the_spread_of_finalist_baseline_and_other_rounds():
     pairs = [(150.0, 100.0), (153.0, 101.0)]
     _, alone = log_mean_interval([150.0, 153.0])
     rate, both = judge(trial(1, 150.0), pairs).rate(1)
@@ -297,7 +297,7 @@ def test_resumed_study_still_reports_that_every_finalist_failed(bench):
     assert again(study)["speedup"] == before["speedup"]
 
 
-def test_resumed_study_shows_the_effects_of_the_winner_not_of_a_larger_finalist(bench):
+def test_resumed_study_attributes_the_winner_not_a_finalist_with_more_changes(bench):
     space = [
         f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
     ]

@@ -101,7 +101,7 @@ def test_plan_before_the_first_trial_uses_the_time_of_the_baseline():
         ({**UNDECIDED, "overrides": {}}, True, None, None, "never: nothing faster"),
     ],
 )
-def test_search_is_repaid_once_a_training_has_saved_its_time(speedup, is_kept, repaid_s, interval_s, why_not):
+def test_search_is_repaid_once_a_training_has_saved_the_time_of_the_search(speedup, is_kept, repaid_s, interval_s, why_not):
     found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, is_kept=is_kept, dearer_s=20.0, objective="throughput")
     assert found["repaid_after_s"] == repaid_s
     assert found["ci"] == interval_s

@@ -103,4 +103,4 @@ def test_each_search_trial_reads_only_a_few_records(bench, monkeypatch):
     study.run()
     searched = [count for count in counts if count]
     assert len(searched) == 50
-    assert sorted(searched)[-4] <= 25  # a trial that doubts an earlier result looks at all of them
+    assert sorted(searched)[-4] <= 25  # a trial that doubts an earlier result reads all records
