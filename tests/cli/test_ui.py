@@ -147,7 +147,7 @@ def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(cli):
     assert not Path(cli.cwd / "runs").exists()
 
 
-def test_server_ends_at_once_if_its_parent_died_before_the_check():
+def test_server_ends_at_once_if_its_parent_died_first():
     with subprocess.Popen(["sleep", "600"], preexec_fn=ui_module._die_with(os.getppid())) as orphan:
         assert orphan.wait(10) == 1
     with subprocess.Popen(["true"], preexec_fn=ui_module._die_with(os.getpid())) as child:
