@@ -1,3 +1,8 @@
+"""Which values, or pairs of values, are blamed for failed trials.
+
+`chance` is the probability that a configuration works, pairs aside.
+"""
+
 import pytest
 
 from autotune.search.rates.failure_model import FailureModel, Proven
@@ -7,7 +12,7 @@ AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last"
 BOTH = {**AMP, **{"layout.channels_last": True}}
 
 
-def test_everything_is_expected_to_work_without_failures():
+def test_everything_is_expected_to_work_if_nothing_has_failed():
     assert FailureModel([BASE], []).chance(BOTH) == 1.0
 
 
