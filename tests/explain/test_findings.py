@@ -255,7 +255,7 @@ def test_float32_products_are_found_if_the_cpu_has_16_bit_units():
 
 
 def products(narrow: float, casts: float = 0.0) -> list:
-    """Returns documents of a program whose matrix products take 40 ms in 32 bits and `narrow` seconds in 16 bits."""
+    """Returns documents of a program whose products take 40 ms in 32 bits, `narrow` seconds in 16 bits, `casts` for casts."""
     timed = {"float32": 0.04, "bfloat16": narrow, "casts": casts, "timed_frac": 1.0}
     return [made.memory(flops=1e10, products=timed)]
 
@@ -670,7 +670,7 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
 
 
-def test_code_of_the_data_set_may_have_two_causes():
+def test_code_of_the_data_set_may_give_two_findings():
     lines = (made.worker_line("x = decode(x)", 0.06), made.worker_line("x = x * 1.01", 0.03, line=31))
     stages = (made.stage("item", 0.003), made.stage("read", 0.0001))
     every = {one.cause: one for one in found(made.evidence(made.lines(*lines, FORWARD_LINE, stages=stages, **SLOW_LOADER)))}
@@ -682,7 +682,7 @@ def test_code_of_the_data_set_may_have_two_causes():
     share = 2.0 / 3.1
     assert decode.without.stages == ("item",)
     assert decode.without.remaining == pytest.approx((1 - 0.5 * share, 1 - 0.8 * share, 1 - share))
-    assert decode.without.gain.mid > decode.gain.mid, "without all of a sample"
+    assert decode.without.gain.mid > decode.gain.mid, "skipping the item skips more than its decoding"
 
 
 def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
@@ -691,7 +691,7 @@ def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
     gain = gain_of_part(whole, (0.9, 0.5, 0.1), "predicted", limiting=1.0)
     assert gain.low == pytest.approx(1 / 0.9 - 1)
     assert gain.mid == pytest.approx(1.0), "a loader twice as fast"
-    assert gain.high == pytest.approx(2.0), "the training thread"
+    assert gain.high == pytest.approx(2.0), "the training thread limits the rate"
     assert gain_of_part(whole, (0.9, 0.5, 0.1), "predicted").mid == pytest.approx(0.5)
 
 
