@@ -1,4 +1,4 @@
-"""What a report says about a study on a GPU, whose trace is made up in the form that a GPU gives."""
+"""What a report says about a study on a GPU. The trace is made up, in the form of a real one."""
 
 from __future__ import annotations
 
