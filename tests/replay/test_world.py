@@ -1,3 +1,5 @@
+"""The repeats of a table that are served to a replayed search, and those held out to judge the search."""
+
 import math
 import statistics
 
