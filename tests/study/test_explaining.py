@@ -362,7 +362,7 @@ def test_failed_check_is_repeated_only_on_request_or_after_the_program_changed(b
         assert len(said) == 1
         assert f"because trial {trials[-1].number} ended as {outcome}" in said[0]
         command = re.escape(f"autotune explain {call(made_bench.folder)} --trial 0 --minutes ")
-        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # a retry needs enough time
+        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # with --minutes, because a retry takes time
         return len(trials)
 
     assert [tried(), tried(), tried(is_retrying=True), tried()] == [1, 1, 2, 2]

@@ -250,7 +250,7 @@ TWO_FAST = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach','fused
 
 
 def two_fast(bench, *failing):
-    """Returns a study with two finalists. (optimizer, n) in `failing` makes its n-th trial in the finals fail; -1 means all."""
+    """Returns a study with two finalists. (optimizer, n) in `failing`: the n-th final of the optimizer fails; n = -1: all."""
     num = collections.Counter()
 
     def failures(number, knobs):
@@ -261,7 +261,7 @@ def two_fast(bench, *failing):
 
     gains = {(OPTIMIZER, "foreach"): 1.3, (OPTIMIZER, "fused"): 1.4}
     study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *TWO_FAST)
-    return study  # `failures` looks at the study's listener
+    return study  # a variable, because `failures` looks at the study's listener
 
 
 def again(study):

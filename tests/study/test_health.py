@@ -64,7 +64,7 @@ def test_external_limits_and_other_users_of_the_device_disturb(metrics, stranger
 
 
 def disturbing(study, trials, *, cores=1.0, num_attempts=1):
-    """Makes other processes use cores during the first `num_attempts` attempts of these trials."""
+    """Makes other processes use cores in the first `num_attempts` attempts of these trials. `study` is a list of one."""
     left = dict.fromkeys(trials, num_attempts)
 
     def failures(trial, knobs):
