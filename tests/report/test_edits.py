@@ -1,4 +1,4 @@
-"""After any single edit of summary.json, each command reads the file or names the wrong place, without an internal error."""
+"""After a single edit of summary.json, each command reads the file or names the wrong place, without an internal error."""
 
 import copy
 import json
