@@ -89,7 +89,7 @@ def test_the_verdict_is_the_same_with_and_without_passes(bench, tiny):
     assert runs[0]["speedup"]["verdict"] == runs[1]["speedup"]["verdict"]
 
 
-def test_with_too_little_time_for_a_pass_none_runs_and_the_summary_says_so(bench, tiny):
+def test_no_pass_runs_without_time_for_it_and_the_summary_says_so(bench, tiny):
     made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
     summary = made_bench.run()
     assert not passes(made_bench)

@@ -138,7 +138,7 @@ def test_interval_of_a_rate_uses_the_spread_of_finalist_baseline_and_other_round
 
 
 def test_batch_size_is_changed_only_if_its_gain_exceeds_the_spread():
-    """A batch size changes the training. If the data do not show a difference, a configuration without that change wins."""
+    """A batch size changes the training. So if no difference is shown, the configuration with the program's batch size wins."""
     batch, same = trial(1, 210.0, B="16"), trial(2, 203.0, A="1", C="1")
     batch.tier, same.tier = Tier.training, Tier.numerics
     rates = {1: [210.0], 2: [203.0]}
@@ -159,7 +159,7 @@ def test_best_configuration_with_unchanged_training_is_a_finalist():
 
 
 def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
-    """Without time for another pair, no other finalist can be chosen. This used to be an endless loop."""
+    """Without time for another pair, no other finalist can be chosen. The finals used to loop endlessly."""
     failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
     for minutes in (2.0, 2.5, 3.0, 3.5):
@@ -328,7 +328,7 @@ def test_no_reporting_round_runs_if_every_finalist_fails_in_each_choosing_round(
 
 
 def test_finals_end_even_if_the_baseline_always_fails_in_them(bench):
-    """Without a time budget, this used to be an endless loop."""
+    """Without a time budget, the finals used to loop endlessly."""
     study = two_fast(bench, ("default", -1), ("fused", 1), ("foreach", 1))
     assert study.run()["status"] == "complete"
     assert len(finals_of(study)) < 60

@@ -231,7 +231,7 @@ def test_hot_device_cools_down_before_the_second_attempt(bench):
     assert record.outcome is Outcome.ok
     assert "too hot" in record.evidence["earlier_attempt"]["reason"]
     assert any("too hot. Waiting" in line for line in study.listener.named("notice"))
-    assert study.clock.now_s - 1000 > 10, "it waited"
+    assert study.clock.now_s - 1000 > 10, "the study waited for the device to cool down"
 
 
 class Shared(NoDevice):

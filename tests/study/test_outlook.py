@@ -68,7 +68,7 @@ def test_plan_states_the_full_time_of_the_only_trial():
 
 
 def test_one_more_trial_takes_no_time_from_the_finals():
-    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study may not start it."""
+    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study might not start it."""
     plan = Outlook(left_s=80.0, search_s=50.0, num_trials=1, trial_s=99.0, num_searched=3)
     assert plan_text(plan).startswith("room for 1 more trial in 50 s")
     assert plan_text(plan).endswith("then at most 30 s for the finals")

@@ -62,7 +62,7 @@ def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_p
         for _ in range(num_trials):
             end(study, ask(study), rng)
         study.sampler = sampler
-        running = [ask(study) for _ in range(3)]  # the first of them reads the new trials
+        running = [ask(study) for _ in range(3)]  # the first `ask` reads the new trials
         read.clear()
         running.append(ask(study))
         num = len(read)
