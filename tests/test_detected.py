@@ -88,7 +88,7 @@ def test_doubts_name_settings_that_did_not_take_effect():
         ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "On a CPU, `accelerate launch` starts one process"),
     ],
 )
-def test_reports_requested_processes_that_do_not_train_together(command, device, text):
+def test_requested_processes_that_do_not_train_together_are_reported(command, device, text):
     told = missing_processes(a_result(facts={"device": device}), command.split())
     assert text in told
     assert bool(told) == bool(text)

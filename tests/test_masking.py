@@ -136,7 +136,7 @@ def test_masking_a_long_line_does_not_take_quadratic_time():
     assert Secrets().text("a:" * 50_000).startswith("a:")
 
 
-def test_without_credentials_masks_urls_only():
+def test_function_without_credentials_masks_only_those_in_urls():
     assert masking.without_credentials("see https://me:secret@host/x, TOKEN=1") == "see https://***@host/x, TOKEN=1"
 
 

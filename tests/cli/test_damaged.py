@@ -1,4 +1,4 @@
-"""A document of a study that was cut off, edited or has another version gives one message, never an internal error."""
+"""A study's document that is cut off, edited or of another version gives one message, never an internal error."""
 
 import json
 import subprocess
@@ -170,7 +170,7 @@ def test_study_without_its_record_is_still_listed_and_shown(runs, said):
     assert "study.json: missing" in listed["resnet18"]["verdict"]
 
 
-def test_commands_that_need_a_damaged_trial_name_its_file(runs, said, damage):
+def test_file_of_a_damaged_trial_is_named_by_commands_that_need_it(runs, said, damage):
     study = make_study(runs, status="interrupted")
     record = study.read_study()
     record.identity = {"objective": "throughput"}

@@ -74,7 +74,7 @@ def test_inspect_and_run_treat_a_global_batch_and_a_pinned_knob_alike(cli, progr
     looked = cli("inspect", "--json", *words, "--", *program)
     assert looked.returncode == 0, looked.stderr
     rows = {row["knob"]: row for row in json.loads(looked.stdout)["knobs"]}
-    assert rows["loader.prefetch_factor"]["value"] == 4, "the pin took effect together with the worker of the program"
+    assert rows["loader.prefetch_factor"]["value"] == 4, "the pin takes effect, because the program has a worker"
     quick = ["study.budget.minutes=1", "study.budget.trials=1", "tracker.uri=none", "measure.quiet=false", "study.name=s"]
     ended = cli("run", *quick, *words, "--", *program)
     assert ended.returncode == 0, ended.stderr

@@ -81,7 +81,7 @@ def test_best_yaml_of_another_program_is_noted():
     assert line.startswith("made for another program, train: settings that other does not have")
 
 
-def test_note_warns_of_a_command_that_keeps_the_settings_out(place):
+def test_note_warns_of_a_command_that_would_run_without_the_settings(place):
     for name, path in (("bad", "src"), ("good", "src:$PYTHONPATH")):
         (place / f"{name}.sh").write_text(
             f"#!/bin/sh\n# PYTHONPATH=x\nexport PYTHONPATH={path}\npython train.py\n", encoding="utf-8"

@@ -22,7 +22,7 @@ MEBIBYTE = 2**20
 
 
 def content(place: Path) -> dict[str, bytes]:
-    """Returns every file below a folder, links not followed."""
+    """Returns {relative path: content} for the files below a folder. Does not follow links."""
     found = {}
     for at, _, names in os.walk(place):
         found |= {os.path.relpath(os.path.join(at, name), place): Path(at, name).read_bytes() for name in names}

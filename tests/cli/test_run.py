@@ -66,7 +66,7 @@ def test_json_is_the_summary_and_nothing_else(ends, capsys):
     assert json.loads(capsys.readouterr().out)["speedup"]["verdict"] == "faster"
 
 
-def test_no_mirror_is_started_when_tracking_is_off():
+def test_no_tracking_process_is_started_when_tracking_is_off():
     assert tracking("none", Secrets()) is None
 
 

@@ -17,7 +17,8 @@ from autotune.studies import call, find, studies
 from autotune.trackers.sync import incomplete
 from tests.support.studies import make_study
 
-# Command -> a part of its output that shows which study it used. The folder in which that study ran is gone.
+# Name -> the words of a command, and a part of its output that shows which study it used. The folder in which the study ran
+# is gone.
 COMMANDS = {
     "show": (["show"], "files        {folder}"),
     "trial": (["show", "--trial", "5"], "everything else is in {folder}/trials/0005"),

@@ -122,7 +122,7 @@ def test_studies_that_are_not_shown_are_named(ui):
     assert "not shown, because tracked elsewhere or not at all: elsewhere. To show it here, too: autotune sync STUDY" in line
 
 
-def test_only_its_owner_can_access_the_store(ui):
+def test_store_is_accessible_only_by_its_owner(ui):
     file = Path(psutil.Process(ui.process.pid).cwd(), "runs", "mlflow.db")
     assert file.stat().st_mode & 0o077 == 0
 
@@ -147,7 +147,7 @@ def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(cli):
     assert not Path(cli.cwd / "runs").exists()
 
 
-def test_server_ends_at_once_if_its_parent_died_before_the_check():
+def test_server_ends_at_once_if_its_parent_is_already_dead():
     with subprocess.Popen(["sleep", "600"], preexec_fn=ui_module._die_with(os.getppid())) as orphan:
         assert orphan.wait(10) == 1
     with subprocess.Popen(["true"], preexec_fn=ui_module._die_with(os.getpid())) as child:

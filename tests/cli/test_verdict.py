@@ -76,7 +76,7 @@ def test_verdict_states_loss_parity_and_rejected_configurations(tmp_path):
     assert "rejected  bf16: loss 3.1 against 1.2 after 40 steps" in said
 
 
-def test_verdict_of_same_names_faster_configurations_that_failed(tmp_path):
+def test_faster_configurations_that_failed_are_named_if_the_verdict_is_same(tmp_path):
     folder = make_study(tmp_path / "runs")
     same = {"ratio": 1.0, "ci": [0.99, 1.01], "verdict": "same", "reason": "", "num_rounds": 5}
     failed = {"trial": 7, "overrides": {"precision.amp": "bf16"}, "ratio": 1.32, "outcome": "device_oom", "reason": "CUDA OOM"}
@@ -129,7 +129,7 @@ def test_next_command_of_an_interrupted_study_resumes_that_study(tmp_path):
     make_study(tmp_path / "runs")
     commands = next_commands(first.read_summary(), first.path)
     assert commands[0] == f"autotune resume {first.path} --runs-dir {tmp_path / 'runs'}"
-    assert not any(command.startswith("autotune export") for command in commands), "it has no winner"
+    assert not any(command.startswith("autotune export") for command in commands), "the study has no winner"
 
 
 def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tmp_path):

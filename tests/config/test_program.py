@@ -1,4 +1,4 @@
-"""The words of a command tell what it runs. This gives the name of the study and the checks before anything starts."""
+"""Finds which program a command runs. The study's name and the checks before the start depend on that program."""
 
 from __future__ import annotations
 

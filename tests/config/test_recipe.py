@@ -168,4 +168,5 @@ def test_parts_that_the_user_does_not_give_come_from_the_matching_script(keys: d
 def test_search_for_images_ends_in_a_folder_that_contains_itself(tmp_path: Path) -> None:
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "again").symlink_to(".")
-    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []  # deeper folders count as having an image
+    # Folders too deep for the search count as having an image.
+    assert problems_of_recipe(config(name="folder", root=str(tmp_path))) == []

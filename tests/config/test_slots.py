@@ -81,7 +81,7 @@ def test_inside_an_allocation_each_slot_needs_a_share_of_the_cpus(monkeypatch):
     )
 
 
-def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_them(monkeypatch):
+def test_inside_an_allocation_with_gpus_each_slot_needs_a_share_of_the_gpus(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     slurm = ["launch.slots=2", "launcher=slurm", "launch.slurm.cpus=4"]

@@ -81,7 +81,7 @@ def test_fetching_a_number_for_each_parameter_is_found(tmp_path):
 
 
 def test_a_line_that_calls_the_training_loop_of_a_library_is_not_a_finding():
-    """Seen with `model.learn(...)` of rl_zoo3: it was blamed for fetching numbers, with the time of both passes included."""
+    """Seen with rl_zoo3: `model.learn(...)` was blamed for fetching numbers, with the time of the forward and backward pass."""
     seconds = {FORWARD: 0.01, BACKWARD: 0.02, OPTIMIZER: 0.02, OTHER: 0.04}
     rows = [
         made.line("model.learn(steps)", each, line=9, phase=phase, callee="ppo.py:PPO.train") for phase, each in seconds.items()
@@ -255,7 +255,7 @@ def test_float32_products_are_found_if_the_cpu_has_16_bit_units():
 
 
 def products(narrow: float, casts: float = 0.0) -> list:
-    """Returns documents of a program whose matrix products take 40 ms in 32 bits and `narrow` seconds in 16 bits."""
+    """Returns documents of a program: matrix products take 40 ms in 32 bits, `narrow` s in 16 bits; casts take `casts` s."""
     timed = {"float32": 0.04, "bfloat16": narrow, "casts": casts, "timed_frac": 1.0}
     return [made.memory(flops=1e10, products=timed)]
 
@@ -576,7 +576,7 @@ def test_the_slow_rank_and_its_line_are_named():
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:55"
     assert finding.gain.high == pytest.approx(0.1 / 0.07 - 1)  # the extra work is gone
-    assert finding.gain.mid == pytest.approx(0.1 / (0.1 - 0.7 * 0.015) - 1)  # the other rank now does half of it
+    assert finding.gain.mid == pytest.approx(0.1 / (0.1 - 0.7 * 0.015) - 1)  # the ranks share the extra work
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -670,7 +670,7 @@ def test_a_remedy_gains_less_than_the_stage_costs():
     assert without.remedied(Gain(low=-0.2, mid=-0.1, high=0.1, kind="measured")).mid == 0.0
 
 
-def test_code_of_the_data_set_may_have_two_causes():
+def test_code_of_the_data_set_may_give_two_findings():
     lines = (made.worker_line("x = decode(x)", 0.06), made.worker_line("x = x * 1.01", 0.03, line=31))
     stages = (made.stage("item", 0.003), made.stage("read", 0.0001))
     every = {one.cause: one for one in found(made.evidence(made.lines(*lines, FORWARD_LINE, stages=stages, **SLOW_LOADER)))}
@@ -682,7 +682,7 @@ def test_code_of_the_data_set_may_have_two_causes():
     share = 2.0 / 3.1
     assert decode.without.stages == ("item",)
     assert decode.without.remaining == pytest.approx((1 - 0.5 * share, 1 - 0.8 * share, 1 - share))
-    assert decode.without.gain.mid > decode.gain.mid, "without all of a sample"
+    assert decode.without.gain.mid > decode.gain.mid, "skipping the item skips more than its decoding"
 
 
 def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
@@ -691,7 +691,7 @@ def test_gain_of_the_limiting_part_ends_where_another_part_limits_the_rate():
     gain = gain_of_part(whole, (0.9, 0.5, 0.1), "predicted", limiting=1.0)
     assert gain.low == pytest.approx(1 / 0.9 - 1)
     assert gain.mid == pytest.approx(1.0), "a loader twice as fast"
-    assert gain.high == pytest.approx(2.0), "the training thread"
+    assert gain.high == pytest.approx(2.0), "the training thread limits the rate"
     assert gain_of_part(whole, (0.9, 0.5, 0.1), "predicted").mid == pytest.approx(0.5)
 
 
@@ -776,9 +776,9 @@ def test_files_with_the_same_name_are_distinguished_by_their_folders():
 @pytest.mark.parametrize(
     "other",
     [
-        made.line("loss = self.model(x)", 0.03, function="Journal.write", phase=FORWARD),  # it does more than log
-        made.line("for x in loader:", 0.0, function="Journal.write", total_s=0.095),  # it contains the training loop
-        made.line("optimizer.step()", 0.001, function="Journal.write", phase=OPTIMIZER),  # without it, nothing is trained
+        made.line("loss = self.model(x)", 0.03, function="Journal.write", phase=FORWARD),  # the function does more than log
+        made.line("for x in loader:", 0.0, function="Journal.write", total_s=0.095),  # the function contains the training loop
+        made.line("optimizer.step()", 0.001, function="Journal.write", phase=OPTIMIZER),  # without this, nothing trains
     ],
 )
 def test_a_function_that_also_trains_or_computes_is_not_skipped(other):

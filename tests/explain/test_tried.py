@@ -178,7 +178,7 @@ def test_an_estimate_less_certain_than_the_prediction_does_not_replace_it() -> N
     assert kept["unfused optimizer"].basis.startswith("fused updates are usually")
 
 
-def test_a_useless_setting_leaves_the_finding_if_a_code_change_may_help() -> None:
+def test_finding_stays_without_its_useless_setting_if_a_code_change_may_help() -> None:
     given = evidence(*STUDY)
     (finding,) = [one for one in found(given) if one.cause == "launch-bound"]
     measured = Gain(low=-0.03, mid=-0.01, high=0.01, kind="measured")

@@ -26,6 +26,6 @@ def test_the_rank_with_slow_input_and_its_line_are_named(tmp_path: Path) -> None
     number = next(number for number, line in enumerate(lines, 1) if "# reading is slow on rank 1" in line)
     assert finding["where"] == f"rank 1 at uneven.py:{number}"
     assert "in input: `time.sleep(0.003)" in finding["evidence"]
-    # Rank 1 sleeps 12 ms of a step, which otherwise takes less than 6 ms. The ranks could share that time (low), or save it.
+    # Rank 1 sleeps 12 ms of a step, which otherwise takes less than 6 ms. The ranks could share the 12 ms (low) or save them.
     assert 0.1 < finding["gain"]["low"] < 1 < finding["gain"]["high"]
     assert entry["findings"][0]["cause"] == "rank skew"

@@ -269,7 +269,7 @@ def test_hugging_face_export_sets_the_optimizer_for_adamw_only(changed):
         assert bool(exported.left_out) is (name is None)
 
 
-def test_hugging_face_export_sets_tf32_as_measured_if_it_compiles(changed):
+def test_hugging_face_export_sets_tf32_as_measured_if_the_model_is_compiled(changed):
     summary = changed({"compile.mode": "default"}, "cuda")
     for matmul, expected in (("highest", False), ("high", True), ("medium", None)):
         summary["baseline"]["knobs"]["precision.matmul"] = matmul

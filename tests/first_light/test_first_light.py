@@ -27,7 +27,8 @@ def bare_python(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("bare")
     venv.create(place, symlinks=True, with_pip=False)
     own = next(place.glob("lib/python*/site-packages"))
-    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # Python reads no .pth files in that folder
+    # The .pth files in the added folder have no effect, so autotune is not found through them.
+    (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return place / "bin" / "python"
 
 

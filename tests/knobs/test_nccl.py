@@ -80,7 +80,7 @@ def test_values_for_an_older_nccl_do_not_name_collectives() -> None:
     assert algo(replace(HOPPERS, nccl=(2, 21, 5))) == ["Ring", "Tree", "NVLS"]
 
 
-def test_p2p_levels_are_those_that_include_further_pairs_of_gpus() -> None:
+def test_each_p2p_level_includes_further_pairs_of_gpus() -> None:
     assert knob("nccl.p2p_level").domain(CARDS) == ["LOC", "PXB", "PHB", "SYS"]
 
 

@@ -31,7 +31,7 @@ def at_batch(machine: HostContext, batch_size: int) -> HostContext:
         (replace(at_batch(HOPPER, 32), is_recipe=True), [16, 32, 64, 128, 256, 512, 1024]),
     ],
 )
-def test_batch_sizes_are_that_of_the_program_halved_and_doubled(machine: HostContext, expected: list[int]) -> None:
+def test_batch_sizes_are_halves_and_doubles_of_the_programs_batch_size(machine: HostContext, expected: list[int]) -> None:
     assert knob("loader.batch_size").domain(machine) == expected
 
 

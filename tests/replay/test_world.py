@@ -1,3 +1,5 @@
+"""The repeats of a table that are served to a replayed search, and those held out to judge the search."""
+
 import math
 import statistics
 
@@ -72,7 +74,7 @@ def test_residuals_have_the_spread_of_the_recorded_noise():
     assert statistics.pstdev(found) == pytest.approx(0.05, rel=0.2)
 
 
-def test_simulated_repeats_have_the_mean_of_served_and_the_spread_of_recorded_ones():
+def test_simulated_repeats_have_the_mean_of_served_and_spread_of_recorded_repeats():
     table, key = make_table(noise_frac=0.05), key_of(BEST)
     world = world_of(table)
     served = [world.serve(key).value for _ in range(2)]

@@ -97,7 +97,7 @@ def _json(record: TrialRecord) -> str:
 
 
 def hostile(folder: Path) -> StudyFolder:
-    """Returns the folder of a study in which each text that a program or a user controls attacks the page."""
+    """Returns the folder of a study in which all texts of the program and the user attack the page."""
     made = complete(folder)
     summary = _poisoned(made.read_summary())
     for trial in made.read_trials():

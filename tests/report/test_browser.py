@@ -161,7 +161,7 @@ def test_report_works_inside_the_artifact_frame_of_mlflow(browser, reports, tmp_
     first = frame.locator("details:not([open]) summary").first
     first.click()
     assert frame.locator("details[open] td").first.is_visible()
-    assert frame.locator(".first").evaluate("each => getComputedStyle(each).borderRadius") != "0px"  # its style applies
+    assert frame.locator(".first").evaluate("each => getComputedStyle(each).borderRadius") != "0px"  # the style applies
     assert opened.said == []
 
 

@@ -1,4 +1,4 @@
-"""Single edits of summary.json: every command reads it or names the place that is wrong, and none ends in an internal error."""
+"""After a single edit of summary.json, each command reads the file or names the wrong place, without an internal error."""
 
 import copy
 import json

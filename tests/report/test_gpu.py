@@ -1,4 +1,4 @@
-"""What a report says about a study on a GPU, whose trace is made up in the form that a GPU gives."""
+"""What a report says about a study on a GPU. The trace is made up, in the form of a real one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_step_slowed_by_the_profiler_is_split_into_gpu_work_and_idle_time(study:
     assert "Idle time is the duration of a step without the profiler" in figure.says
 
 
-def test_other_users_of_gpu_memory_are_named(study: Study) -> None:
+def test_memory_category_other_names_an_example_of_its_content(study: Study) -> None:
     figure = what_holds(study)
     assert "other, such as workspaces of cuBLAS" in str(figure.drawing)
     assert "rank 0" not in " ".join(figure.notes)

@@ -20,7 +20,7 @@ def explained(complete, tmp_path, monkeypatch):
 
 
 def change(folders, name, changed):
-    """Replaces a document by what `changed` makes of it."""
+    """Replaces a document by `changed(document)`, in all folders."""
     for file in (folder / "explain" / f"{name}.json" for folder in folders):
         file.write_text(json.dumps(changed(json.loads(file.read_text()))))
 

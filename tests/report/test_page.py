@@ -190,7 +190,7 @@ def test_fastest_configurations_are_listed_with_rates_and_step_times(complete, w
 
 
 def again(trials, number, of, **changes):
-    """Returns the summary's entry of a trial that measures another one again in the finals."""
+    """Returns the summary's entry of a trial of the finals that measures the trial `of` again."""
     return {**trials[of], "number": number, "kind": "final", "repeats": of, "why": REPORTED, **changes}
 
 

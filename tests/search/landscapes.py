@@ -1,7 +1,8 @@
 """Made-up training programs to search on, drawn at random from plausible ranges.
 
-The rates of some programs follow from D, L and memory, as the search assumes; the others break that assumption. These programs
-show that a search works as intended, but not how good it is on real programs.
+The rates of some programs follow from D (the rate of the step alone), L (the rate of the loader alone) and memory, as the
+search assumes. The other programs break that assumption. These programs show that a search works as intended, but not how good
+it is on real programs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Landscape(Surface):
         is_gpu: whether the step computes on a GPU; otherwise it shares the cores with the loader's workers.
         breaks: standard deviation, in logarithms of the rate, of pairwise effects that neither D nor L shows; 0 for none.
         fill_frac: fraction of the memory that a batch of 128 in 16 bits takes; None if memory is never short.
+        made: the random constants.
     """
 
     seed: int = 0
@@ -89,11 +91,11 @@ class Landscape(Surface):
         return together + copy
 
     def device_per_s(self, knobs: Knobs) -> float:
-        """Returns D."""
+        """Returns D, in samples per second."""
         return float(knobs[BATCH]) / self.step_of_s(knobs)
 
     def loader_rate_per_s(self, knobs: Knobs) -> float:
-        """Returns L."""
+        """Returns L, in samples per second."""
         made, workers = self.made, int(knobs.get(WORKERS, 0))
         if not workers:
             return 1 / made["decode_s"]

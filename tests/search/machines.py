@@ -95,7 +95,7 @@ class Truth:
 
     Attributes:
         rate: samples per second of all ranks; 0 if the configuration fails.
-        device, loader: D and L of all ranks, in samples per second.
+        device, loader: D (rate of the step alone) and L (rate of the loader alone) of all ranks, in samples per second.
         peak_frac: peak memory, as a fraction of a device's memory.
         fails: why it fails, apart from running out of memory; "" if it does not.
         start_s: seconds from launch to the first step, without compilation.

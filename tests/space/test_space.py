@@ -1,4 +1,7 @@
-"""Resolves the search space for a machine and a program, and samples it with Optuna."""
+"""Resolves the search space for a machine and a program, and samples it with Optuna.
+
+Seeds are the initial configurations, which an expert would try first.
+"""
 
 from __future__ import annotations
 

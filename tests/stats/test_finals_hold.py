@@ -1,9 +1,11 @@
 """The finals' claims are right in simulated studies that run the real code of the finals, from finalists to verdict.
 
-Only the measurements are simulated, with noise between processes. They show why the finals measure again. The search's best
-value among five equal configurations is too high by 2.4 % at 2 % noise and by 6.1 % at 5 % noise; among sixty, by 4.7 % and
-11.6 %. The mean over choosing and reporting rounds is too high by 0.1 to 0.4 %, the mean over reporting rounds by less than
-0.1 %.
+Only the measurements are simulated, with noise between processes. The simulations show why the finals measure again. The
+search's best value among five equal configurations is too high by 2.4 % at 2 % noise and by 6.1 % at 5 % noise; among sixty, by
+4.7 % and 11.6 %. The mean over choosing and reporting rounds is too high by 0.1 to 0.4 %, that over reporting rounds by less
+than 0.1 %.
+
+A look judges the verdict after a certain number of rounds (LOOKS). If the verdict is clear, the finals end.
 """
 
 import math

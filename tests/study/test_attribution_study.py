@@ -20,7 +20,7 @@ def surface(noise_frac, **more):
 
 
 class OnlyEverything:
-    """A search that tries a single configuration, with every knob changed. Noise can mislead a real search into one."""
+    """A search that tries one configuration, with every knob changed. Noise can lead a real search to such a configuration."""
 
     def __init__(self, session):
         self._session = session
@@ -35,6 +35,8 @@ class OnlyEverything:
 @pytest.fixture
 def planted(bench, tmp_path, monkeypatch):
     (tmp_path / "planted.yaml").write_text("".join(f"env.{name}: ['0', '1']\n" for name in GAINS))
+
+    """Returns a function that makes a study of the program. With `is_found`, the search is `OnlyEverything`."""
 
     def made(noise_frac, *overrides, is_found=True, failures=lambda _, __: None, **more):
         if is_found:
@@ -227,7 +229,7 @@ def test_best_of_a_lower_tier_is_measured_in_the_finals_if_time_allows(bench, tm
     assert "from the search" not in text
 
 
-def test_attribution_also_runs_for_a_slower_winner_that_alone_meets_the_constraints(planted):
+def test_attribution_also_runs_if_only_a_slower_winner_meets_the_constraints(planted):
     study = planted(0.01, "constraints.max_step_p95_s=0.2", minutes=20)
     study.surface.gains["env.A", "1"] = 0.6
     study.surface.step_s = lambda knobs: 0.1 if knobs.get("env.A") == "1" else 0.3

@@ -30,7 +30,7 @@ def test_finals_reserve_over_a_third_of_the_time_for_slow_programs_and_less_for_
     cheap.reserve(trial(3.0, steady_s=2.5))
     assert 0.35 <= (slow.reserved_s - slow.attribution_s) / 480 <= 0.40
     assert (cheap.reserved_s - cheap.attribution_s) / 480 < 0.30
-    assert slow.attribution_s < 0.7 * 0.18 * 480, "three trials would separate little"
+    assert slow.attribution_s < 0.7 * 0.18 * 480, "three trials could measure hardly any effect"
     assert 0 < cheap.attribution_s / 480 <= 0.18
     assert slow.search_left_s == 480 - CLOSING_MAX_S - slow.reserved_s
 
@@ -62,7 +62,7 @@ def test_late_proposals_are_due_after_two_thirds_of_time_or_trials():
     assert timed.is_time_for_late(3, late_s)
     assert not counted.is_time_for_late(12, late_s)
     assert counted.is_time_for_late(13, late_s)
-    assert budget(None, max_trials=6).is_time_for_late(2, late_s), "four late ones must still fit"
+    assert budget(None, max_trials=6).is_time_for_late(2, late_s), "four late proposals must still fit"
 
 
 def test_late_proposals_are_due_earlier_if_they_are_expensive():

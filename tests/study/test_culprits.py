@@ -125,7 +125,7 @@ def test_two_changes_that_fail_only_together_are_each_tried_without_the_other(be
     study = bench(Surface(gains=GAINS, failures=failures), "search.sampler=rates", "study.budget.trials=12", minutes=60)
     summary = study.run()
     worked = [trial.changed for trial in searched(study) if trial.outcome.has_value]
-    assert len(lost(study)) <= 2  # no other configuration with both was tried
+    assert len(lost(study)) <= 2  # afterwards, no configuration with both changes was tried
     assert any(AMP[0] in changed for changed in worked)
     assert any(LAYOUT[0] in changed for changed in worked)
     assert summary["best"]["overrides"][AMP[0]] == AMP[1]
@@ -169,7 +169,7 @@ CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}
         (record(1, CHANGED, Outcome.timeout, hang={"kind": "user code"}), True),
         (record(1, CHANGED, Outcome.device_oom), False),
         (record(1, CHANGED, Outcome.interrupted), False),
-        (record(1, CHANGED, Outcome.parity, value=100.0, barred_for=[AMP[0]]), False),  # it worked
+        (record(1, CHANGED, Outcome.parity, value=100.0, barred_for=[AMP[0]]), False),  # it ran, but changed the losses
     ],
 )
 def test_culprit_is_sought_only_for_failures_that_changes_can_cause(failed, is_asked):

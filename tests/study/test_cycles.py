@@ -32,7 +32,7 @@ def test_later_trials_are_told_if_the_baseline_found_no_cycles(bench):
     assert summary["cycles"] is None
 
 
-def test_baseline_looks_for_cycles_longer_than_other_trials_as_far_as_time_allows(bench):
+def test_baseline_looks_longer_for_cycles_than_other_trials_if_time_allows(bench):
     study = bench(Surface(), minutes=4)
     study.run()
     first, second = [launch.spec.rules for launch in study.launcher.launches][:2]

@@ -53,7 +53,7 @@ def test_waiting_is_inconclusive_if_workers_and_step_share_the_cores():
     assert diagnose(shared(num_workers=2), device="cuda")[0]["finding"] == "input-bound"
 
 
-def test_measured_regime_overrides_the_one_suggested_by_the_knobs():
+def test_measured_regime_overrides_the_regime_suggested_by_num_workers():
     record = shared(num_workers=2)
     record.regime = "separate"
     assert diagnose(record, device="cpu")[0]["finding"] == "input-bound"
@@ -69,19 +69,20 @@ def shared(*, num_workers):
     return record
 
 
-def several(exposed_frac, stragglers=()):
+def two_ranks(exposed_frac, stragglers=()):
+    """Returns `TrialRecord.ranks` of a trial with two ranks."""
     by_rank = [{"rank": rank, "step_s": 1.0} for rank in range(2)]
     communication = {"exposed_s": exposed_frac, "exposed_frac": exposed_frac, "bound_s": None}
     return {"communication": communication, "stragglers": list(stragglers), "skew_frac": 0.1, "by_rank": by_rank}
 
 
 def test_first_diagnosis_is_not_contradicted_by_the_others():
-    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.01, device_rate=104.0, ranks=several(0.37, [1])))]
+    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.01, device_rate=104.0, ranks=two_ranks(0.37, [1])))]
     assert names == ["communication-bound", "ranks out of step"]
-    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.06, device_rate=101.0, ranks=several(0.37)))]
+    names = [found["finding"] for found in diagnose(trial(data_wait_frac=0.06, device_rate=101.0, ranks=two_ranks(0.37)))]
     assert names == ["communication-bound"], "a gain of at most +1 % is not a bottleneck"
 
 
 def test_advice_about_a_straggler_names_its_gpu_only_if_there_is_one():
-    record = trial(data_wait_frac=0.01, ranks=several(0.0, [1]))
+    record = trial(data_wait_frac=0.01, ranks=two_ranks(0.0, [1]))
     assert ["GPU" in diagnose(record, device=device)[0]["advice"] for device in ("cpu", "cuda")] == [False, True]

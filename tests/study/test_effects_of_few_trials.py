@@ -1,4 +1,4 @@
-"""After a few trials, a summary estimates the effects of changes and states the time that missing effects need."""
+"""A summary after a few trials estimates effects of changes, and states the time needed to measure the missing effects."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ RECORDS = [trial(0, {}, 13.5, Kind.baseline), trial(1, ALL, 31.5), trial(2, {**A
 FINALS = [trial(3, {}, 13.6, Kind.final, 0), trial(4, ALL, 28.5, Kind.final, 1)]
 
 
-def test_budget_to_measure_changes_tried_only_together_is_reported():
+def test_time_needed_to_measure_changes_tried_only_together_is_reported():
     records = [*RECORDS, *FINALS]
     told = with_estimates(entries(ALL), records[1], ABOUT, records)
     assert told == entries(ALL)

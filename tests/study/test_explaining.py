@@ -1,4 +1,4 @@
-"""A study explains its result with separate passes, which change nothing else."""
+"""A study explains its result with separate passes, which leave all other results unchanged."""
 
 import os
 import re
@@ -90,7 +90,7 @@ def test_the_verdict_is_the_same_with_and_without_passes(bench, tiny):
     assert runs[0]["speedup"]["verdict"] == runs[1]["speedup"]["verdict"]
 
 
-def test_with_too_little_time_for_a_pass_none_runs_and_the_summary_says_so(bench, tiny):
+def test_no_pass_runs_without_time_for_it_and_the_summary_says_so(bench, tiny):
     made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=1)
     summary = made_bench.run()
     assert not passes(made_bench)
@@ -186,7 +186,7 @@ def explain(bench, **wanted):
     return explain_study(bench.inputs, bench.folder, bench.listener, Wanted(**wanted))
 
 
-def test_explaining_a_finished_study_changes_nothing_else(bench, tiny):
+def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     before = made_bench.run()
     after = explain(made_bench, passes=("lines",))
@@ -277,7 +277,7 @@ def test_pairs_of_an_earlier_explain_call_count(bench, tiny):
 def test_finished_checks_are_kept_when_the_user_stops_explain(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
-    stopped = made_bench.folder.next_number() + 1 + len(ORDER) + 1  # after the pass and one round
+    stopped = made_bench.folder.next_number() + 1 + len(ORDER) + 1  # in the second round: after the pass and the first round
 
     made_bench.surface.failures = lambda trial, knobs: Failure(raises=KeyboardInterrupt) if trial == stopped else None
     with pytest.raises(KeyboardInterrupt):
@@ -318,7 +318,7 @@ def test_a_slow_stage_is_measured_by_leaving_it_out(bench, tiny):
     assert len([trial for trial in made_bench.trials if trial.kind is Kind.check and trial.origin == "slow decode"]) == 4
 
 
-def test_failure_of_a_program_without_a_stage_is_noted_and_not_tried_again(bench, tiny):
+def test_failure_of_a_trial_that_skips_a_stage_is_noted_and_not_repeated(bench, tiny):
     failing = []
     error = {"type": "RuntimeError", "message": "decode cannot be skipped", "traceback": "..."}
     surface = Surface(documents=decoding, failures=lambda trial, _: Failure(error=error) if failing else None)
@@ -363,7 +363,7 @@ def test_failed_check_is_repeated_only_on_request_or_after_the_program_changed(b
         assert len(said) == 1
         assert f"because trial {trials[-1].number} ended as {outcome}" in said[0]
         command = re.escape(f"autotune explain {call(made_bench.folder)} --trial 0 --minutes ")
-        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # a retry needs enough time
+        assert re.search(rf"; `{command}\d+ --retry` tries it again$", said[0])  # with --minutes, because a retry takes time
         return len(trials)
 
     assert [tried(), tried(), tried(is_retrying=True), tried()] == [1, 1, 2, 2]
@@ -424,7 +424,7 @@ def test_earlier_checks_do_not_count_against_the_limit_of_checks(bench, tiny, mo
         assert [check["cause"] for check in made] == causes[:num]
 
 
-def test_nonfinite_loss_with_a_skipped_stage_does_not_excuse_the_program():
+def test_nonfinite_loss_with_a_skipped_stage_does_not_count_as_the_programs_own():
     record = TrialRecord(
         number=7, kind=Kind.check, knobs={}, changed={}, outcome=Outcome.ok, evidence={NOT_FINITE: {LOSS: "step 3"}}
     )
@@ -442,7 +442,7 @@ def test_stage_that_gains_nothing_when_skipped_is_not_a_finding(bench, tiny):
     assert [check["remedy"] for check in explanation["checks"] if check["cause"] == "slow decode"] == ["without decode"]
 
 
-def test_fixed_program_is_compared_with_the_predicted_gain_of_the_remedy(bench, tiny):
+def test_gain_of_a_fixed_program_is_compared_with_the_predicted_gain(bench, tiny):
     made_bench = bench(Surface(documents=decoding, without=lambda stages: 1.5 if stages else 1.0), *tiny, minutes=20)
     made_bench.run()
     predicted = decode_of(explain(made_bench, trial=0, passes=("lines",), minutes=60.0))["gain"]

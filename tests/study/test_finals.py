@@ -121,13 +121,13 @@ def test_verdict_reports_lost_rounds():
     assert found.reason == "2 rounds of the finals do not count, because a trial failed or was disturbed"
 
 
-def test_looking_twice_widens_the_interval():
+def test_interval_widens_if_the_verdict_is_judged_twice():
     pairs = [(101.0, 100.0), (102.0, 100.0), (103.0, 100.0)]
     once, twice = (judge(trial(1, 150.0), pairs, looks=looks).ratio.ci for looks in (1, 2))
     assert twice[0] < once[0] < once[1] < twice[1]
 
 
-def test_interval_of_a_rate_uses_the_spread_of_both_sides_and_of_earlier_rounds():
+def test_interval_of_a_rate_uses_the_spread_of_finalist_baseline_and_other_rounds():
     pairs = [(150.0, 100.0), (153.0, 101.0)]
     _, alone = log_mean_interval([150.0, 153.0])
     rate, both = judge(trial(1, 150.0), pairs).rate(1)
@@ -138,7 +138,7 @@ def test_interval_of_a_rate_uses_the_spread_of_both_sides_and_of_earlier_rounds(
 
 
 def test_batch_size_is_changed_only_if_its_gain_exceeds_the_spread():
-    """A batch size changes the training. If the data do not show a difference, a configuration without that change wins."""
+    """A batch size changes the training. So if no difference is shown, the configuration with the program's batch size wins."""
     batch, same = trial(1, 210.0, B="16"), trial(2, 203.0, A="1", C="1")
     batch.tier, same.tier = Tier.training, Tier.numerics
     rates = {1: [210.0], 2: [203.0]}
@@ -159,7 +159,7 @@ def test_best_configuration_with_unchanged_training_is_a_finalist():
 
 
 def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
-    """Without time for another pair, no other finalist can be chosen. This used to be an endless loop."""
+    """Without time for another pair, no other finalist can be chosen. The finals used to loop endlessly."""
     failures = lambda number, knobs: Failure(signal="SIGSEGV") if number >= 6 and knobs.get("precision.amp") == "bf16" else None  # noqa: E731
     surface = Surface(gains={("precision.amp", "bf16"): 2.0}, start_s=12.0, failures=failures)
     for minutes in (2.0, 2.5, 3.0, 3.5):
@@ -250,7 +250,7 @@ TWO_FAST = ["search_space=none", f"{OPTIMIZER}=choice('default','foreach','fused
 
 
 def two_fast(bench, *failing):
-    """Returns a study with two finalists. (optimizer, n) in `failing` makes its n-th trial in the finals fail; -1 means all."""
+    """Returns a study with two finalists. (optimizer, n) in `failing`: the n-th final of the optimizer fails; n = -1: all."""
     num = collections.Counter()
 
     def failures(number, knobs):
@@ -261,7 +261,7 @@ def two_fast(bench, *failing):
 
     gains = {(OPTIMIZER, "foreach"): 1.3, (OPTIMIZER, "fused"): 1.4}
     study = bench(Surface(gains=gains, loader_per_s=1e6, start_s=2.0, window_s=3.0, failures=failures), *TWO_FAST)
-    return study  # `failures` looks at the study's listener
+    return study  # a variable, because `failures` looks at the study's listener
 
 
 def again(study):
@@ -297,7 +297,7 @@ def test_resumed_study_still_reports_that_every_finalist_failed(bench):
     assert again(study)["speedup"] == before["speedup"]
 
 
-def test_resumed_study_shows_the_effects_of_the_winner_not_of_a_larger_finalist(bench):
+def test_resumed_study_attributes_the_winner_not_a_finalist_with_more_changes(bench):
     space = [
         f"{key}=choice({values})" for key, values in (("precision.amp", "'off','bf16'"), ("layout.channels_last", "false,true"))
     ]
@@ -328,7 +328,7 @@ def test_no_reporting_round_runs_if_every_finalist_fails_in_each_choosing_round(
 
 
 def test_finals_end_even_if_the_baseline_always_fails_in_them(bench):
-    """Without a time budget, this used to be an endless loop."""
+    """Without a time budget, the finals used to loop endlessly."""
     study = two_fast(bench, ("default", -1), ("fused", 1), ("foreach", 1))
     assert study.run()["status"] == "complete"
     assert len(finals_of(study)) < 60

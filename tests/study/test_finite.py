@@ -82,13 +82,13 @@ def test_resumed_study_knows_that_the_baseline_loss_is_not_finite(study):
     assert "from step 6 on, in the baseline itself" in summary["not_finite"]
 
 
-def test_nonfinite_loss_of_a_repeated_baseline_excuses_later_trials(study):
+def test_nonfinite_loss_is_accepted_in_trials_after_a_repeated_baseline_had_one(study):
     """The loss stops being finite late, and only some runs get that far."""
     seen = []
 
     def losses(knobs, seed):
         seen.append(knobs)
-        return KEPT if len(seen) <= 4 else LOST  # the baseline and the search end before it happens
+        return KEPT if len(seen) <= 4 else LOST  # in the baseline and the search, the loss stays finite
 
     one = study(losses)
     one.inputs.config.parity.steps = 0

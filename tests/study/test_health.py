@@ -29,7 +29,7 @@ def use(**what):
         (use(foreign_cores=0.5, idle_cores=1.2, waiting_cores=0.6), []),
         (use(foreign_cores=6.0, idle_cores=40.0, waiting_cores=0.6, num_cores=64.0), []),
         (use(foreign_cores=6.0, idle_cores=2.0, waiting_cores=0.6, num_cores=64.0), ["cpu"]),
-        (use(waiting_cores=2.0), []),  # all waiting is for its own threads
+        (use(waiting_cores=2.0), []),  # only the trial's own threads occupy the cores
         (use(foreign_cores=0.5, num_cores=64.0), []),  # negligible on a large machine
         (use(foreign_cores=None), []),
         (use(steal_cores=0.3), ["steal"]),
@@ -51,7 +51,7 @@ def test_load_of_other_programs_disturbs_only_a_trial_short_of_cores(seen, kinds
         ({"gpu.slowdown_thermal_frac": 0.0005, "gpu.slowdown_power_brake_frac": 0.0}, {}, []),
         ({"gpu.slowdown_thermal_frac": 0.02}, {}, ["thermal"]),
         ({"gpu.slowdown_power_brake_frac": 0.002}, {}, ["power_brake"]),
-        ({"gpu.slowdown_power_cap_frac": 0.9}, {}, []),  # caused by its own power draw
+        ({"gpu.slowdown_power_cap_frac": 0.9}, {}, []),  # caused by the trial's own power draw
         ({"gpu.sm_clock_frac": 0.7}, {}, ["clock"]),
         ({"gpu.sm_clock_frac": 0.8}, {}, []),
         ({}, {1: 0.3}, ["device"]),
@@ -64,7 +64,7 @@ def test_external_limits_and_other_users_of_the_device_disturb(metrics, stranger
 
 
 def disturbing(study, trials, *, cores=1.0, num_attempts=1):
-    """Makes other processes use cores during the first `num_attempts` attempts of these trials."""
+    """Makes other processes use cores in the first `num_attempts` attempts of these trials. `study` is a list of one."""
     left = dict.fromkeys(trials, num_attempts)
 
     def failures(trial, knobs):
@@ -231,7 +231,7 @@ def test_hot_device_cools_down_before_the_second_attempt(bench):
     assert record.outcome is Outcome.ok
     assert "too hot" in record.evidence["earlier_attempt"]["reason"]
     assert any("too hot. Waiting" in line for line in study.listener.named("notice"))
-    assert study.clock.now_s - 1000 > 10, "it waited"
+    assert study.clock.now_s - 1000 > 10, "the study waited for the device to cool down"
 
 
 class Shared(NoDevice):

@@ -10,7 +10,7 @@ from autotune.records import Kind
 from autotune.search import begin_study
 from tests.support.fake_launcher import Surface
 
-MOST_KIB = 12  # more than a trial needs, but less than with a copy of everything
+MOST_KIB = 12  # a trial needs less; if it had its own copy of everything, it would need more
 
 
 def test_trials_share_equal_distributions_and_names(tmp_path):

@@ -91,7 +91,7 @@ def test_several_objectives_give_a_pareto_front(bench, only_modes):
     assert summary["best"]["overrides"] == {"env.MODE": "fast"}, "the first objective decides"
     assert summary["objective"] == ["throughput", "energy_per_sample"]
     assert points["frugal"]["energy_per_sample"] < points["fast"]["energy_per_sample"]
-    assert [point["measured_in"] for point in summary["front"]] == ["finals", "finals"], "there was time to measure it again"
+    assert [point["measured_in"] for point in summary["front"]] == ["finals", "finals"], "there was time to measure both again"
     again = [trial for trial in study.trials if trial.why == FRONT]
     assert [trial.changed["env.MODE"] for trial in again] == ["frugal"] * 3
     (frugal,) = [point for point in summary["front"] if point["overrides"] == {"env.MODE": "frugal"}]

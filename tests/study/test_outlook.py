@@ -68,7 +68,7 @@ def test_plan_states_the_full_time_of_the_only_trial():
 
 
 def test_one_more_trial_takes_no_time_from_the_finals():
-    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study may not start it."""
+    """The trial fits only by rounding: the search has 50 s left, and a trial takes 99 s. A resumed study might not start it."""
     plan = Outlook(left_s=80.0, search_s=50.0, num_trials=1, trial_s=99.0, num_searched=3)
     assert plan_text(plan).startswith("room for 1 more trial in 50 s")
     assert plan_text(plan).endswith("then at most 30 s for the finals")
@@ -101,7 +101,7 @@ def test_plan_before_the_first_trial_uses_the_time_of_the_baseline():
         ({**UNDECIDED, "overrides": {}}, True, None, None, "never: nothing faster"),
     ],
 )
-def test_search_is_repaid_once_a_training_has_saved_its_time(speedup, is_kept, repaid_s, interval_s, why_not):
+def test_search_is_repaid_once_a_training_has_saved_the_time_of_the_search(speedup, is_kept, repaid_s, interval_s, why_not):
     found = search_cost([trial(1.0)], seconds=480.0, speedup=speedup, is_kept=is_kept, dearer_s=20.0, objective="throughput")
     assert found["repaid_after_s"] == repaid_s
     assert found["ci"] == interval_s

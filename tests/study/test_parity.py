@@ -23,7 +23,7 @@ def curve(rate, num_steps=64):
 
 
 def falls_unless(key, value, *, then=1.05):
-    """Returns losses that fall, but rise if a knob has the given value."""
+    """Returns losses that fall by 3 % per step, or change by the factor `then` per step if a knob has the given value."""
     return lambda knobs, seed: curve(then if knobs.get(key) == value else 0.97)
 
 
@@ -51,7 +51,7 @@ def test_change_that_makes_the_loss_diverge_is_identified_and_cannot_win(bench, 
     assert all(trial["value"] for trial in barred)  # nothing measured is lost
     assert all("worse, tolerance 5 %" in trial["reason"] for trial in barred)
     runs = of_kind(one.trials, Kind.parity)
-    # The baseline; all changes of the fastest; the most likely culprit; the rest. The baseline runs again after a failure.
+    # The baseline; all changes of the fastest trial, which fail; the baseline again; the most likely culprit; the other change.
     assert [sorted(run.changed) for run in runs] == [
         [],
         ["layout.channels_last", "precision.amp"],
@@ -156,7 +156,7 @@ def test_search_after_a_failed_comparison_leaves_out_the_failed_change(bench):
 
 @pytest.mark.parametrize(("left_s", "has_time"), [(139.0, False), (141.0, True)])
 def test_losses_are_compared_only_in_time_that_the_finals_do_not_need(tmp_path, left_s, has_time):
-    """Two runs of 15 s, then two pairs of 15 s and 40 s for an interval."""
+    """Losses need two runs of 15 s. An interval needs two pairs of the finals, of 15 s and 40 s each: together 140 s."""
     baseline = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok, value=1.0, seconds=15.0)
     baseline.phases_s, baseline.losses = {"steady": 5.0}, curve(0.97)
     candidate = dataclasses.replace(baseline, number=1, kind=Kind.search, changed={"precision.amp": "bf16"}, seconds=40.0)

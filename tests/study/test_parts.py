@@ -1,4 +1,7 @@
-"""What attribution rounds say about the parts of a winner, tested without a study."""
+"""What attribution rounds say about the parts of a winner, tested without a study.
+
+A change is idle if it hardly gains anything, by estimates from all trials (see `AblationResults.idle`).
+"""
 
 import math
 
@@ -28,7 +31,10 @@ NOISE = (1.001, 0.999, 1.0015, 0.9985)
 
 
 def rounds(*without, values=None, count=2, noise_power=1):
-    """Returns attribution trials: the winner with a rate of 100, and the winner without some knobs with the given rates."""
+    """Returns the trials of `count` attribution rounds: the winner, with a rate of 100, and its parts.
+
+    Part n is the winner without the knobs `without[n]`. It has the rate `values[n]`, or fails with this outcome.
+    """
     made = []
     for number in range(1, count + 1):
         for keys, value in [((), 100.0), *zip(without, values or [], strict=True)]:
@@ -173,7 +179,7 @@ def estimates(**effects):
     }
 
 
-def test_changes_idle_by_estimate_are_dropped_only_if_the_rest_was_measured():
+def test_idle_changes_are_dropped_only_if_the_rest_was_measured():
     effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
     rest = part_of(SPACE, WINNER, [PREFETCH, PIN])
     untried = AblationResults(SPACE, WINNER, [], effects)
@@ -182,7 +188,7 @@ def test_changes_idle_by_estimate_are_dropped_only_if_the_rest_was_measured():
     assert AblationResults(SPACE, WINNER, [], effects, measured={rest.key: [100.0]}).minimal().keys == {PREFETCH, PIN}
 
 
-def test_only_idle_changes_without_which_the_rest_was_measured_are_dropped():
+def test_idle_change_is_kept_unless_the_winner_was_measured_without_it():
     effects = estimates(workers=1.3, prefetch=1.004, amp=1.6, pin=0.98)
     without_pin, without_amp = part_of(SPACE, WINNER, [PIN]), part_of(SPACE, WINNER, [AMP])
     measured = {without_pin.key: [100.0], without_amp.key: [60.0]}
@@ -194,20 +200,20 @@ def test_idle_changes_that_replace_each_other_are_not_dropped_together():
     both, one = part_of(SPACE, WINNER, [PREFETCH, PIN]), part_of(SPACE, WINNER, [PIN])
     measured = {both.key: [63.0], part_of(SPACE, WINNER, []).key: [100.0, 101.0]}
     known = AblationResults(SPACE, WINNER, [], effects, NOISE_OF_ONE_PERCENT, measured)
-    assert known.idle().keys == {PIN}, "the change with less effect is still left out"
+    assert known.idle().keys == {PIN}, "the change with the lower ratio is still left out"
     assert known.minimal() is None
     known = AblationResults(SPACE, WINNER, [], effects, NOISE_OF_ONE_PERCENT, {**measured, one.key: [100.5]})
     assert known.minimal().keys == {PIN}
 
 
-def test_vagueness_of_an_effect_comes_from_its_narrower_interval():
+def test_vagueness_of_an_effect_is_that_of_its_narrower_interval():
     wide = {knob: Ratio(ratio=1.3, ci=(1.0, 1.69), num_rounds=0) for knob in CHANGED}
     measured = AblationResults(SPACE, WINNER, rounds((AMP,), values=[60.0]), wide)
     assert measured.vagueness(AMP) < 0.1 < measured.vagueness(PIN)
 
 
 def batch(estimate):
-    """Returns the idle changes of a winner with another batch size and bf16."""
+    """Returns the idle changes of a winner with bf16 and a new batch size, whose effect is `estimate`; None for none."""
     key = "loader.batch_size"
     space = ResolvedSpace(
         domains={key: Choice((32, 64)), AMP: Choice(("off", "bf16"))},
@@ -225,7 +231,7 @@ def test_batch_size_is_idle_without_a_likely_gain_unless_the_estimate_is_vague()
     assert batch(Ratio(ratio=1.05, ci=(0.6, 1.84), num_rounds=0)) is None
 
 
-def test_idle_changes_are_limited_to_those_whose_total_effect_is_within_the_limit():
+def test_idle_changes_have_a_total_effect_within_the_limit():
     effects = estimates(workers=1.3, prefetch=1.024, amp=1.6, pin=1.02)
     assert AblationResults(SPACE, WINNER, [], effects).idle().keys == {PIN}
 

@@ -165,7 +165,7 @@ def test_study_continues_if_its_first_trials_run_out_of_memory_or_fail_different
     assert bench(Surface(failures=failures), minutes=10).run()["status"] == "complete"
 
 
-def test_study_tries_others_if_all_failed_configurations_share_one_change(bench):
+def test_study_tries_other_changes_if_all_failed_configurations_share_one_change(bench):
     def failures(trial, knobs):
         failure = Failure(error={"type": "RuntimeError", "message": "no bf16 here", "traceback": ""})
         return failure if knobs["precision.amp"] == "bf16" else None
@@ -186,12 +186,12 @@ def test_reason_of_a_trial_names_its_sampler(bench):
 
 @pytest.mark.thorough
 def test_expert_value_that_was_clearly_slower_is_not_repeated_at_every_batch_size(bench):
-    def num_seeds_with_bf16(factor):
+    def num_expert_trials_with_bf16(factor):
         study = bench(
             Surface(gains={("precision.amp", "bf16"): factor}), RATES, "study.budget.trials=6", "compile.mode=off", minutes=30
         )
         study.run()
         return sum("expert" in trial.why and trial.changed.get("precision.amp") == "bf16" for trial in searched(study))
 
-    assert num_seeds_with_bf16(0.3) == 1
-    assert num_seeds_with_bf16(2.0) == 2
+    assert num_expert_trials_with_bf16(0.3) == 1
+    assert num_expert_trials_with_bf16(2.0) == 2

@@ -1,4 +1,4 @@
-"""The sampler of rates within whole studies, on the fake launcher."""
+"""The sampler `rates` in whole studies, on the fake launcher."""
 
 import re
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def test_every_proposal_gives_its_reason_in_one_line(bench):
     assert any("-bound: " in line for line in lines)
     assert any("workers 0 -> " in line for line in lines), "the loader is the bottleneck"
     started = [why for _, kind, _, why in study.listener.named("trial_started") if kind is Kind.search]
-    assert set(lines) <= set(started), "the live table and the log show it"
+    assert set(lines) <= set(started), "the live table and the log show the reasons"
 
 
 def test_search_ends_if_no_improvement_is_expected_and_says_so(bench, tmp_path):
@@ -145,7 +145,7 @@ def test_search_does_not_end_on_a_provisional_estimate_of_little_gain():
 
 
 @pytest.mark.parametrize(("num_searched", "best"), [(49, "b"), (50, "a")], ids=["one-may-win", "one-will-hardly-win"])
-def test_late_proposals_wait_for_running_trials_unless_they_are_few(num_searched, best):
+def test_late_proposals_wait_for_running_trials_unless_few_are_running(num_searched, best):
     """When the late proposals begin, the best trial may still be running."""
     first, second = (SimpleNamespace(number=number, knobs={key: 1}, changed={key: 1}) for number, key in ((3, "a"), (4, "b")))
     schedule = SimpleNamespace(num_running=5, drain=lambda: setattr(search, "_incumbent", second))

@@ -62,7 +62,7 @@ def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_p
         for _ in range(num_trials):
             end(study, ask(study), rng)
         study.sampler = sampler
-        running = [ask(study) for _ in range(3)]  # the first of them reads the new trials
+        running = [ask(study) for _ in range(3)]  # the first `ask` reads the new trials
         read.clear()
         running.append(ask(study))
         num = len(read)
@@ -103,4 +103,4 @@ def test_each_search_trial_reads_only_a_few_records(bench, monkeypatch):
     study.run()
     searched = [count for count in counts if count]
     assert len(searched) == 50
-    assert sorted(searched)[-4] <= 25  # a trial that doubts an earlier result looks at all of them
+    assert sorted(searched)[-4] <= 25  # a trial that doubts an earlier result reads all records

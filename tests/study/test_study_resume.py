@@ -111,7 +111,7 @@ def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
     assert "earlier trials: OMP_NUM_THREADS: was '8', is None. " in notices[0]
 
 
-# Not before the fourth trial: of several equally promising values, such as prefetch factors, a random one is proposed.
+# From the fourth trial on. Earlier proposals draw between equally promising values, such as prefetch factors, at random.
 @pytest.mark.parametrize("number", [4, *more(8, 12)])
 def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_path, number):
     surface = Surface(gains=FAST, noise_frac=0.0)
@@ -277,7 +277,7 @@ def test_resume_with_another_torch_is_refused_at_the_first_trial(bench, tmp_path
     with pytest.raises(BadInput, match=r"got torch '2\.15\.0' instead of '2\.14\.1'"):
         resume(study, folder)
     assert len(study.launcher.launches) == 1
-    assert len(folder.read_trials()) == num_before + 1, "the trial that was cut off, recorded as such"
+    assert len(folder.read_trials()) == num_before + 1, "the trial that was cut off is recorded, too"
     assert study.launcher.is_closed
 
 

@@ -1,4 +1,4 @@
-"""The running totals of a study's trials equal those from counting all trials again."""
+"""The running totals of a study's trials equal the totals of a full recount."""
 
 import random
 
@@ -48,7 +48,7 @@ def test_tally_of_trials_in_any_order_equals_a_full_recount(names, seed):
     able = [record for record in records if record.outcome.may_win and record.score is not None]
     for turn in range(len(names)):
         best = max(able, key=lambda record: scores_of(record)[turn] or 0.0)
-        assert tally.best(turn) is best, "the first of equal ones"
+        assert tally.best(turn) is best, "of equal trials, the first"
         known = [scores_of(record)[turn] for record in records if None not in scores_of(record)]
         assert tally.worst(len(names))[turn] == min(known)
     for tier in Tier:

@@ -31,9 +31,9 @@ def test_slower_start_wins_only_if_the_training_is_long_enough(tmp_path, samples
     assert (summary["best"]["overrides"].get("env.PREPARE") == "1") is wins
     baseline = summary["baseline"]
     start_s = baseline["objectives"]["time_for_samples"] - samples / baseline["value"]
-    assert 0.2 < start_s < 20, "the rest of T(N) is the start"
+    assert 0.2 < start_s < 20, "the time for N samples, less the training, is the start"
     if wins:
         assert summary["speedup"]["verdict"] == "faster"
         assert 1.5 < summary["speedup"]["ratio"] < 2.2
-        # about 4 s / (0.04 - 0.02) s per step
+        # The start is repaid after about 4 s / (0.04 s - 0.02 s) = 200 steps.
         assert 100 < summary["break_even"]["steps"] < 400

@@ -24,7 +24,7 @@ def test_memory_fraction_refers_to_the_gpu_if_there_is_one():
 
 @pytest.mark.parametrize(("kind", "gpu"), [("cpu", {"memory_bytes": 2**36}), ("auto", {"memory_bytes": None}), ("auto", {})])
 def test_memory_fraction_refers_to_the_host_if_training_uses_its_memory(kind, gpu):
-    machine = {"memory_bytes": 2**34, "gpus": [gpu]}  # a GPU that shares the host's memory reports none
+    machine = {"memory_bytes": 2**34, "gpus": [gpu]}  # a GPU that shares the host's memory reports no size
     assert memory_cap_bytes(DeviceOptions(kind=kind, memory_limit=0.5), machine) == 2**33
 
 

@@ -29,7 +29,7 @@ def claim(speedup=CLAIMED, changed=BF16, **more):
 
 @pytest.fixture
 def verified(bench):
-    """Returns a function that verifies a claim on a fake program and returns the study."""
+    """Returns a function that returns a study, not yet run, to verify a claim on a fake program."""
 
     def _verified(surface=FASTER, of=None, *overrides, rounds=4, minutes=10.0, long_minutes=None, seed=0):
         wanted = Verify(claim=of or claim(), rounds=rounds, minutes=minutes, long_minutes=long_minutes)
@@ -56,7 +56,7 @@ def test_true_claim_is_refused_in_at_most_5_percent_of_cases(true, noise):
 
 
 @pytest.mark.parametrize("true", [1.05, 1.2, 2.0])
-def test_loss_of_a_fifth_is_found_in_95_percent_of_cases_at_2_percent_noise(true):
+def test_speedup_lower_by_a_fifth_is_found_in_95_percent_of_cases_at_2_percent_noise(true):
     rng, found = np.random.default_rng(2), Counter()
     for number in range(300):
         claimed, _ = measured(rng, true=true, noise=0.02, rounds=(3, 5, 8)[number % 3])
@@ -107,7 +107,7 @@ def test_verdict_and_reason_follow_from_the_measured_speedup(now, verdict, reaso
     assert reason in found.reason
 
 
-def test_speedup_that_is_gone_refutes_even_a_wide_claim():
+def test_speedup_that_is_gone_refutes_even_a_claim_with_a_wide_interval():
     found = compare(Ratio(ratio=1.3, ci=(0.7, 2.4), num_rounds=2), Ratio(ratio=0.98, ci=(0.96, 1.0), num_rounds=4))
     assert found.verdict == "no longer holds"
     assert "not faster than the baseline any more" in found.reason

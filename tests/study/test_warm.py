@@ -1,4 +1,4 @@
-"""Which trials start warm, and how failures of warm trials are handled."""
+"""Which trials start warm, as a fork of a server that has imported torch, and how failures of warm trials are handled."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_server_imports_the_libraries_that_the_program_has():
 
 
 @pytest.mark.parametrize(("changed", "is_imported"), [([], True), (["TORCH_LOGS"], False), (None, False)])
-def test_server_imports_the_compiler_if_the_program_does_with_unchanged_variables(changed, is_imported):
+def test_server_imports_the_compiler_if_the_program_does_before_changing_variables(changed, is_imported):
     startup = ALLOWS if changed is None else {**ALLOWS, "changed_before_compiler": changed}
     assert modules(warm_starts(startup=startup)) == (("torch", "torch._dynamo", "torchvision") if is_imported else BOTH)
 
@@ -122,7 +122,7 @@ def test_warm_trial_that_fails_before_its_first_step_is_repeated_fresh(bench, fa
 
 
 def test_warm_trial_that_hangs_before_its_first_step_is_repeated_fresh(bench, monkeypatch):
-    """It uses up its time, and its stack shows the user's code. Usually, either means that the configuration hangs."""
+    """The trial uses up its time, and its stack shows the user's code. Each usually means that the configuration hangs."""
     hangs, due_s = Failure(cause="deadline", hang="user code", num_steps=0), FakeRunning._due_s
     monkeypatch.setattr(FakeRunning, "_due_s", lambda self: 1e9 if self._failure is hangs else due_s(self))
     study = bench(Surface(facts=FACTS, failures=once({1}, hangs)), "study.budget.trials=3", minutes=20)

@@ -46,7 +46,7 @@ def test_best_configurations_of_an_earlier_study_are_measured_first(bench):
     assert earlier == taken(second), "before anything else"
     assert 1 <= len(earlier) <= NUM_EARLIER_SEEDS
     assert earlier[0].changed == best
-    assert all(trial.value for trial in earlier), "each is a trial of this study"
+    assert all(trial.value for trial in earlier), "each was measured in this study"
     assert earlier[0].why.startswith(f"the best of s, trial {first.folder.read_summary()['best']['trial']} there: ")
     assert len(searched(second)) <= 8, "they count as trials"
     assert summary["warm_start"]["sources"] == [{"study": "s", "is_same": True, "differs": []}]

@@ -1,3 +1,5 @@
+"""Forecasts averaged over `waiting`, from 0 to 1: how much a step's threads wait for workers on shared cores."""
+
 import math
 
 import numpy as np
@@ -16,7 +18,7 @@ MANY_WORKERS = [(0, 8), (0, 16), (8, 8), (8, 16), (8, 32), (16, 16), (16, 32)]
 
 
 def true_rates(workers, batch, waiting):
-    """Returns rate, D and L of a program whose 16 threads share 16 cores with the workers."""
+    """Returns rate, D (step alone) and L (loader alone) of a program whose 16 threads share 16 cores with the workers."""
     device, loader = 900 * batch / (batch + 8), 280.0 * max(workers, 1)
     arrays = (np.array([float(value)]) for value in (device, loader, workers, 16))
     device_array, loader_array, num_workers, threads = arrays
@@ -41,6 +43,7 @@ def forecast(configurations, waiting, machine=CPU):
 
 
 def of(expected_by, workers, batch, beside=(8, 32)):
+    """Returns the expected log rate of a configuration, and the standard deviation of its difference from that of `beside`."""
     codes, reference = CODING.encode([{WORKERS: workers, BATCH: batch}, {WORKERS: beside[0], BATCH: beside[1]}])[:, None]
     expected = expected_by.expected(codes, reference)
     return float(expected.mean[0]), float(expected.spread[0])

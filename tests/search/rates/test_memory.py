@@ -1,3 +1,9 @@
+"""Predictions of peak memory.
+
+The configurations of a class have the same values of all knobs that change the bytes of a sample or of the model. In a class,
+the peak is about linear in the batch size.
+"""
+
 import itertools
 import math
 

@@ -1,3 +1,8 @@
+"""The rate that follows from D (rate of the step alone) and L (rate of the loader alone).
+
+`waiting` is 1 if each worker that takes a core stalls the whole step, and 0 if no thread of the step waits.
+"""
+
 import numpy as np
 import pytest
 

@@ -1,3 +1,8 @@
+"""Which values, or pairs of values, are blamed for failed trials.
+
+`chance` is the probability that a configuration works, pairs aside.
+"""
+
 import pytest
 
 from autotune.search.rates.failure_model import FailureModel, Proven
@@ -7,7 +12,7 @@ AMP, LAYOUT = {**BASE, "precision.amp": "bf16"}, {**BASE, "layout.channels_last"
 BOTH = {**AMP, **{"layout.channels_last": True}}
 
 
-def test_everything_is_expected_to_work_without_failures():
+def test_everything_is_expected_to_work_if_nothing_has_failed():
     assert FailureModel([BASE], []).chance(BOTH) == 1.0
 
 
@@ -18,7 +23,7 @@ def test_failure_of_two_changes_blames_both_a_little():
     assert suspects.chance(BOTH) < suspects.chance(AMP)
 
 
-def test_only_value_that_never_worked_is_the_cause():
+def test_the_only_value_that_never_worked_is_the_cause():
     suspects = FailureModel([BASE, LAYOUT], [BOTH, AMP])
     assert suspects.chance(AMP) == 0.0
     assert suspects.chance(LAYOUT) == 1.0
@@ -88,7 +93,7 @@ def test_a_pair_that_worked_together_is_not_blamed():
     }
 
 
-def test_only_pair_that_explains_all_failures_is_the_cause():
+def test_the_only_pair_that_explains_all_failures_is_the_cause():
     first, second = {**BOTH, "threads.intra": 1}, {**BOTH, "loader.num_workers": 4}
     alone = [{**BASE, "threads.intra": 1}, {**BASE, "loader.num_workers": 4}]
     suspects = FailureModel([BASE, AMP, LAYOUT, *alone], [first, second])
