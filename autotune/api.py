@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
 GIB = 2**30
-# A table without rows gets the columns of this trial's row.
+# Gives the table of a study without trials its columns.
 NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
 
 

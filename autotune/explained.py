@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.knobs.base import value_text
 
-LARGE_FRAC = 0.1  # if all findings gain less than this, `limit_lines` begins with "no single cause"
+LARGE_FRAC = 0.1  # if all findings gain less than this, `limit_lines` begins with "no large cause"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
 MAX_SAID = 3  # maximum number of findings that a verdict names
 # Values of `Check.how` (see `explain/checks.py`) for checks that try something other than a setting.
@@ -123,10 +123,10 @@ def limit_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def phases_text(phases_s: Mapping[str, float]) -> str:
-    """Returns the shares of a step's phases, largest first: "no single cause: a step is 63 % backward, 29 % forward"."""
+    """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward"."""
     whole = sum(phases_s.values())
     parts = sorted(((100 * seconds / whole, name) for name, seconds in phases_s.items() if whole), reverse=True)
-    return "no single cause: a step is " + ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
+    return "no large cause: a step is " + ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
 
 
 def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:

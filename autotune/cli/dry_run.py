@@ -110,7 +110,7 @@ def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple
         return [("budget", words)]
     total_s = 60 * budget.minutes
     finals_s = most_reserved_s(total_s)
-    search = f"{seconds_text(total_s - finals_s)} at least to search, {seconds_text(finals_s)} at most for the finals"
+    search = f"at least {seconds_text(total_s - finals_s)} for the search, at most {seconds_text(finals_s)} for the finals"
     return [
         ("budget", f"{seconds_text(total_s)}{f', {trials}' if trials else ''}: {search}"),
         ("plan", _plan(total_s, finals_s, earlier, most=budget.trials)),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NICENESS = 19  # so that mirroring does not disturb the trial being measured
 TRACKING_LOG = "tracking.log"
-SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of the secrets that are not in the tuner's environment
+SECRETS_VARIABLE = "AUTOTUNE_SECRETS"  # JSON list of secrets in the command or configuration; others are inherited
 ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a killed tuner
 
 
@@ -89,7 +89,7 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
-    if state.problem != implementation.AT_WORK:  # otherwise, the other `autotune sync` seals the files
+    if state.problem != implementation.AT_WORK:  # a running `autotune sync` of this study does this itself
         seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
     if not state.is_complete:
         raise BadInput(_pending(folder, state, has_uri=uri is not None))

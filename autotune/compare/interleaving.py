@@ -13,11 +13,11 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 class Interleaving:
     """Measures rounds of one configuration against another.
 
-    Rounds run in pairs, as ABBA or BAAB. The order in the first round of a pair is drawn at random, and the second reverses it,
-    so that a steady drift of the machine affects both configurations alike.
+    Every two rounds run as ABBA or BAAB: the order of the first is drawn at random, and the second reverses it, so that a
+    steady drift of the machine affects both configurations alike.
 
     Attributes:
-        pairs: the complete rounds so far, without rounds in which one of the two failed.
+        pairs: the scores of each complete round so far, without rounds in which one of the two failed.
 
     Args:
         one, other: first measurements of the two configurations.

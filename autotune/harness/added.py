@@ -1,4 +1,4 @@
-"""Prevents workers that a knob has added (loader.num_workers) from yielding samples of an outdated copy of the data set.
+"""Ends the use of workers that a knob has added (loader.num_workers) once their copies of the data set are outdated.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
 the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers
@@ -65,7 +65,10 @@ def _install() -> None:
 
 
 class Copies:
-    """The workers' copies of a data set, in one iteration over a loader; made from the loader's attributes.
+    """Finds out, during one iteration over a loader, whether the workers' copies of the data set are outdated.
+
+    Args:
+        loader: the loader's attributes.
 
     Attributes:
         are_stale: whether the program has changed its map-style data set since the start; workers then get no more indices.
@@ -105,7 +108,7 @@ class Copies:
         self.are_stale = iterator._dataset_kind == _DatasetKind.Map
         rest = "from here on, batches are fetched without workers" if self.are_stale else "set loader.num_workers=0"
         state.say([f"{STALE}: {rest}"])
-        if not self.are_stale:  # another process cannot continue an iterable data set
+        if not self.are_stale:  # this process cannot continue an iteration of a worker, so nothing is left to find out
             self._next_look_s = float("inf")
 
 

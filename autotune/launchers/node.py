@@ -5,14 +5,14 @@ The agent handles deadlines, progress, counters and the monitoring of the machin
 read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
 
 The agent ends its trial and itself in three cases: the link closes; nothing has come from the tuner for LEASE_S; or nothing has
-come for MISSED_S, and the tuner has noted that this node is lost (`Transport.note`). The last two are needed because the link
-stays open if the engine's daemon on the node is gone.
+come for MISSED_S, and a file says that the tuner has given up this node (`Transport.note`). The last two are needed because the
+link stays open if the engine's daemon on the node is gone.
 
     tuner  {"do": "open", ...}       what the study needs; answered by the facts of this machine and the GPUs that Ray has given
                                      to the job, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
            {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
-           {"do": "start", "launch"} answered when the first process runs, or by the problems of a launch that is bad input
+           {"do": "start", "launch"} answered once the first process runs, or by the problems of an invalid launch
            {"do": "progress"}        the newest progress of the running trial
            {"do": "stop", "reason"}  answered by the "ended" message once the trial's processes are gone
     agent  {"is": "hello", ...}      first of all: versions and machine
@@ -52,13 +52,13 @@ from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0  # longest wait for a message while no trial runs
-MISSED_S = 5.0  # after this time without a beat, the tuner's note is read every IDLE_S
-LEAVE_S = 15.0  # longest time that a busy agent takes to exit; after that it exits at once, and the supervisor ends the trial
+MISSED_S = 5.0  # after this time without a beat, the agent looks into that file every IDLE_S
+LEAVE_S = 15.0  # time to clean up once the tuner is gone; then the agent just exits, and the supervisor ends the trial
 # Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
 VISIBLE_S = 5.0  # longest wait for a file of the tuner to appear: network file systems cache that a file does not exist
-# Variables by which the engine says which devices a job may use. Trials get no other variables of the engine, except those in
-# ALLOCATION if the trials start steps of the job.
+# Variables by which the engine says which devices a job may use. Of the engine's variables, trials get only these and, if they
+# start steps of the job (srun), those in ALLOCATION.
 DEVICE_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
     "ZE_AFFINITY_MASK",
@@ -98,7 +98,7 @@ class Agent:
     @property
     def _watched(self) -> MachineWatch:
         if self._watch is None:
-            raise LookupError("the first message is `open`")
+            raise LookupError("`open` must be the first message")
         return self._watch
 
     def run(self) -> None:
@@ -207,9 +207,9 @@ def hello() -> Message:
 
 
 def take_over(environment: dict[str, str], program: str) -> None:
-    """Replaces this process's environment, which trials inherit, with the tuner's, but keeps the engine's variables.
+    """Replaces this process's environment, which trials inherit, with the tuner's, but keeps some of the engine's.
 
-    The engine determines the devices and, if trials start steps in the agent's job, the job and its nodes.
+    Kept are the engine's variables about devices and, if trials start steps in the agent's job, about the job and its nodes.
 
     Args:
         environment: the tuner's.

@@ -10,15 +10,15 @@ from pathlib import Path
 from autotune.harness.cores import read
 from autotune.monitors.host import PROC
 
-COVERED_FRAC = 0.5  # share of a window that the looks must cover to represent it
+COVERED_FRAC = 0.5  # there is a result only if the readings that count cover more than this share of the window
 
 
 class WaitingWatch:
     """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
 
-    No other measure shows what foreign load costs a trial. While another program used one of two cores, a trial with one
-    thread ran at 1.07 times its usual speed, a trial with two threads at 0.06 times. A thread's counter disappears with the
-    thread, so looks are taken about once a second while the trial runs.
+    The amount of foreign load does not show what it costs a trial: while another program used one of two cores, a trial with
+    one thread was not slowed down (1.07 times its usual speed), a trial with two threads nearly stopped (0.06 times). A
+    thread's counter disappears with the thread, so it is read about once a second while the trial runs.
     """
 
     def __init__(self, proc: Path = PROC) -> None:

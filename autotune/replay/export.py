@@ -1,4 +1,8 @@
-"""Makes a table from a recording's folder, leaving out what identifies the machine and what a replay does not need."""
+"""Makes a table from a recording's folder.
+
+The description of the hardware is kept. Left out are what identifies the machine (host name, ids of GPUs and processes,
+folders) and what a replay does not need.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from autotune.machine.visible import visible_devices
 from autotune.records import Knobs
 from autotune.trials.settings import compile_cache, deadlines, memory_cap_bytes, process_environment
 
-ANYWHERE = HostContext(num_cores=8)  # an assumed machine, used to list the values that a program may have set itself
+ANYWHERE = HostContext(num_cores=8)  # an assumed machine; its domains list values for `_may_be_active`
 
 
 def launch(
@@ -47,7 +47,7 @@ def launch(
         command: the program.
         pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
         changed: further knobs to set.
-        knobs: all known knobs of the configuration; the program decides the rest.
+        knobs: all known knobs of the configuration. They fill the command's placeholders; only `pinned` and `changed` are set.
         machine: `machine.host_facts()`.
         hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         folder: the trial's folder.

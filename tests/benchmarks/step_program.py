@@ -2,7 +2,8 @@
 
     python step_program.py --blocks 20 [--steps 200]
 
-It prints one JSON line with the mean seconds of a step in each block of steps. It does not use autotune.
+It prints one JSON line with the mean seconds of a step in each block of steps. It does not import autotune: overhead.py runs it
+with and without the harness.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-BLOCK_STEPS = 200  # long enough, at a millisecond per step, to include a heartbeat, whose cost counts
+BLOCK_STEPS = 200  # at a millisecond per step, a block lasts as long as the harness's interval between heartbeats
 WARMUP_BLOCKS = 2
 BATCH, WIDTH, DEPTH, NUM_BATCHES = 32, 256, 3, 64
 

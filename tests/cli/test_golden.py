@@ -51,7 +51,7 @@ def compare(name: str, width: int | None, text: str) -> None:
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(said, encoding="utf-8")
     assert said == file.read_text(encoding="utf-8")
-    assert "…" not in said or name in ("help", "run")  # the CLI library shortens help; a footer has one line per entry
+    assert "…" not in said or name in ("help", "run")  # the CLI library shortens help, the live footer its lines
     if width:
         assert max(map(len, said.splitlines())) <= width
 

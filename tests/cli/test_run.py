@@ -88,7 +88,7 @@ def test_dry_run_describes_the_study_and_leaves_no_files(tmp_path, monkeypatch, 
     (tmp_path / "train.py").write_text("raise SystemExit('never run')", encoding="utf-8")
     assert main(["run", "--dry-run", "study.budget.minutes=10", "loader.num_workers=2", "--", sys.executable, "train.py"]) == 0
     said = capsys.readouterr().out
-    assert "budget  10 min: 4 min 18 s at least to search, 5 min 42 s at most for the finals" in said
+    assert "budget  10 min: at least 4 min 18 s for the search, at most 5 min 42 s for the finals" in said
     assert f"baseline  {sys.executable} train.py" in said
     assert "pinned  workers 2" in said
     assert "loader.batch_size" in said

@@ -347,7 +347,7 @@ def test_step_phases_explain_the_limit_if_no_finding_is_large():
     entry = {"trial": 9, "phases_s": phases, "findings": [finding], "passes": {}}
     summary = {"best": {"trial": 9}, "explanation": {"explained": [entry]}}
     first, second = limit_lines(summary)
-    assert first == "no single cause: a step is 63 % backward, 29 % forward, 7 % input"
+    assert first == "no large cause: a step is 63 % backward, 29 % forward, 7 % input"
     assert second.startswith("too few workers")
     finding["gain"] = {"low": 0.1, "mid": 0.2, "high": 0.3, "kind": "predicted"}
     assert len(limit_lines(summary)) == 1

@@ -44,7 +44,7 @@ def test_passes_of_one_configuration_may_lie_in_several_folders(tmp_path: Path) 
     assert {"lines", "breakdown", "memory"} <= set(explained(folders).tables.tables)
 
 
-def test_note_on_category_other_gives_its_parts_and_its_slowest_line(tmp_path: Path) -> None:
+def test_note_on_the_category_named_other_lists_its_parts_and_slowest_line(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced())
     step_of_the_cpu(tmp_path)
     found = explained([tmp_path]).tables
@@ -57,14 +57,15 @@ def test_note_on_category_other_gives_its_parts_and_its_slowest_line(tmp_path: P
 
 def test_number_of_workers_needed_follows_from_demand_and_service_time(tmp_path: Path) -> None:
     rows = {row["stage"]: row for row in explained([write(tmp_path, lines())]).tables.rows("stages")}
-    # The demand is 16 samples in 0.08 s without waiting, or 200 per second. 1.1 x 200 x 0.005 s gives 1.1 workers.
+    # The demand is 16 samples in 0.08 s without waiting: 200 per second. A sample takes a worker 0.005 s, so one worker is just
+    # enough. A margin of 10 % is added, and the result is rounded up.
     assert (rows["all"]["seconds"], rows["all"]["workers_needed"]) == (pytest.approx(0.005), 2)
     assert (rows["decode"]["workers_needed"], rows["decode"]["share_frac"]) == (1, pytest.approx(0.8))
     assert (rows["decode"]["file"], rows["decode"]["line"]) == ("/p/data.py", 7)
     assert (rows["all"]["cpu_s"], rows["all"]["blocked_s"]) == (None, pytest.approx(0.001))
 
 
-def test_mfu_is_counted_flops_per_second_of_an_unprofiled_step_over_the_measured_peak(tmp_path: Path) -> None:
+def test_mfu_divides_the_flops_per_second_of_an_unprofiled_step_by_the_measured_peak(tmp_path: Path) -> None:
     write(tmp_path, lines(), traced(peaks={"float32": 1e12, "bytes": 1e10}), memory(samples=8.0))
     step_of_the_cpu(tmp_path)
     row = explained([tmp_path]).tables.rows("roofline")[0]

@@ -61,7 +61,7 @@ def test_rowwise_scaling_needs_bf16(runs: Any) -> None:
     assert CONVERTED in seen["layers"]
 
 
-def test_model_without_suitable_layers_is_distinguished_from_one_in_float8(trial: Trial) -> None:
+def test_layers_with_hooks_or_unsuitable_sizes_do_not_count_as_convertible(trial: Trial) -> None:
     assert trial("basic.py", mode="inspect").result().applicability[KEY] == float8.NO_LINEAR
     hooked = nn.Linear(32, 32)
     hooked.register_forward_hook(lambda *_: None)

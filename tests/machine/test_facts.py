@@ -51,7 +51,7 @@ def test_instruction_sets_and_model_are_read_from_cpuinfo() -> None:
     assert cpu_model("")
 
 
-def test_comparability_depends_only_on_processor_cores_gpus_and_torch() -> None:
+def test_comparability_depends_only_on_cpu_model_its_cores_gpus_and_torch() -> None:
     facts = {"cpu_model": "x", "num_cores": 2, "isa": ["a", "b"], "gpus": [{"name": "g"}], "torch": "2.14", "hostname": "one"}
     same = {**facts, "hostname": "two", "isa": ["b", "a"], "kernel": "7"}
     assert comparable(facts) == comparable(same)

@@ -92,7 +92,7 @@ def test_expert_sets_all_other_knobs_first_and_then_raises_the_batch():
     assert found.steps[2].fraction == 1.0
 
 
-def test_steps_include_out_of_memory_trials_and_a_used_up_table_ends_the_search():
+def test_trials_out_of_memory_count_as_steps_and_the_search_ends_with_the_table():
     found = run("grid", trials=35)
     assert sum(step.outcome is Outcome.host_oom for step in found.steps) == 6
     assert found.steps[-1].fraction == 1.0
@@ -133,7 +133,7 @@ def test_speedup_claims_on_a_noisy_table_hold_and_overstate_little():
 
 
 @pytest.mark.thorough
-def test_path_includes_the_choice_of_the_finals_with_its_trials():
+def test_path_continues_after_the_search_with_the_states_of_choosing_and_attribution():
     found = [run("random", seed=seed, trials=20, table=make_table(noise_frac=0.1, seed=seed)) for seed in range(30)]
     chosen = [one for one in found if one.choice]
     assert len(chosen) >= 15, "most studies have several finalists"

@@ -12,7 +12,7 @@ import pytest
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 PAGE_MS = 30_000
-# MLflow 3.17 opens its assistant on the first visit, over a quarter of the page.
+# On the first visit, MLflow 3.17 opens its assistant, which hides a quarter of the page.
 _NO_ASSISTANT = """
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
@@ -22,7 +22,7 @@ localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
 def browser_page(profile: Path) -> Iterator[Any]:
     """Yields a page of a new browser; skips the test if there is no browser."""
     if CHROMIUM is None:
-        pytest.skip("no chromium: misses what a browser shows of the trials (apt-get install chromium)")
+        pytest.skip("no chromium, so what a browser shows of the trials is not tested (apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

@@ -1,4 +1,7 @@
-"""Averages forecasts over a quantity that is unknown on shared cores: how much a step's threads wait for the workers."""
+"""Averages forecasts over a quantity that is unknown if step and loader share cores.
+
+The quantity is how much a whole step is delayed when a loader worker takes a core from one of its threads.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally p
 class AveragedForecast:
     """Averages the forecasts for all values of WAITING, weighted by how well each value explains the rates.
 
-    On shared cores the device rate D cannot be observed, so each value implies a different D. If one value were assumed, the
-    trials would seem to confirm it, because the implied D explains their rates. If the step computes on a GPU, there is only
-    one forecast.
+    On shared cores the device rate D cannot be observed. It is derived from a trial's rate and an assumed value, and fits that
+    rate whatever value is assumed, so the trials would not expose a wrong one. If the step computes on a GPU, there is only one
+    forecast.
 
     Attributes:
         is_decomposed: see `Forecast`.
@@ -123,7 +126,7 @@ class AveragedForecast:
         return found
 
     def supposed(self, configurations: Sequence[Mapping[str, Any]], codes: Codes) -> list[Seen]:
-        """Returns a trial for each configuration, given with its code. The trials end as expected.
+        """Returns an imagined trial for each configuration, with the rates that are expected. `codes` holds them encoded.
 
         If the step and the loader share cores, the trial has no D.
         """

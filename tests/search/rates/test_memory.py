@@ -97,7 +97,7 @@ def test_loader_without_workers_shares_the_memory_of_the_step_only_on_a_cpu():
     assert full.fits(with_workers(2).params), "it needs no more than a configuration that did fit"
 
 
-def test_fills_returns_the_largest_safe_batch_or_none_if_memory_is_ample():
+def test_largest_safe_batch_is_found_and_none_if_memory_is_ample():
     seen = [peak(32), peak(128)]
     params = peak(128).params
     assert MemoryModel(seen, capacity_bytes=CAPACITY).fills(params, [256, 512, 1024]) == 256
