@@ -219,6 +219,18 @@ class TrialRunner:
             return request.max_s - (earlier.seconds if earlier else 0.0)
         return min(request.max_s, max(0.0, request.ends_s - self.inputs.clock.monotonic()) + LEAVE_MAX_S)
 
+    def _window_ends_s(self, request: Request, most_s: float | None) -> float | None:
+        """Returns when a trial's window ends even if it is not full, on the study's clock; None for no such time.
+
+        A trial that is only unsteady is then measured, instead of being ended at its deadline or at the launcher's limit. The
+        baseline has no such time, because a study without it has no result.
+        """
+        if request.kind is Kind.baseline:
+            return None
+        limits = [request.ends_s, None if most_s is None else self.inputs.clock.monotonic() + most_s]
+        first = min((limit for limit in limits if limit is not None), default=None)
+        return None if first is None else first - self.leave_s
+
     def judge(self, record: TrialRecord, results: Sequence[RankResult], place: Place) -> None:
         """Records disturbances from the machine; voids the measurement if they exceed the accepted level."""
         found, use = place.watch.disturbances(), place.watch.cpu_use
@@ -297,6 +309,7 @@ class TrialRunner:
         """Returns the launch of an attempt. `earlier` is the first attempt's record if this is the second, else None."""
         inputs, is_seeded = self.inputs, "seed" in request.first_steps and "PYTHONHASHSEED" not in os.environ
         pinned = meaningful(inputs.space.pinned, {**inputs.command.placeholders, **request.knobs})
+        most_s = self._most_s(request, earlier)
         return launch(
             inputs.config,
             inputs.command,
@@ -308,7 +321,7 @@ class TrialRunner:
             folder=self._folder.trial_path(request.number),
             study=self._folder.path,
             env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # otherwise the order of a set of strings is random
-            total_s=self._most_s(request, earlier),
+            total_s=most_s,
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
             number=request.number,
             target=request.target,
@@ -316,7 +329,7 @@ class TrialRunner:
             race_below_per_s=request.race_below_per_s,
             promote_above_per_s=request.promote_above_per_s,
             cycle=self.cycle,
-            end_s=None if request.ends_s is None else request.ends_s - self.leave_s,
+            end_s=self._window_ends_s(request, most_s),
             skipped=list(request.skipped),
             **request.first_steps,
         )

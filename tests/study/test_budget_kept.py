@@ -95,6 +95,16 @@ def test_trial_whose_time_is_up_is_measured_by_its_partial_window(bench):
     assert 1.0 <= cut.phases_s["steady"] < 30.0 < it.trials[0].phases_s["steady"]
 
 
+def test_window_that_never_gets_full_is_cut_off_before_the_limit_of_its_trial(bench):
+    surface = Surface(window_s=2.0, leave_s=1.0)
+    surface.failures = lambda number, knobs: setattr(surface, "window_s", 500.0 if number == 1 else 2.0)
+    it = bench(surface, RATES, "measure.screening.max_s=600", "study.budget.trials=3", minutes=60)
+    it.run()
+    limit_s, unsteady = it.launcher.launches[1].deadlines.total_s, it.trials[1]
+    assert unsteady.outcome is Outcome.ok, unsteady.reason
+    assert limit_s / 2 < unsteady.seconds < limit_s
+
+
 def test_trial_whose_time_is_up_before_its_window_is_recorded_as_interrupted(bench):
     dice = random.Random(1)
     it = bench(with_gains(Moody(dice=dice, start_s=20.0, up_to=30.0)), minutes=2.2)
