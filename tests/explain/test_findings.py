@@ -785,3 +785,11 @@ def test_a_function_that_also_trains_or_computes_is_not_skipped(other):
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     found_ = found(made.evidence(made.lines(line, other, FORWARD_LINE, BACKWARD_LINE)))
     assert next(one for one in found_ if one.cause == "logging in the step").without is None
+
+
+def test_a_single_sample_in_the_wrong_phase_does_not_keep_a_function_from_being_skipped():
+    text = "file.flush(); os.fsync(file)"
+    line = made.line(text, 0.02, function="Journal.write", line=12)
+    stray = made.line(text, 0.0001, function="Journal.write", line=12, phase=BACKWARD)
+    found_ = found(made.evidence(made.lines(line, stray, FORWARD_LINE, BACKWARD_LINE)))
+    assert next(one for one in found_ if one.cause == "logging in the step").without is not None

@@ -45,6 +45,9 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
+# A function that needs to run, because a line of it trains, has more than this share of the line's time in INPUT, BACKWARD or
+# OPTIMIZER. A sample taken while the phase changes may get the wrong phase: one of 240 samples was seen.
+STRAY_FRAC = 0.1
 # If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). Between LOGGING and
 # PYTHON, it is LOGGING if the LOGGING lines take at least this share of the time of all these lines.
 PURPOSE_FRAC = 0.25
@@ -214,8 +217,17 @@ def _is_whole(evidence: Evidence, inside: Sequence[Line], lines: Sequence[Line])
     """
     whole_s = math.fsum(one.total_s for one in inside if one.function == function_of(one))
     is_most = math.fsum(one.self_s for one in lines) >= MOST_FRAC * whole_s
-    is_needed = any(one.phase in (INPUT, BACKWARD, OPTIMIZER) for one in inside)
-    return is_most and not is_needed and whole_s <= LOOP_FRAC * evidence.step_s
+    return is_most and not _trains(inside) and whole_s <= LOOP_FRAC * evidence.step_s
+
+
+def _trains(inside: Sequence[Line]) -> bool:
+    """Returns whether one of a function's lines fetches batches, computes gradients or calls the optimizer."""
+    for number in {one.line for one in inside}:
+        lines = [one for one in inside if one.line == number]
+        training = [one.total_s for one in lines if one.phase in (INPUT, BACKWARD, OPTIMIZER)]
+        if training and math.fsum(training) >= STRAY_FRAC * math.fsum(one.total_s for one in lines):
+            return True
+    return False
 
 
 def _share_error(evidence: Evidence, seconds: float) -> float:
