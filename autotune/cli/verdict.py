@@ -149,7 +149,7 @@ def _tiers(summary: Summary) -> RenderableType | None:
             ratio, words = tier_ratio(summary, side, tier)
             if ratio is None and not side.get("overrides"):
                 others = _changes_of(summary, tier)
-                why = f"not tried without the others: {changes_phrase(others)}" if others else "nothing tried"
+                why = f"tried only with others: {changes_phrase(others)}" if others else "nothing tried"
                 rows.append((tier.value, "", "", "", Text(why, style="quiet")))
                 continue
             seen.add(side.get("trial"))
