@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..knobs import memory
 from .kineto import quiet
 from .sources import LIBRARY, OWN, Sources
 
@@ -221,4 +222,10 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
 
 def recorder(device: str, index: Optional[int]) -> Allocations:
     """Returns the object that follows the allocator of a device; see `TrialContext` for device and index."""
-    return DeviceAllocations(index) if device == "cuda" else HostAllocations()
+    if device != "cuda":
+        return HostAllocations()
+    if memory.is_counted(index):
+        return DeviceAllocations(index)
+    unknown = Allocations()
+    unknown.notes.append(f"allocations are not known: {memory.REPLACED}")
+    return unknown
