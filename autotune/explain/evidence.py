@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.explain.breakdown import COLLECTIVES
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.names import converts_layout
 from autotune.explain.roofline import TF32
@@ -40,6 +41,8 @@ class Operations:
         by_operator: rows of the table of operators, longest first, with a key "seconds" added: seconds per step on the GPU if
             the program uses one, else on the host.
         busy_s: seconds per step in which the GPU computes; None without a GPU.
+        communicating_s: seconds per step in which the GPU computes nothing, but runs a collective, even if the collective only
+            waits for other ranks; 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the step so much that its shares do not hold for a step without the profiler.
@@ -48,6 +51,7 @@ class Operations:
     count: float
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
+    communicating_s: float = 0.0
     layout_s: float = 0.0
     is_tf32: bool = False
     is_distorted: bool = False
@@ -62,11 +66,14 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
     operators = tables.rows("operators", rank)
     has_device = any(row["device_self_s"] for row in operators)
     key = "device_self_s" if has_device else "host_self_s"
-    compute_s = math.fsum(row["seconds"] for row in tables.rows("breakdown", rank) if "compute" in row["category"])
+    breakdown = tables.rows("breakdown", rank)
+    compute_s = math.fsum(row["seconds"] for row in breakdown if "compute" in row["category"])
+    collectives_s = math.fsum(row["seconds"] for row in breakdown if row["category"] == COLLECTIVES)
     return Operations(
         count=math.fsum(row["count"] for row in operators if row["phase"] != INPUT),
         by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
+        communicating_s=collectives_s if has_device else 0.0,
         layout_s=math.fsum(row["total_s"] for row in tables.rows("kernels", rank) if converts_layout(row["kernel"])),
         is_tf32=any(row["dtype"] == TF32 for row in tables.rows("roofline", rank)),
         is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
@@ -135,6 +142,14 @@ class Evidence:
         """Seconds of a step without its wait for input; if the device rate D is known, at most the seconds of a step at D."""
         busy_s = max(self.step_s - self.wait_s, 0.0)
         return min(busy_s, self._step_at_s(self.record.device_rate) or busy_s)
+
+    @property
+    def communicating_s(self) -> float:
+        """Seconds of a step in which a GPU waits for collectives themselves rather than for slower ranks; 0 if unknown.
+
+        A rank that is ahead of others waits for them inside a collective, so the rank with the fewest seconds shows this best.
+        """
+        return min((one.communicating_s for one in self.operations), default=0.0)
 
     @property
     def alone_s(self) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 class Finished(NamedTuple):
     """A finished step."""
 
-    end_s: float  # since the end of the first step
+    end_s: float  # since the end of the first step, without steps that `open_window` drops
     step_s: float  # since the end of the previous step
     busy_s: float  # the part of step_s in which the step had its input
     samples: float
@@ -148,14 +148,14 @@ class CudaClock:
                 self._last = event
                 continue
             step_s = self._last.elapsed_time(event) / 1e3
-            self._end_s += step_s
             self._last = event
             if self.window_is_open:
                 self._gaps_s += step_s
-            if samples is None:
-                continue
-            if self._is_idle:
+            if samples is not None and self._is_idle:
                 self._is_idle = False
+                continue
+            self._end_s += step_s
+            if samples is None:
                 continue
             busy_s = begin.elapsed_time(event) / 1e3 if begin is not None else step_s
             is_quiet = self._num_finished > self._noisy_until
@@ -168,8 +168,10 @@ class CudaClock:
         has fetched a batch and queued the step's work, which the host usually does while the device computes earlier steps.
         """
         self._synchronize(self._device)
+        end_s = self._end_s
         for _ in self.finished():  # drops the steps that were queued before the window
             pass
+        self._end_s = end_s  # otherwise the next step would seem to take as long as all dropped steps together
         self._is_idle = True
         self._opened_s, self._gaps_s = time.monotonic(), 0.0
         self.window_is_open = True

@@ -47,6 +47,7 @@ class MemoryWatch:
         self._peak_data_bytes = 0
         self._cuda: Any = None
         self._index: Optional[int] = None
+        self._is_counted = False  # see `memory.is_counted`
         self._movement = (0, 0)
         self._next_look_s = self._next_sample_s = 0.0
         self._retries_before = 0  # number of retries when the window opened
@@ -56,7 +57,7 @@ class MemoryWatch:
         if device == "cuda":
             import torch
 
-            self._cuda, self._index = torch.cuda, index
+            self._cuda, self._index, self._is_counted = torch.cuda, index, memory.is_counted(index)
             if limit_bytes:
                 memory.limit_devices(1.0, limit_bytes, index)
         elif limit_bytes:
@@ -82,7 +83,7 @@ class MemoryWatch:
         The second rises while memory is short. Both are read at most twenty times a second, because reading them costs
         tens of microseconds.
         """
-        if self._cuda is None:
+        if not self._is_counted:
             return self._movement
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
@@ -94,7 +95,7 @@ class MemoryWatch:
 
     def open_window(self) -> None:
         """Notes the number of retries as the window opens."""
-        if self._cuda is not None:
+        if self._is_counted:
             self._retries_before = int(self._cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def summary(self) -> Dict[str, Any]:
@@ -102,6 +103,9 @@ class MemoryWatch:
 
         Unknown values are None. The retries are those since the window opened.
         """
+        if self._cuda is not None and not self._is_counted:
+            unknown = dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "alloc_retries"))
+            return {"kind": "cuda", "capacity_bytes": self._cuda.get_device_properties(self._index).total_memory, **unknown}
         if self._cuda is not None:
             stats, cuda = self._cuda.memory_stats(self._index), self._cuda
             # A program may train on several GPUs, and fails as soon as one of them is full. So the fullest one is reported.
@@ -166,7 +170,7 @@ def _trained_on(index: Optional[int]) -> List[int]:
     from torch import cuda
 
     own = cuda.current_device() if index is None else index
-    reserved = [cuda.max_memory_reserved(each) for each in range(cuda.device_count())]
+    reserved = [memory.reserved_bytes(each) or 0 for each in range(cuda.device_count())]
     least = max(1.0, FULL_FRAC * max(reserved, default=0))
     return [own, *(each for each, size in enumerate(reserved) if each != own and size >= least)]
 

@@ -273,8 +273,8 @@ class RankResult:
             packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
             unit comes from.
         steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
-            monotonic clock, relative to the end of the first step; `wait_s` is host seconds inside the loader's __next__.
-            With `is_at_own_pace`, "origin_s" is when that first step ended.
+            monotonic clock, relative to the end of the first step, without steps that a GPU's clock drops; `wait_s` is host
+            seconds inside the loader's __next__. With `is_at_own_pace`, "origin_s" is when that first step ended.
         window: the measured window; None if the trial did not reach it.
         throughput_per_s: the rank's throughput: its rate once the loader's queued batches are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.

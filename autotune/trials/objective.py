@@ -182,13 +182,14 @@ def _memory_bytes(results: Sequence[RankResult]) -> int:
     """Returns the peak use, in bytes, of the GPU or host whose memory a trial used most.
 
     Memory that an allocator has reserved is not available to other programs, even if it is not in use, so it counts. Ranks on
-    a CPU share the memory of their host, unless each process has a limit of its own.
+    a CPU share the memory of their host, unless each process has a limit of its own. Ranks on one GPU share its memory.
     """
-    used: dict[tuple[str, int], int] = {}
+    used: dict[tuple[str, str], int] = {}
     for result in results:
         memory = result.memory
         is_shared = memory.get("kind") == "cpu" and not memory.get("capacity_bytes")
-        place = (result.host, -1 if is_shared else result.rank)
+        gpus = ",".join(result.facts.get("device_uuids") or ())
+        place = (result.host, "" if is_shared else gpus or str(result.rank))
         peak_bytes = max(int(memory.get(name) or 0) for name in ("peak_bytes", "peak_reserved_bytes"))
         used[place] = used.get(place, 0) + peak_bytes
     return max(used.values())

@@ -5,10 +5,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.explain import checks, explanation
-from autotune.explain.evidence import Operations
+from autotune.explain.breakdown import COLLECTIVES
+from autotune.explain.evidence import Operations, operations_of
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
 from autotune.explain.gains import Gain, gain_of_part
+from autotune.explain.table import Table
+from autotune.explain.tables import Tables
 from autotune.explained import WITHOUT
 from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, OTHER, WORKER, Compiled
 from autotune.knobs.base import HostContext
@@ -394,6 +397,42 @@ def test_a_gpu_that_waits_for_input_is_not_launch_bound():
     given = {"domains": {"compile.mode": ["off", "default"]}, "host_context": GPU}
     for busy_s, expected in ((0.03, []), (0.01, ["launch-bound"])):
         assert causes(made.evidence(documents, operations=[Operations(count=9, busy_s=busy_s)], **given)) == expected
+
+
+def test_a_gpu_that_communicates_is_not_launch_bound():
+    """With gradients that take longer to add up over GPUs than to compute, GPUs wait for one another, not for their hosts."""
+    row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.03}
+    domains = {"precision.amp": ["off", "bf16"], "compile.mode": ["off", "default"]}
+    slow = made.line("print(loss)", 0.03)
+
+    def of(*communicating_s):
+        ranks = [Operations(count=9, by_operator=[row], busy_s=0.03, communicating_s=seconds) for seconds in communicating_s]
+        given = {"operations": ranks, "host_context": GPU, "domains": domains, "knobs": {"precision.amp": "off"}}
+        return {one.cause: one for one in found(made.evidence(made.lines(FORWARD_LINE, BACKWARD_LINE, slow), **given))}
+
+    both = of(0.06, 0.06)
+    assert "launch-bound" not in both
+    assert "32-bit arithmetic" in both
+    assert both["logging in the step"].gain.high == pytest.approx(1 / 0.9 - 1)  # hidden, except for 10 ms
+    other = of(0.06, 0.001)  # rank 0 waits for rank 1, which waits for its host
+    seen = other["launch-bound"].evidence
+    assert seen == "9 operators per step; the GPU neither computes nor communicates for 69.0 ms of a step's 100 ms (69 %)"
+    assert "32-bit arithmetic" not in other
+
+
+def test_exposed_collectives_of_a_trace_are_time_in_which_the_gpu_communicates():
+    row = {"rank": 0, "operator": "aten::mm", "phase": "forward", "count": 9.0, "device_self_s": 0.03, "host_self_s": 0.01}
+    seconds = {"compute_32bit": 0.03, COLLECTIVES: 0.06, "h2d": 0.001, "other": 0.009}
+    breakdown = [{"rank": 0, "category": category, "seconds": each} for category, each in seconds.items()]
+
+    def of(device_self_s):
+        operators = [{**row, "device_self_s": device_self_s}]
+        rows = {"operators": operators, "breakdown": breakdown}
+        (one,) = operations_of(Tables(tables={name: Table(name=name, title="", columns={}, rows=rows[name]) for name in rows}))
+        return one.busy_s, one.communicating_s
+
+    assert of(0.03) == (0.03, 0.06)
+    assert of(None) == (None, 0.0)  # on a CPU, the training thread runs the collectives
 
 
 def test_layout_conversions_lead_to_the_advice_of_channels_last():

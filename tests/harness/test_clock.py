@@ -109,6 +109,24 @@ def test_window_begins_after_the_step_that_the_device_had_to_wait_for() -> None:
         assert [round(step.step_s, 6) for step in clock.finished()] == [0.01, 0.01]
 
 
+def test_ends_of_steps_leave_out_the_steps_that_a_window_drops() -> None:
+    device = Device()
+    clock = clock_of(device)
+    for _ in range(2):
+        clock.mark(8, 0.0, False)
+    device.synchronize()
+    assert [round(step.end_s, 6) for step in clock.finished()] == [0.01]
+    for _ in range(2):  # a window that restarts
+        for _ in range(5):
+            clock.mark(8, 0.0, False)
+        clock.open_window()
+    device.queued_s += 0.5  # the device waits for its first batch in the window
+    for _ in range(3):
+        clock.mark(8, 0.0, False)
+    device.synchronize()
+    assert [round(step.end_s, 6) for step in clock.finished()] == [0.02, 0.03]
+
+
 def test_busy_time_of_a_step_counts_from_its_first_forward_pass() -> None:
     device = Device()
     clock = clock_of(device)

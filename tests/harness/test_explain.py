@@ -430,6 +430,18 @@ def test_history_of_the_gpu_allocator_is_reduced_to_its_peak() -> None:
     assert history.fragmentation_frac == pytest.approx(0.5)
 
 
+def test_history_of_the_gpu_allocator_is_right_even_if_its_beginning_is_lost() -> None:
+    recorder = allocations.DeviceAllocations(0)
+    rest = [
+        {"action": "free_completed", "addr": 1, "size": 300, "time_us": 0},
+        {"action": "segment_alloc", "addr": 9, "size": 100, "time_us": 1_000_000},
+        {"action": "alloc", "addr": 2, "size": 200, "time_us": 2_000_000},
+    ]
+    recorder._reduce(rest, allocated=500, reserved=1000)  # at its end
+    assert recorder.timeline == [[0.0, 300, 900], [1.0, 300, 1000], [2.0, 500, 1000]]
+    assert recorder.fragmentation_frac == pytest.approx(0.5)
+
+
 def test_documents_can_be_read_back_into_their_dataclasses(trial: Trial) -> None:
     run = explain(trial, LINES)
     raw = document(run, LINES)

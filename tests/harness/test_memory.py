@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from autotune.harness import process
+from autotune.harness.explain import allocations
 from autotune.harness.knobs import memory
 from autotune.harness.process import MemoryWatch
 from autotune.harness.protocol import APPLIED, KEEPING, NOT_APPLICABLE, OVERRIDDEN
@@ -319,6 +320,47 @@ def test_growth_is_seen_in_an_allocator_that_counts_no_segments(watched: tuple[S
     assert watch.movement() == before
     statistics.reserved[INDEX] += 100
     assert watch.movement() != before
+
+
+class Uncounted(Statistics):
+    """A fake of torch.cuda if the program has replaced the allocator: torch then has no statistics."""
+
+    def refuse(self, index: int | None = None) -> Any:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    memory_stats_as_nested_dict = memory_stats = max_memory_allocated = max_memory_reserved = refuse
+
+    def get_allocator_backend(self) -> str:
+        return "pluggable"
+
+    def get_per_process_memory_fraction(self, index: int | None) -> float:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getMemoryFraction.")
+
+
+def test_program_that_has_replaced_the_allocator_is_measured_without_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = MemoryWatch()
+    monkeypatch.setattr(torch, "cuda", Uncounted())
+    watch.begin("cuda", INDEX, limit_bytes=500)
+    watch.open_window()
+    assert watch.movement() == (0, 0)
+    unknown = dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "alloc_retries"))
+    assert watch.summary() == {"kind": "cuda", "capacity_bytes": 2000, **unknown}
+    knobs = memory.MemoryKnobs(context({"memory.allocator": "expandable_segments", "memory.fraction": 0.5}, device_index=INDEX))
+    assert set(knobs.applicability()) == {"memory.allocator", "memory.fraction"}
+    assert [report.status for report in knobs.verify().values()] == [OVERRIDDEN, NOT_APPLICABLE]
+    recorder = allocations.recorder("cuda", INDEX)
+    recorder.begin()
+    recorder.end()
+    assert (recorder.peak_bytes, len(recorder.notes)) == (0, 1)
+
+
+def test_gpu_is_named_even_if_its_memory_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H200", uuid="12", major=9, minor=0, total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", Uncounted().refuse)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert process.facts("cuda", INDEX)["device_uuids"] == ["GPU-12"]
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,12 @@ def test_torch_is_checked_against_the_driver_and_the_gpus(changes: dict[str, Any
     assert found in finding.found
 
 
+def test_gpu_without_kernels_is_named_even_if_the_first_gpu_does_not_answer() -> None:
+    found = changed(GPUS, gpus=[{**GPU, "index": 1}], num_lost=1)
+    finding = one(check_program(changed(PYTHON, arch_list=["sm_80"]), "", gpus=found, host=HOST), "torch")
+    assert "no kernels for GPU 1 (sm_90)" in finding.found
+
+
 def test_libraries_without_stored_bytecode_are_reported() -> None:
     assert not [each for each in check_program(PYTHON, "", gpus=GPUS, host=HOST) if each.name == "bytecode"]
     python = changed(PYTHON, bytecode="PYTHONDONTWRITEBYTECODE is set", libraries="/usr/my lib")

@@ -262,6 +262,17 @@ def test_ranks_on_a_cpu_share_its_memory_unless_each_has_a_limit(kind, limit, is
     assert (record.outcome is Outcome.ok) is is_kept
 
 
+@pytest.mark.parametrize(("uuids", "is_kept"), [(("GPU-1", "GPU-1"), False), (("GPU-1", "GPU-2"), True)])
+def test_ranks_on_one_gpu_share_its_memory(uuids, is_kept):
+    ranks = [RankResult(trial=1, nonce="", rank=rank, world_size=2, pid=1, status="measured") for rank in (0, 1)]
+    for result, uuid in zip(ranks, uuids, strict=True):
+        result.memory = {"kind": "cuda", "peak_bytes": 300_000_000, "peak_reserved_bytes": 400_000_000, "capacity_bytes": 10**9}
+        result.facts = {"device_uuids": [uuid]}
+    record = trial(1, peak_memory_bytes=300_000_000)
+    Goal(limits={"constraints.memory_free_frac": 0.3}, capacity_bytes=10**9).judge(record, ranks)
+    assert (record.outcome is Outcome.ok) is is_kept
+
+
 def test_racing_is_allowed_only_for_objectives_that_depend_on_the_rate_alone():
     assert Goal(names=("throughput",)).follows_rate
     assert Goal(names=("cost_per_epoch",)).follows_rate

@@ -24,8 +24,8 @@ FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
 LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs per second is assumed to compute no large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in the time of forward and backward, if no trace shows it
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
-# A step is launch-bound if the GPU is idle for at least this share of the step. On a CPU, it is launch-bound if calling
-# operators takes at least this share. The time of the input does not count.
+# A step is launch-bound if the GPU waits for the host for at least this share of the step. On a CPU, it is launch-bound if
+# calling operators takes at least this share. The time of the input does not count.
 LAUNCH_FRAC = 0.6
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
 IDLE_FRAC = 0.2  # if a GPU is idle for a larger share of the step, less work for the GPU may not shorten the step
@@ -147,7 +147,7 @@ def _traced(evidence: Evidence) -> list[dict[str, Any]]:
 
 def _waits_for_host(evidence: Evidence) -> bool:
     """Returns whether a GPU waits for its host so long that less work for the GPU would not shorten the step."""
-    return (idle_frac(evidence) or 0.0) >= LAUNCH_FRAC
+    return (_waiting_frac(evidence) or 0.0) >= LAUNCH_FRAC
 
 
 def _gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
@@ -213,7 +213,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     operations = evidence.operations[0] if evidence.operations else None
     if operations is None:
         return
-    (knob, value), idle = _relief(evidence), idle_frac(evidence)
+    (knob, value), idle = _relief(evidence), _waiting_frac(evidence)
     phases = CALLING if knob == BATCH and _faster_optimizer(evidence) is None else COMPUTING  # compiling changes only the model
     busy_s = evidence.step_s - evidence.input_s
     if idle is None and OPTIMIZER not in phases:
@@ -235,7 +235,8 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
         gain = evidence.gain(low, mid, high, "predicted")
         basis = "compiled code usually saves 10 to 90 % of the calls"
-    seen = "calling them takes up to" if idle is None else "the GPU computes nothing for"
+    on_gpu = "neither computes nor communicates" if evidence.communicating_s else "computes nothing"
+    seen = "calling them takes up to" if idle is None else f"the GPU {on_gpu} for"
     yield Finding(
         cause="launch-bound",
         where=evidence.model_place,
@@ -273,6 +274,15 @@ def idle_frac(evidence: Evidence) -> float | None:
     """Returns the share of the step in which the GPU computes nothing and is not waiting for input; None if unknown."""
     busy_s = evidence.operations[0].busy_s if evidence.operations else None
     return None if busy_s is None else max(0.0, 1 - (busy_s + evidence.input_s) / evidence.step_s)
+
+
+def _waiting_frac(evidence: Evidence) -> float | None:
+    """Returns the share of the step in which the GPU waits for its host; None if unknown.
+
+    In this time, it neither computes nor communicates, nor is the program waiting for input.
+    """
+    idle = idle_frac(evidence)
+    return None if idle is None else max(0.0, idle - evidence.communicating_s / evidence.step_s)
 
 
 def gain_of_larger_batch(share: float, times: float) -> Gain:

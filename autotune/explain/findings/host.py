@@ -255,10 +255,10 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
 
 
 def _idle_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which a GPU computes nothing; the whole step if that is not known."""
+    """Returns the seconds of a step in which a GPU neither computes nor communicates; the whole step if that is not known."""
     # `Lines.device_phases_s` does not show this, because a phase includes the wait for the phase's first kernel.
     busy_s = max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=0.0)
-    return max(0.0, evidence.step_s - busy_s)
+    return max(0.0, evidence.step_s - busy_s - evidence.communicating_s)
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:

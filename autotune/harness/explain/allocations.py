@@ -6,10 +6,11 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..knobs import memory
 from .kineto import quiet
 from .sources import LIBRARY, OWN, Sources
 
-MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history
+MAX_ENTRIES = 200_000  # entries that the CUDA allocator keeps in its history; later ones take the place of the first ones
 MAX_POINTS, MAX_ROWS = 500, 50  # points of the timeline, rows of the table of allocations at the peak
 EARLIER, UNSEEN = "allocated before the observed steps", "no Python code, as in a backward pass"
 # Actions of a trace that change the bytes allocated or reserved.
@@ -93,7 +94,7 @@ class DeviceAllocations(Allocations):
     def __init__(self, index: Optional[int] = None) -> None:
         super().__init__()
         self._index = index
-        self._before = (0, 0, 0)
+        self._retries_before = 0
         self._is_over = False
 
     def begin(self) -> None:
@@ -102,7 +103,7 @@ class DeviceAllocations(Allocations):
 
         torch.cuda.synchronize(self._index)
         torch.cuda.reset_peak_memory_stats(self._index)
-        self._before = (torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index), self._num_retries())
+        self._retries_before = self._num_retries()
         try:
             torch.cuda.memory._record_memory_history(max_entries=MAX_ENTRIES, stacks="python")
         except Exception as error:  # for example, another allocator is in use
@@ -116,9 +117,9 @@ class DeviceAllocations(Allocations):
 
         self._is_over = True
         torch.cuda.synchronize(self._index)
-        allocated, reserved, retries = self._before
+        allocated, reserved = torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index)
         self.peak_bytes = int(torch.cuda.max_memory_allocated(self._index))
-        self.num_retries = self._num_retries() - retries
+        self.num_retries = self._num_retries() - self._retries_before
         with contextlib.suppress(Exception):
             snapshot = torch.cuda.memory._snapshot()
             torch.cuda.memory._record_memory_history(enabled=None)
@@ -133,7 +134,9 @@ class DeviceAllocations(Allocations):
         return int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def _reduce(self, entries: List[Dict[str, Any]], allocated: int, reserved: int) -> None:
-        history = History(allocated, reserved)
+        """Replays a trace; `allocated` and `reserved` are the bytes at its end, because its beginning may be lost."""
+        changes = [_change(entry) for entry in entries]
+        history = History(allocated - sum(each[0] for each in changes), reserved - sum(each[1] for each in changes))
         history.replay(entries)
         self.timeline, self.fragmentation_frac = history.points(), history.fragmentation_frac
         self.at_peak = history.at_peak(Sources())
@@ -159,18 +162,16 @@ class History:
         self._keep_if_highest()
 
     def _replay(self, entry: Dict[str, Any]) -> None:
-        action, size = entry["action"], int(entry["size"])
-        if action == "alloc":
-            self._living[entry["addr"]] = entry
-            self._allocated += size
-            if self._allocated > self._peak[0]:
-                self._peak, self._is_highest = (self._allocated, self._reserved), True
-        elif action == "free_completed":
+        action, (allocated, reserved) = entry["action"], _change(entry)
+        if action == "free_completed":
             self._keep_if_highest()
             self._living.pop(entry["addr"], None)
-            self._allocated -= size
-        else:
-            self._reserved += size if action in ("segment_alloc", "segment_map") else -size
+        self._allocated += allocated
+        self._reserved += reserved
+        if action == "alloc":
+            self._living[entry["addr"]] = entry
+            if self._allocated > self._peak[0]:
+                self._peak, self._is_highest = (self._allocated, self._reserved), True
 
     def _keep_if_highest(self) -> None:
         if self._is_highest:
@@ -205,6 +206,17 @@ class History:
         return sorted(rows, key=lambda row: -row["bytes"])[:MAX_ROWS]
 
 
+def _change(entry: Dict[str, Any]) -> Tuple[int, int]:
+    """Returns by how many bytes an entry of a trace changes what is allocated and what is reserved."""
+    action = entry["action"]
+    if action not in INSIDE:
+        return 0, 0
+    size = int(entry["size"])
+    if action in ("alloc", "free_completed"):
+        return (size if action == "alloc" else -size), 0
+    return 0, (size if action in ("segment_alloc", "segment_map") else -size)
+
+
 def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, str]:
     """Returns the place of the innermost frame in the program's own code, else in a library; UNSEEN if there is neither.
 
@@ -221,4 +233,10 @@ def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, st
 
 def recorder(device: str, index: Optional[int]) -> Allocations:
     """Returns the object that follows the allocator of a device; see `TrialContext` for device and index."""
-    return DeviceAllocations(index) if device == "cuda" else HostAllocations()
+    if device != "cuda":
+        return HostAllocations()
+    if memory.is_counted(index):
+        return DeviceAllocations(index)
+    unknown = Allocations()
+    unknown.notes.append(f"allocations are not known: {memory.REPLACED}")
+    return unknown

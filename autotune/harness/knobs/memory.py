@@ -18,6 +18,7 @@ ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.mal
 KEEP = "glibc_keep"
 COLLECTING = "collect_80"  # torch's allocator frees unused blocks early only if a memory fraction is set
 NO_CUDA = "the program does not train on a CUDA device"
+REPLACED = "the program has replaced torch's allocator of GPU memory"
 # A running process gets the effect of the variables `KEEPING` through mallopt(3), where -1 stands for a threshold that is never
 # reached.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -60,7 +61,9 @@ class MemoryKnobs(KnobHandler):
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
-        return {} if self._context.device == "cuda" else {ALLOCATOR: NO_CUDA, FRACTION: NO_CUDA}
+        if self._context.device == "cuda" and is_counted(self._context.device_index):
+            return {}
+        return dict.fromkeys((ALLOCATOR, FRACTION), REPLACED if self._context.device == "cuda" else NO_CUDA)
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         if key == MALLOC:
@@ -85,11 +88,30 @@ def limit_devices(fraction: float, limit_bytes: Optional[int], index: Optional[i
 
     own = cuda.current_device() if index is None else index
     for each in range(cuda.device_count()):
-        if each == own or cuda.max_memory_reserved(each):
+        if each == own or reserved_bytes(each):
             share = limit_bytes / cuda.get_device_properties(each).total_memory if limit_bytes else 1.0
             with cuda.device(each):  # older releases of torch leave it selected
                 cuda.set_per_process_memory_fraction(min(fraction, share), each)
     cuda.empty_cache()
+
+
+def reserved_bytes(index: Optional[int]) -> Optional[int]:
+    """Returns the most bytes that this process has reserved on a GPU; None if nothing counts them.
+
+    If the program has replaced torch's allocator (`torch.cuda.memory.change_current_allocator`, for example by RMM's), torch
+    has no counts and raises an error.
+    """
+    from torch import cuda
+
+    try:
+        return int(cuda.max_memory_reserved(index))
+    except RuntimeError:
+        return None
+
+
+def is_counted(index: Optional[int]) -> bool:
+    """Returns whether the memory that this process uses on a GPU is counted, see `reserved_bytes`."""
+    return reserved_bytes(index) is not None
 
 
 def host_allocator() -> str:
@@ -131,8 +153,8 @@ def _verify_allocator(asked: str) -> KnobReport:
 
     backend = torch.cuda.get_allocator_backend()
     if asked == "cuda_malloc_async" or backend != "native":
-        is_as_asked = (asked == "cuda_malloc_async") == (backend == "cudaMallocAsync")
-        return _report(is_as_asked, asked, f"backend {backend}")
+        found = "cuda_malloc_async" if backend == "cudaMallocAsync" else "default"
+        return _report(found == asked, asked, f"backend {backend}")
     settings = torch.cuda.memory._snapshot().get("allocator_settings", {})
     rounds = settings.get("roundup_power2_divisions") or {}
     in_force = {
@@ -156,6 +178,8 @@ def _verify_fraction(asked: float, index: Optional[int]) -> KnobReport:
 
     if not hasattr(torch.cuda, "get_per_process_memory_fraction"):
         return KnobReport(APPLIED, "", asked)  # before torch 2.8, the fraction can be set but not read back
+    if not is_counted(index):
+        return KnobReport(NOT_APPLICABLE, REPLACED)
     found = torch.cuda.get_per_process_memory_fraction(index)
     if found < asked + FRACTION_TOLERANCE:
         return KnobReport(APPLIED, "", asked)

@@ -104,7 +104,7 @@ def _architectures(found: dict[str, Any], text: str, gpus: dict[str, Any]) -> Fi
         sources = [_architecture(name) for name in built if name.startswith("compute_")]
         (late if any(source <= capability for source in sources) else missing).append(gpu["index"])
     if missing:
-        needed = sorted({"sm_{}{}".format(*gpus["gpus"][index]["capability"]) for index in missing})
+        needed = sorted({"sm_{}{}".format(*gpu["capability"]) for gpu in gpus["gpus"] if gpu["index"] in missing})
         text = f"{text}; it has no kernels for {gpus_text(missing)} ({', '.join(needed)}), only {', '.join(built)}"
         cost = "every kernel on them fails: 'no kernel image is available'"
         return _finding("torch", text, Status.error, cost, f"{_pip(found)} install --upgrade torch   # a build for this GPU")
