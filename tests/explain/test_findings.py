@@ -785,3 +785,35 @@ def test_a_function_that_also_trains_or_computes_is_not_skipped(other):
     line = made.line("file.flush(); os.fsync(file)", 0.02, function="Journal.write", line=12)
     found_ = found(made.evidence(made.lines(line, other, FORWARD_LINE, BACKWARD_LINE)))
     assert next(one for one in found_ if one.cause == "logging in the step").without is None
+
+
+@pytest.mark.parametrize(
+    ("regime", "stage", "wait_s", "saved_s"),
+    [
+        ("separate", made.stage("item", 0.003), 0.05, 0.0),  # the worker takes 96 ms, all of a step
+        ("shared", made.stage("item", 0.003), 0.05, 0.01),  # the worker gets half of the core's time that becomes free
+        ("shared", made.stage("item", 0.003, blocked_s=0.003), 0.05, 0.0),  # it needs no core
+        ("separate", made.stage("item", 0.0028), 0.0, 0.0104),  # the step can become as short as the worker's 89.6 ms
+        ("separate", made.stage("item", 0.0001), 0.05, 0.02),
+        ("shared", made.stage("item", 0.0028), 0.0, 0.02),
+    ],
+)
+def test_less_work_in_the_step_gains_no_more_than_the_loader_allows(regime, stage, wait_s, saved_s):
+    update = {"phases_s": made.phases(input=wait_s, optimizer=0.03), "num_workers": 1, "wait_s": wait_s}
+    work = made.line("history.append(sum(window))", 0.02, function="Meter.note", line=55)
+    evidence = made.evidence(
+        made.lines(work, FORWARD_LINE, stages=(stage,), **update), record=made.record(regime=regime), domains=DOMAINS
+    )
+    every = {one.cause: one for one in found(evidence)}
+    for cause in ("Python in the step", "unfused optimizer"):
+        gain = every[cause].gain.mid if cause in every else 0.0
+        assert gain == pytest.approx(0.1 / (0.1 - saved_s) - 1, abs=1e-6), cause
+    if "Python in the step" in every:
+        assert every["Python in the step"].without.gain == replace(every["Python in the step"].gain, kind="predicted")
+
+
+def test_on_a_gpu_host_work_gains_nothing_while_the_loader_limits_the_rate():
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+    given = {"operations": [Operations(count=9, busy_s=0.02)], "host_context": GPU, "record": made.record(regime="separate")}
+    slow = made.evidence(made.lines(FORWARD_LINE, work, stages=(made.stage("item", 0.003),), **SLOW_LOADER), **given)
+    assert [one.where for one in found(slow) if one.where == "train.py:55"] == []

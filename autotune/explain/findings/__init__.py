@@ -37,6 +37,8 @@ RULES: dict[str, Rule] = {
     "memory fragmentation": memory.fragmentation,
     "page faults": memory.page_faults,
 }
+# Causes that are, or may be, in the input itself. All others are in the work of the step, which the loader may hide.
+OF_INPUT = {*pipeline.CAUSES, "rank skew"}
 
 
 def found(evidence: Evidence) -> list[Finding]:
@@ -44,7 +46,10 @@ def found(evidence: Evidence) -> list[Finding]:
 
     Returns [] for a healthy program, and if there are no documents of the pass "lines", which contain the duration of a step.
     """
-    return ranked(finding for rule in RULES.values() for finding in rule(evidence)) if evidence.lines else []
+    if not evidence.lines:
+        return []
+    every = [(cause, finding) for cause, rule in RULES.items() for finding in rule(evidence)]
+    return ranked(one if cause in OF_INPUT else pipeline.limited_by_loader(evidence, one) for cause, one in every)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

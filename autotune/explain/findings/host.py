@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, Without
-from autotune.explain.findings.pipeline import is_behind
 from autotune.explain.gains import Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
 from autotune.harness.explain.documents import BACKWARD, FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
@@ -235,10 +234,6 @@ def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
     if evidence.is_cuda:  # the host may run ahead of the device
         idle_s = _idle_s(evidence)
         return (0.0, min(seconds, idle_s), min(most, idle_s))
-    if evidence.num_workers and is_behind(evidence):
-        # The training thread waits for the loader. With less work it only waits longer, unless the workers use its core.
-        shared = 0.5 if evidence.is_shared else 0.0
-        return (0.0, shared * seconds, most)
     return (least, seconds, most)
 
 

@@ -28,10 +28,13 @@ from autotune.quantities import percent_text, step_time_text
 
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
+CAUSES = (DECODING, AUGMENTATION, COLLATING, STORAGE, WORKERS)
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
+# If workers limit the rate and share the cores of the training thread, they use this share of the time that it no longer needs.
+FOR_WORKERS_FRAC = 0.5
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
 # thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
@@ -147,6 +150,35 @@ def is_behind(evidence: Evidence) -> bool:
     if evidence.wait_s < WAITS_FRAC * evidence.step_s:
         return False
     return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
+
+
+def limited_by_loader(evidence: Evidence, finding: Finding) -> Finding:
+    """Returns a finding on other work than the input, with the gain that is left if the loader's workers limit the rate.
+
+    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. This
+    helps them as far as they compute. A step that does not wait yet can become as short as the time that the workers need for
+    its samples, which is known if they have cores of their own.
+    """
+    if not evidence.num_workers or (evidence.is_shared and not is_behind(evidence)):
+        return finding
+    step_s, gain = evidence.step_s, finding.gain
+    low, mid, high = (step_s * max(0.0, each / (1 + each)) for each in (gain.low, gain.mid, gain.high))
+    if is_behind(evidence):
+        is_used = evidence.is_shared and not evidence.is_cuda
+        low, mid = 0.0, mid * FOR_WORKERS_FRAC * _computed_frac(evidence) if is_used else 0.0
+    else:
+        rest_s = max(0.0, step_s - supply_s(evidence))
+        low, mid = min(low, rest_s), min(mid, rest_s)
+    gain = gain_of(step_s, (low, mid, high), gain.kind)
+    without = finding.without and replace(finding.without, gain=replace(gain, kind=finding.without.gain.kind))
+    return replace(finding, gain=gain, without=without)
+
+
+def _computed_frac(evidence: Evidence) -> float:
+    """Returns the share of the workers' work that is done on a CPU; 1 if nothing is known of it."""
+    work = [_work(stage) for stage in stages(evidence)]
+    whole_s = math.fsum(map(math.fsum, work))
+    return math.fsum(cpu_s for cpu_s, _ in work) / whole_s if whole_s else 1.0
 
 
 def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
