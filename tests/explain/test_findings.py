@@ -817,3 +817,14 @@ def test_on_a_gpu_host_work_gains_nothing_while_the_loader_limits_the_rate():
     given = {"operations": [Operations(count=9, busy_s=0.02)], "host_context": GPU, "record": made.record(regime="separate")}
     slow = made.evidence(made.lines(FORWARD_LINE, work, stages=(made.stage("item", 0.003),), **SLOW_LOADER), **given)
     assert [one.where for one in found(slow) if one.where == "train.py:55"] == []
+
+
+@pytest.mark.parametrize("text", ["running += loss.item()", "logger.info('loss %.3f', loss.item())", "score = auroc(out.cpu())"])
+def test_on_a_gpu_a_line_that_waits_for_the_device_once_a_step_is_no_work_of_the_host(text):
+    """Without a trace, nothing is known of the GPU's idle time: the wait of 60 ms was predicted to gain 150 %."""
+    line = made.line(text, 0.06, line=55)
+    given = {"host_context": GPU, "operations": ()}
+    waits = [made.site("item", 1.0, 0.059, at=line)]
+    assert causes(made.evidence(made.lines(FORWARD_LINE, line, syncs=waits), **given)) == []
+    slow = made.lines(FORWARD_LINE, line, syncs=[made.site("item", 1.0, 0.02, at=line)])
+    assert top(made.evidence(slow, **given)).gain.mid == pytest.approx(1 / 0.6 - 1)

@@ -65,7 +65,8 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
     for inside in _functions(evidence):
         lines: dict[str, list[Line]] = {}
         for line in inside:
-            lines.setdefault(cause_of(line, evidence), []).append(line)
+            why = cause_of(line, evidence)
+            lines.setdefault(why, []).append(line if why == ITEM else _without_waits(line, evidence))
         found = {each: lines[each] for each in (ITEM, LOGGING, METRICS, PYTHON) if each in lines}
         together = [line for each in found.values() for line in each]
         if len(found) > 1 and _is_whole(evidence, inside, together):  # the function has one purpose, so its lines get one cause
@@ -150,6 +151,14 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
 
 def _is_at(site: Site, line: Line) -> bool:
     return site.line == line.line and site.file == line.file
+
+
+def _without_waits(line: Line, evidence: Evidence) -> Line:
+    """Returns a line without the seconds in which it waits for the GPU, which computes then: this is no work of the host."""
+    if not evidence.is_cuda:
+        return line
+    waits = [site.seconds for site in evidence.first.syncs if _is_at(site, line) and site.phase == line.phase]
+    return replace(line, self_s=max(0.0, line.self_s - math.fsum(waits)))
 
 
 def _is_python(line: Line, evidence: Evidence) -> bool:
