@@ -828,3 +828,20 @@ def test_on_a_gpu_a_line_that_waits_for_the_device_once_a_step_is_no_work_of_the
     assert causes(made.evidence(made.lines(FORWARD_LINE, line, syncs=waits), **given)) == []
     slow = made.lines(FORWARD_LINE, line, syncs=[made.site("item", 1.0, 0.02, at=line)])
     assert top(made.evidence(slow, **given)).gain.mid == pytest.approx(1 / 0.6 - 1)
+
+
+def test_blocking_copies_lead_to_a_setting_that_is_not_set_yet():
+    copy = made.line("images = images.to(device)", 0.08)
+    documents = made.lines(FORWARD_LINE, syncs=[made.site("copy", 1, 0.08, at=copy)])
+    domains = {"loader.pin_memory": [False, True], "loader.non_blocking": [False, True]}
+
+    def of(**knobs):
+        given = {f"loader.{name}": value for name, value in knobs.items()}
+        every = found(made.evidence(documents, host_context=GPU, domains=domains, knobs=given))
+        return next(one for one in every if one.cause == "synchronous copies")
+
+    assert (of().knob, of().value) == ("loader.pin_memory", True)
+    assert (of(pin_memory=True).knob, of(pin_memory=True).value) == ("loader.non_blocking", True)
+    both = of(pin_memory=True, non_blocking=True)
+    assert (both.knob, both.value) == ("", None)
+    assert "non_blocking=True" in both.code

@@ -51,6 +51,7 @@ COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>
 MODULE = "<module>"  # `Line.function` of lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
 REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
+PINNED, NOT_WAITING = "loader.pin_memory", "loader.non_blocking"  # settings for copies to a GPU; the second needs the first
 CODE = {
     ITEM: "keep the values on the device, and fetch them all at once every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
@@ -254,7 +255,7 @@ def _idle_s(evidence: Evidence) -> float:
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding for batches copied to the GPU from pageable memory while the host waits."""
+    """Yields a finding for batches copied to the GPU while the host waits: from pageable memory, or without non_blocking."""
     sites = [site for site in evidence.first.syncs if site.kind == "copy"]
     seconds = math.fsum(site.seconds for site in sites)
     if not (evidence.is_cuda and seconds):
@@ -262,12 +263,15 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     top = max(sites, key=lambda site: site.seconds)
     # A blocking copy first waits until the GPU has done all earlier work, which is not a cost of the copy.
     most_s = min(seconds, _idle_s(evidence))
+    knob = NOT_WAITING if evidence.value(PINNED) else PINNED
+    can_set = evidence.may_set(knob, True)
     yield Finding(
         cause="synchronous copies",
         where=evidence.place_of(top),
-        evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
+        evidence=f"{evidence.of_step(seconds)} in copies to the GPU for which the host waits",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
         basis="seconds inside the copies, at most the seconds in which the GPU is idle; estimate not checked on a GPU yet",
-        knob="loader.pin_memory",
-        value=True,
+        code="" if can_set else "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)",
+        knob=knob if can_set else "",
+        value=True if can_set else None,
     )
