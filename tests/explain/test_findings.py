@@ -845,3 +845,14 @@ def test_blocking_copies_lead_to_a_setting_that_is_not_set_yet():
     both = of(pin_memory=True, non_blocking=True)
     assert (both.knob, both.value) == ("", None)
     assert "non_blocking=True" in both.code
+
+
+def test_a_step_that_accumulates_gradients_takes_several_batches():
+    """The worker needs 96 ms for a step's four batches of eight samples, so it limits the rate of a step of 100 ms."""
+    documents = made.lines(FORWARD_LINE, stages=(made.stage("decode", 0.003),), **SLOW_LOADER, batch_size=8)
+    evidence = made.evidence(documents, record=made.record(regime="separate"), domains={"loader.num_workers": [0, 1, 2, 4, 8]})
+    every = {one.cause: one for one in found(evidence)}
+    assert every["slow decode"].gain.mid > 0.5
+    assert every["too few workers"].value == 4  # 96 ms of work for each 50 ms of the training thread, and a tenth more
+    tokens = made.lines(FORWARD_LINE, stages=(made.stage("decode", 0.012),), **SLOW_LOADER, batch_size=8, unit="tokens")
+    assert made.evidence(tokens).made == 8

@@ -141,7 +141,7 @@ def supply_s(evidence: Evidence) -> float:
     rate = evidence.record.loader_rate
     samples = evidence.first.samples / max(1, evidence.first.steps)
     by_rate_s = samples * len(evidence.lines) / rate if rate else 0.0
-    by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.batch / max(1, evidence.num_workers)
+    by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made / max(1, evidence.num_workers)
     return max(by_rate_s, by_stages_s)
 
 
@@ -195,7 +195,7 @@ def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
             seconds[cause] += line.self_s
     for other in stages(evidence):  # library work with a stage of its own is also in the lines that call it: subtract it here
         if other.name == DECODE or (other.name.startswith(TRANSFORM) and not other.function):
-            seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.batch
+            seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.made
     whole = math.fsum(max(0.0, each) for each in seconds.values())
     large = {cause: each / whole for cause, each in seconds.items() if each > 0 and each >= LEAST_SHARE * whole}
     return {cause: share / sum(large.values()) for cause, share in large.items()} or {AUGMENTATION: 1.0}
@@ -254,14 +254,14 @@ def _is_of(line: Line, stage: Stage) -> bool:
 
 
 def _finding(evidence: Evidence, part: Part) -> Finding:
-    batch, blocked_frac = evidence.batch, part.blocked_s / part.work_s if part.work_s else 0.0
+    made, blocked_frac = evidence.made, part.blocked_s / part.work_s if part.work_s else 0.0
     blocked = f", {percent_text(blocked_frac)} of it waiting" if blocked_frac > LEAST_BLOCKED_FRAC else ""
     work, whole = step_time_text(part.work_s), step_time_text(service_s(evidence))
     return Finding(
         cause=part.cause,
         where=part.where,
         evidence=f"{part.what}: {work} of {whole} per sample{blocked}; {_input_text(evidence)}",
-        gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
+        gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * made, cpu_s=part.cpu_s * made),
         basis=_basis(evidence),
         code=CODE[part.cause],
         without=_without(evidence, part),
@@ -288,8 +288,8 @@ def _without(evidence: Evidence, part: Part) -> Without | None:
     share = part.work_s / work_s if work_s else 0.0
     if share < MOST_FRAC:
         return None
-    batch, is_limiting = evidence.batch, evidence.num_workers and not evidence.is_shared and is_behind(evidence)
-    gain = gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s * batch, cpu_s=cpu_s * batch)
+    made, is_limiting = evidence.made, evidence.num_workers and not evidence.is_shared and is_behind(evidence)
+    gain = gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s * made, cpu_s=cpu_s * made)
     most, usual, least = (1 - (1 - left) * min(share, 1.0) for left in REMAINING[part.cause])
     return Without(
         stages=skipped,
@@ -330,7 +330,7 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         cpu_s: the part of `work_s` that is spent on a CPU.
     """
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
-    whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
+    whole_s = max(service_s(evidence) * evidence.made, work_s, 1e-9)
     if not evidence.num_workers:
         seconds, wanted = work_s / whole_s * wait_s, _wanted(evidence)
         hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
@@ -401,7 +401,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
 def _wanted(evidence: Evidence) -> int | None:
     """Returns a larger number of workers to try; None if there is none."""
     busy_s = max(evidence.step_s - evidence.wait_s, 1e-6)
-    needed = math.ceil(min(ENOUGH * service_s(evidence) * evidence.batch / busy_s, MAX_WORKERS))
+    needed = math.ceil(min(ENOUGH * service_s(evidence) * evidence.made / busy_s, MAX_WORKERS))
     return evidence.larger(NUM_WORKERS, evidence.num_workers, needed)
 
 
@@ -413,12 +413,12 @@ def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
-        work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch
+        work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.made
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
         return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # the time that this many workers can hide
-    cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.made / workers)  # the time that this many workers can hide
+    cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.made or wait_s)
     blocked_s = wait_s - cpu_s
     has_room = evidence.is_cuda or cores > 2 or threads < cores  # otherwise the step needs the cores, too
     hidden_s = wait_s if has_room else blocked_s + 0.5 * cpu_s
