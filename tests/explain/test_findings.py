@@ -856,3 +856,12 @@ def test_a_step_that_accumulates_gradients_takes_several_batches():
     assert every["too few workers"].value == 4  # 96 ms of work for each 50 ms of the training thread, and a tenth more
     tokens = made.lines(FORWARD_LINE, stages=(made.stage("decode", 0.012),), **SLOW_LOADER, batch_size=8, unit="tokens")
     assert made.evidence(tokens).made == 8
+
+
+def test_the_time_that_a_sampler_takes_is_not_a_cost_of_the_samples():
+    """Of 50 ms of input, samples take 16 ms: the rest is a slow sampler, or `next(iter(loader))` in every step."""
+    stages = (made.stage("item", 0.0004, where=MAIN), made.stage("collate", 0.0001, where=MAIN))
+    given = {"stages": stages, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
+    every = {one.cause: one.gain for one in found(made.evidence(made.lines(FORWARD_LINE, **given), domains=DOMAINS))}
+    assert every["slow augmentation"].mid == pytest.approx(1 / (1 - 32 * 0.0004 / 0.1) - 1)
+    assert every["too few workers"].high == pytest.approx(1 / (1 - 0.016 / 0.1) - 1)

@@ -329,10 +329,10 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         work_s: seconds of this work for each step, summed over all workers.
         cpu_s: the part of `work_s` that is spent on a CPU.
     """
-    step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
+    step_s, cores = evidence.step_s, max(1, evidence.host_context.num_cores)
     whole_s = max(service_s(evidence) * evidence.made, work_s, 1e-9)
     if not evidence.num_workers:
-        seconds, wanted = work_s / whole_s * wait_s, _wanted(evidence)
+        seconds, wanted = work_s / whole_s * _making_s(evidence), _wanted(evidence)
         hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
         least_s = max(0.0, 0.8 * seconds - hidden_s)
         return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
@@ -345,6 +345,16 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         for slower, frac, alone in zip(LOADER_TIMES, remaining, alone_s, strict=True)
     )  # the loader limits the rate now, so a step takes as long as the loader
     return gain_of(step_s, (low, mid, high), "predicted")
+
+
+def _making_s(evidence: Evidence) -> float:
+    """Returns the seconds of a step in which the training thread itself makes samples. For a loader without workers.
+
+    The rest of its wait for input is spent on the order of the samples, or on beginning an epoch. Stages and workers are not
+    involved in that.
+    """
+    stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made
+    return min(evidence.wait_s, stages_s) if stages_s else evidence.wait_s
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
@@ -417,6 +427,8 @@ def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
         return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
+    wait_s = _making_s(evidence)
+    busy_s = step_s - wait_s
     most_s = step_s - max(busy_s, service_s(evidence) * evidence.made / workers)  # the time that this many workers can hide
     cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.made or wait_s)
     blocked_s = wait_s - cpu_s
