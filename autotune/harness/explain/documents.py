@@ -84,8 +84,9 @@ class Stage:
         name: one of READ to PIN (above), or for example "transform: ToTensor".
         where: MAIN or WORKER.
         seconds: wall seconds per sample.
-        cpu_s: CPU seconds per sample; None if unknown.
-        blocked_s: seconds per sample spent neither on a CPU nor waiting for one: storage, network, sleep. None if unknown.
+        cpu_s: CPU seconds per sample; None if unknown. If the stage waits while child processes or other threads of the worker
+            compute, it includes their CPU seconds, up to the seconds of that wait.
+        blocked_s: the rest of the seconds that are not spent on waiting for a CPU: storage, network, sleep. None if unknown.
         count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
     """
