@@ -865,3 +865,12 @@ def test_the_time_that_a_sampler_takes_is_not_a_cost_of_the_samples():
     every = {one.cause: one.gain for one in found(made.evidence(made.lines(FORWARD_LINE, **given), domains=DOMAINS))}
     assert every["slow augmentation"].mid == pytest.approx(1 / (1 - 32 * 0.0004 / 0.1) - 1)
     assert every["too few workers"].high == pytest.approx(1 / (1 - 0.016 / 0.1) - 1)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", ["32-bit arithmetic"]), ("float64", []), ("bfloat16", [])])
+def test_products_of_other_dtypes_are_not_taken_for_32_bit_arithmetic(dtype, expected):
+    """Autocast does not change float64, and a model in bfloat16 has nothing to gain."""
+    row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.08, "dtype": dtype}
+    given = {"knobs": {"precision.amp": "off"}, "domains": DOMAINS, "operations": [Operations(count=9, by_operator=[row])]}
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
+    assert causes(made.evidence(documents, memory=[made.memory(flops=1e10)], **given)) == expected

@@ -128,14 +128,15 @@ def _computing_s(evidence: Evidence) -> float:
 
 
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
-    """Returns the share of matrix products in the time of forward's and backward's operators; None if unknown.
+    """Returns the share of float32 matrix products in the time of forward's and backward's operators; None if unknown.
 
     On the CPU, attention counts only if it was timed in both precisions: in 16 bits it can be slower.
     """
     kinds = MATRIX_KINDS if evidence.is_cuda or is_attention_timed else PRODUCT_KINDS
     computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
     total_s = math.fsum(entry["seconds"] for entry in computing)
-    matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in kinds)
+    wide = [entry for entry in computing if entry.get("dtype") in (WIDE, None)]  # autocast changes no other dtype
+    matrix_s = math.fsum(entry["seconds"] for entry in wide if operator_kind(str(entry["operator"])) in kinds)
     return matrix_s / total_s if total_s else None
 
 
