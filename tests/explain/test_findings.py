@@ -874,3 +874,16 @@ def test_products_of_other_dtypes_are_not_taken_for_32_bit_arithmetic(dtype, exp
     given = {"knobs": {"precision.amp": "off"}, "domains": DOMAINS, "operations": [Operations(count=9, by_operator=[row])]}
     documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
     assert causes(made.evidence(documents, memory=[made.memory(flops=1e10)], **given)) == expected
+
+
+def test_a_rank_that_waits_in_a_collective_of_the_program_is_not_busy():
+    """Rank 0 waits for rank 1 where it averages the loss, before the backward pass."""
+    reduce = made.line("dist.all_reduce(loss)", 0.03, line=60, callee="distributed_c10d.py:all_reduce")
+    slow = made.line("return load(index)", 0.03, line=30, phase=INPUT)
+    given = {"world_size": 2}
+    ranks = [
+        made.lines(FORWARD_LINE, reduce, rank=0, phases_s=made.phases(backward=0.03, other=0.03), **given),
+        made.lines(FORWARD_LINE, slow, rank=1, phases_s=made.phases(backward=0.03, input=0.03), **given),
+    ]
+    finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
+    assert finding.where == "rank 1 at train.py:30"
