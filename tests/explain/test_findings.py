@@ -628,7 +628,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 23
+    assert len(RULES) == 24
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
@@ -887,3 +887,22 @@ def test_a_rank_that_waits_in_a_collective_of_the_program_is_not_busy():
     ]
     finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
     assert finding.where == "rank 1 at train.py:30"
+
+
+def test_anomaly_detection_is_found_with_the_stacks_and_searches_that_it_costs(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("import torch\n\ntorch.autograd.set_detect_anomaly(True)\n")
+    step = made.line("x = self.layer(x)", 0.05, file=str(file), line=9, phase=FORWARD)
+    library = {"is_own": False, "phase": FORWARD}
+    stacks = made.line("", 0.015, file="/usr/lib/python3.11/traceback.py", **library)
+    others = made.line("", 0.015, file="/lib/torch/nn/functional.py", **library)
+    rows = [
+        {"operator": "aten::isnan", "kind": "elementwise", "phase": "backward", "count": 90.0, "seconds": 0.01},
+        {"operator": "aten::mm", "kind": "matmul", "phase": "backward", "count": 9.0, "seconds": 0.02},
+    ]
+    given = {"operations": [Operations(count=99, by_operator=rows)]}
+    finding = top(made.evidence(made.lines(step, stacks, others, is_anomaly_mode=True), **given))
+    assert (finding.cause, finding.where) == ("anomaly detection", f"{file}:3")
+    assert finding.evidence.startswith("25.0 ms of a step's 100 ms (25 %)")
+    assert finding.gain.low < 1 / 0.75 - 1 < finding.gain.high
+    assert "anomaly detection" not in causes(made.evidence(made.lines(step, stacks, others), **given))

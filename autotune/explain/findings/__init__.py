@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import compiling, device, host, memory, pipeline, ranks
+from autotune.explain.findings import compiling, debugging, device, host, memory, pipeline, ranks
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
@@ -36,6 +36,7 @@ RULES: dict[str, Rule] = {
     "allocator retries": memory.allocator_retries,
     "memory fragmentation": memory.fragmentation,
     "page faults": memory.page_faults,
+    debugging.ANOMALY: debugging.anomaly_detection,
 }
 # Causes that are, or may be, in the input itself. All others are in the work of the step, which the loader may hide.
 OF_INPUT = {*pipeline.CAUSES, "rank skew"}

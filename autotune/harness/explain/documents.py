@@ -167,6 +167,7 @@ class Lines:
         page_faults: page faults of the training process per step, without those that raise its peak memory. Each counted fault
             touches a page that was returned to the kernel and requested again. None if unknown, as in a pass with an
             evaluation.
+        is_anomaly_mode: whether torch's anomaly detection was on in some of the steps.
     """
 
     rank: int
@@ -193,6 +194,7 @@ class Lines:
     busy_cpu_s: Optional[float] = None
     is_stream: bool = False
     page_faults: Optional[float] = None
+    is_anomaly_mode: bool = False
     schema: int = SCHEMA
 
 

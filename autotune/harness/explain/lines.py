@@ -68,11 +68,14 @@ class LinesPass(Pass):
     which = LINES
 
     def __init__(self, context: TrialContext) -> None:
+        import torch
+
         super().__init__(context)
         self._sources = Sources()
         self._began_s = 0.0
         self._before, self._pages = (0, 0, 0.0, 0.0), 0
         self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these steps waited for the loader
+        self._is_anomaly_mode, self._is_detecting = False, torch.is_anomaly_enabled
 
     def begin(self) -> None:
         """See the base class."""
@@ -104,6 +107,7 @@ class LinesPass(Pass):
         self._sampler.start()
 
     def _phase(self) -> str:
+        self._is_anomaly_mode = self._is_anomaly_mode or self._is_detecting()
         return "" if self.context.modules.is_in_evaluation else self._marks.now
 
     def _interval_s(self) -> float:
@@ -185,6 +189,7 @@ class LinesPass(Pass):
             busy_cpu_s=self._marks.busy_cpu_s / num_steps,
             is_stream=training is not None and training.is_stream,
             page_faults=pages,
+            is_anomaly_mode=self._is_anomaly_mode,
         )
 
     def _scale(self) -> Dict[str, float]:
