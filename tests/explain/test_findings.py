@@ -628,7 +628,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 24
+    assert len(RULES) == 25
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
@@ -906,3 +906,20 @@ def test_anomaly_detection_is_found_with_the_stacks_and_searches_that_it_costs(t
     assert finding.evidence.startswith("25.0 ms of a step's 100 ms (25 %)")
     assert finding.gain.low < 1 / 0.75 - 1 < finding.gain.high
     assert "anomaly detection" not in causes(made.evidence(made.lines(step, stacks, others), **given))
+
+
+def test_padding_is_found_by_its_share_of_the_tokens():
+    def of(padded, in_all, *documents, **given):
+        memory = [made.memory(padding={"padded_frac": padded, "in_all_frac": in_all})]
+        return found(made.evidence(*(documents or [made.lines(FORWARD_LINE)]), memory=memory, **given))
+
+    (finding,) = of(0.5, 0.2)
+    assert (finding.cause, finding.where) == ("padding", "tokens of a batch")
+    assert finding.evidence.startswith("50 % of the tokens are padding; 100 ms of a step's 100 ms")
+    saved = 0.5 * 0.2, 0.8 * 0.5, 0.75  # one that only cuts batches, one that sorts them, attention with half the length
+    assert (finding.gain.low, finding.gain.mid, finding.gain.high) == pytest.approx(tuple(1 / (1 - each) - 1 for each in saved))
+    assert of(0.05, 0.0) == []
+    collate = made.stage("collate", 0.0001, where=MAIN, file="/home/me/data.py", line=7, function="pad")
+    assert of(0.5, 0.2, made.lines(FORWARD_LINE, stages=(collate,)))[0].where == "data.py:7"
+    idle = {"host_context": GPU, "operations": [Operations(count=9, busy_s=0.02)]}
+    assert "padding" not in [one.cause for one in of(0.5, 0.2, **idle)]

@@ -31,6 +31,7 @@ RULES: dict[str, Rule] = {
     "32-bit arithmetic": device.low_precision,
     "layout conversions": device.layout_conversions,
     "unfused optimizer": device.unfused_optimizer,
+    "padding": device.padded_tokens,
     "communication": ranks.communication,
     "rank skew": ranks.skew,
     "allocator retries": memory.allocator_retries,

@@ -31,6 +31,7 @@ READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "tran
 FUNCTION = "function"  # in `Spec.skipped`, "function: FILE: NAME" stands for one of the program's own functions
 # Keys of `Traced.peaks` and `Memory.products`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
+PADDED, IN_ALL = "padded_frac", "in_all_frac"  # keys of `Memory.padding`
 
 
 def document_file(which: str, rank: int) -> str:
@@ -243,6 +244,8 @@ class Memory:
             They are timed one by one, those with the most FLOPs first, for about 2 s. "float32" and "bfloat16" -> seconds that
             the timed products take in this type; "casts" -> seconds to convert their inputs to 16 bits; "timed_frac" -> FLOPs
             of the timed products, divided by those of all. {} without such products, or if they could not be run (see `notes`).
+        padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
+            positions where all samples are padded. {} if no tokens are looked up in a table, or if padding is not computed with.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
@@ -265,6 +268,7 @@ class Memory:
     samples: float
     unit: str
     products: Dict[str, float] = dataclasses.field(default_factory=dict)
+    padding: Dict[str, float] = dataclasses.field(default_factory=dict)
     timeline: List[List[float]] = dataclasses.field(default_factory=list)
     at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     fragmentation_frac: Optional[float] = None
