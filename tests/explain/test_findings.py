@@ -923,3 +923,17 @@ def test_padding_is_found_by_its_share_of_the_tokens():
     assert of(0.5, 0.2, made.lines(FORWARD_LINE, stages=(collate,)))[0].where == "data.py:7"
     idle = {"host_context": GPU, "operations": [Operations(count=9, busy_s=0.02)]}
     assert "padding" not in [one.cause for one in of(0.5, 0.2, **idle)]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "expected"),
+    [
+        ("correct = (torch.argmax(logits, -1) == y).sum()", {}, ["metrics in the step"]),
+        ("best = logits.argmax(-1)", {}, ["metrics in the step"]),
+        ("values, experts = torch.topk(gates, 2)", {"phase": FORWARD}, []),
+        ("loss = torch.mean(errors)", {}, []),
+    ],
+)
+def test_metrics_in_tensor_operations_outside_of_the_model_are_found(text, more, expected):
+    """For a language model, argmax reads the scores of all tokens of the vocabulary."""
+    assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train", **more), BACKWARD_LINE))) == expected

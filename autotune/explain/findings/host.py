@@ -37,6 +37,8 @@ SCORES = re.compile(  # matches neither "symmetric" nor "process"
     r"|bincount|sklearn",
     re.IGNORECASE,
 )
+# Tensor operations that rank scores. Outside of the model, they compute metrics.
+TENSOR_SCORES = re.compile(r"\btorch\.(argmax|argsort|sort|topk|bincount|histc)\b")
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
 # A sampled share may be wrong by NOISE_TIMES standard errors plus OFF_FRAC of a step: the sampler has errors besides noise.
@@ -134,7 +136,7 @@ def cause_of(line: Line, evidence: Evidence) -> str:
     if _fetches_numbers(line, evidence):
         return ITEM
     if not _is_python(line, evidence):
-        return ""
+        return METRICS if line.phase == OTHER and TENSOR_SCORES.search(line.text) else ""
     if SCORES.search(f"{line.text} {line.function} {line.callee}"):
         return METRICS
     return LOGGING if LOGGERS.search(function_of(line)) else PYTHON
