@@ -937,3 +937,15 @@ def test_padding_is_found_by_its_share_of_the_tokens():
 def test_metrics_in_tensor_operations_outside_of_the_model_are_found(text, more, expected):
     """For a language model, argmax reads the scores of all tokens of the vocabulary."""
     assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train", **more), BACKWARD_LINE))) == expected
+
+
+def test_on_a_gpu_that_is_still_busy_with_an_earlier_phase_host_work_costs_nothing():
+    """Without a trace, it is not known how long the GPU is idle: all 30 ms of the host were predicted to be saved."""
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+
+    def gains(**on_device):
+        documents = made.lines(FORWARD_LINE, work, device_phases_s=on_device)
+        return [one.gain.mid for one in found(made.evidence(documents, host_context=GPU))]
+
+    assert gains(forward=0.099, other=0.001) == []
+    assert gains(forward=0.09, other=0.01) == pytest.approx([1 / 0.9 - 1])

@@ -117,7 +117,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
             evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
-            gain=evidence.gain(*_saved(evidence, seconds, share_error=0.0), "floor"),
+            gain=evidence.gain(*_saved(evidence, seconds, (), share_error=0.0), "floor"),
             basis="the seconds that the collector reports",
             code=CODE[COLLECTION],
         )
@@ -191,7 +191,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
         cause=cause,
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)}{text}{also}",
-        gain=evidence.gain(*_saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
+        gain=evidence.gain(*_saved(evidence, seconds, lines, share_error=_share_error(evidence, seconds)), "floor"),
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
@@ -235,16 +235,17 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
     return math.sqrt(share * (1 - share) / max(1, evidence.first.num_samples))
 
 
-def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
+def _saved(evidence: Evidence, seconds: float, lines: Sequence[Line], *, share_error: float) -> Saved:
     """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most.
 
-    `share_error` is the result of `_share_error`, or 0 if the seconds are not from stack samples.
+    `lines` are those that take these seconds; () if they are not known. `share_error` is the result of `_share_error`, or 0 if
+    the seconds are not from stack samples.
     """
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
-        idle_s = _idle_s(evidence)
+        idle_s = min(_idle_s(evidence), _phases_s(evidence, lines))
         return (0.0, min(seconds, idle_s), min(most, idle_s))
     return (least, seconds, most)
 
@@ -254,6 +255,15 @@ def _idle_s(evidence: Evidence) -> float:
     # `Lines.device_phases_s` does not show this, because a phase includes the wait for the phase's first kernel.
     busy_s = max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=0.0)
     return max(0.0, evidence.step_s - busy_s)
+
+
+def _phases_s(evidence: Evidence, lines: Sequence[Line]) -> float:
+    """Returns the seconds of a step that a GPU spends in the phases of some lines, waiting included; infinity if not known.
+
+    While the GPU is still busy with an earlier phase, the work of the host costs nothing.
+    """
+    known = evidence.first.device_phases_s
+    return math.fsum(known.get(phase, 0.0) for phase in {line.phase for line in lines}) if known and lines else math.inf
 
 
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
