@@ -42,9 +42,9 @@ def test_cpu_seconds_of_a_stage_include_those_of_the_processes_and_threads_that_
     stages.timed(DECODE, work, (), {})
     (stage,) = stages_of({"totals": stages.totals, "samples": 1, "timed": 1}, {}, WORKER, knows_delays=True)
     assert stage.cpu_s is not None
-    assert (stage.cpu_s >= 0.2) is is_counted
+    assert (stage.cpu_s >= 0.19) is is_counted
     assert stage.blocked_s is not None
-    assert (stage.blocked_s <= stage.seconds - 0.2 + 0.001) or not is_counted
+    assert (stage.blocked_s <= stage.seconds - 0.19) or not is_counted
 
 
 def test_others_explain_at_most_the_wait_of_a_stage():

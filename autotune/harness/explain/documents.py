@@ -245,7 +245,7 @@ class Memory:
             the timed products take in this type; "casts" -> seconds to convert their inputs to 16 bits; "timed_frac" -> FLOPs
             of the timed products, divided by those of all. {} without such products, or if they could not be run (see `notes`).
         padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
-            positions where all samples are padded. {} if no tokens are looked up in a table, or if padding is not computed with.
+            positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
