@@ -201,9 +201,18 @@ class Evidence:
 
     @property
     def batch(self) -> float:
-        """Samples that one rank's loader makes for a step."""
+        """Samples of one batch of rank 0's loader."""
         lines = self.first
         return float(lines.batch_size or lines.samples / max(1, lines.steps))
+
+    @property
+    def made(self) -> float:
+        """Samples that rank 0's loader makes for a step: several batches if the program accumulates gradients.
+
+        If the loader's samples are not counted, because the unit is tokens or steps, a step is assumed to take one batch.
+        """
+        lines = self.first
+        return lines.samples / max(1, lines.steps) if lines.unit == "samples" and lines.samples else self.batch
 
     @property
     def num_workers(self) -> int:

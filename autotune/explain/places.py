@@ -55,15 +55,30 @@ def _training_lines(lines: Lines) -> list[Line]:
     return [line for line in own if line.total_s >= WHOLE_STEP_FRAC * step_s or line.phase == INPUT]
 
 
+def line_with(pattern: re.Pattern[str], file: str) -> tuple[str, int] | None:
+    """Returns (file, line) of the first line of a source file that a pattern matches; None if there is none."""
+    numbers = (number for number, line in enumerate(_source(file).splitlines(), 1) if pattern.search(line))
+    first = next(numbers, None)
+    return None if first is None else (file, first)
+
+
+def _source(file: str) -> str:
+    """Returns the text of a source file; "" if it cannot be read."""
+    try:
+        if not os.path.isfile(file) or os.path.getsize(file) > MAX_SOURCE_BYTES:
+            return ""
+        with open(file, encoding="utf-8", errors="replace") as source:
+            return source.read()
+    except (OSError, ValueError):
+        return ""
+
+
 @functools.lru_cache(maxsize=64)
 def _loops(file: str) -> tuple[tuple[Range, bool], ...]:
     """Returns (first and last line, whether it calls backward or step) of every loop in a file; () if it cannot be read."""
     try:
-        if not os.path.isfile(file) or os.path.getsize(file) > MAX_SOURCE_BYTES:
-            return ()
-        with open(file, encoding="utf-8", errors="replace") as source:
-            tree = ast.parse(source.read())
-    except (OSError, ValueError, SyntaxError, RecursionError):
+        tree = ast.parse(_source(file))
+    except (ValueError, SyntaxError, RecursionError):
         return ()
     return tuple(_ranges(tree))
 

@@ -667,7 +667,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 23
+    assert len(RULES) == 25
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
@@ -832,3 +832,167 @@ def test_a_single_sample_in_the_wrong_phase_does_not_keep_a_function_from_being_
     stray = made.line(text, 0.0001, function="Journal.write", line=12, phase=BACKWARD)
     found_ = found(made.evidence(made.lines(line, stray, FORWARD_LINE, BACKWARD_LINE)))
     assert next(one for one in found_ if one.cause == "logging in the step").without is not None
+
+
+@pytest.mark.parametrize(
+    ("regime", "stage", "wait_s", "saved_s"),
+    [
+        ("separate", made.stage("item", 0.003), 0.05, 0.0),  # the worker takes 96 ms, all of a step
+        ("shared", made.stage("item", 0.003), 0.05, 0.01),  # the worker gets half of the core's time that becomes free
+        ("shared", made.stage("item", 0.003, blocked_s=0.003), 0.05, 0.0),  # it needs no core
+        ("separate", made.stage("item", 0.0028), 0.0, 0.0104),  # the step can become as short as the worker's 89.6 ms
+        ("separate", made.stage("item", 0.0001), 0.05, 0.02),
+        ("shared", made.stage("item", 0.0028), 0.0, 0.02),
+    ],
+)
+def test_less_work_in_the_step_gains_no_more_than_the_loader_allows(regime, stage, wait_s, saved_s):
+    update = {"phases_s": made.phases(input=wait_s, optimizer=0.03), "num_workers": 1, "wait_s": wait_s}
+    work = made.line("history.append(sum(window))", 0.02, function="Meter.note", line=55)
+    evidence = made.evidence(
+        made.lines(work, FORWARD_LINE, stages=(stage,), **update), record=made.record(regime=regime), domains=DOMAINS
+    )
+    every = {one.cause: one for one in found(evidence)}
+    for cause in ("Python in the step", "unfused optimizer"):
+        gain = every[cause].gain.mid if cause in every else 0.0
+        assert gain == pytest.approx(0.1 / (0.1 - saved_s) - 1, abs=1e-6), cause
+    if "Python in the step" in every:
+        assert every["Python in the step"].without.gain == replace(every["Python in the step"].gain, kind="predicted")
+
+
+def test_on_a_gpu_host_work_gains_nothing_while_the_loader_limits_the_rate():
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+    given = {"operations": [Operations(count=9, busy_s=0.02)], "host_context": GPU, "record": made.record(regime="separate")}
+    slow = made.evidence(made.lines(FORWARD_LINE, work, stages=(made.stage("item", 0.003),), **SLOW_LOADER), **given)
+    assert [one.where for one in found(slow) if one.where == "train.py:55"] == []
+
+
+@pytest.mark.parametrize("text", ["running += loss.item()", "logger.info('loss %.3f', loss.item())", "acc = auroc(out.cpu())"])
+def test_on_a_gpu_a_line_that_waits_for_the_device_once_a_step_is_no_work_of_the_host(text):
+    """Without a trace, nothing is known of the GPU's idle time: the wait of 60 ms was predicted to gain 150 %."""
+    line = made.line(text, 0.06, line=55)
+    given = {"host_context": GPU, "operations": ()}
+    waits = [made.site("item", 1.0, 0.059, at=line)]
+    assert causes(made.evidence(made.lines(FORWARD_LINE, line, syncs=waits), **given)) == []
+    slow = made.lines(FORWARD_LINE, line, syncs=[made.site("item", 1.0, 0.02, at=line)])
+    assert top(made.evidence(slow, **given)).gain.mid == pytest.approx(1 / 0.6 - 1)
+
+
+def test_blocking_copies_lead_to_a_setting_that_is_not_set_yet():
+    copy = made.line("images = images.to(device)", 0.08)
+    documents = made.lines(FORWARD_LINE, syncs=[made.site("copy", 1, 0.08, at=copy)])
+    domains = {"loader.pin_memory": [False, True], "loader.non_blocking": [False, True]}
+
+    def of(**knobs):
+        given = {f"loader.{name}": value for name, value in knobs.items()}
+        every = found(made.evidence(documents, host_context=GPU, domains=domains, knobs=given))
+        return next(one for one in every if one.cause == "synchronous copies")
+
+    assert (of().knob, of().value) == ("loader.pin_memory", True)
+    assert (of(pin_memory=True).knob, of(pin_memory=True).value) == ("loader.non_blocking", True)
+    both = of(pin_memory=True, non_blocking=True)
+    assert (both.knob, both.value) == ("", None)
+    assert "non_blocking=True" in both.code
+
+
+def test_a_step_that_accumulates_gradients_takes_several_batches():
+    """The worker needs 96 ms for a step's four batches of eight samples, so it limits the rate of a step of 100 ms."""
+    documents = made.lines(FORWARD_LINE, stages=(made.stage("decode", 0.003),), **SLOW_LOADER, batch_size=8)
+    evidence = made.evidence(documents, record=made.record(regime="separate"), domains={"loader.num_workers": [0, 1, 2, 4, 8]})
+    every = {one.cause: one for one in found(evidence)}
+    assert every["slow decode"].gain.mid > 0.5
+    assert every["too few workers"].value == 4  # 96 ms of work for each 50 ms of the training thread, and a tenth more
+    tokens = made.lines(FORWARD_LINE, stages=(made.stage("decode", 0.012),), **SLOW_LOADER, batch_size=8, unit="tokens")
+    assert made.evidence(tokens).made == 8
+
+
+def test_the_time_that_a_sampler_takes_is_not_a_cost_of_the_samples():
+    """Of 50 ms of input, samples take 16 ms: the rest is a slow sampler, or `next(iter(loader))` in every step."""
+    stages = (made.stage("item", 0.0004, where=MAIN), made.stage("collate", 0.0001, where=MAIN))
+    given = {"stages": stages, "wait_s": 0.05, "phases_s": made.phases(input=0.05)}
+    every = {one.cause: one.gain for one in found(made.evidence(made.lines(FORWARD_LINE, **given), domains=DOMAINS))}
+    assert every["slow augmentation"].mid == pytest.approx(1 / (1 - 32 * 0.0004 / 0.1) - 1)
+    assert every["too few workers"].high == pytest.approx(1 / (1 - 0.016 / 0.1) - 1)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", ["32-bit arithmetic"]), ("float64", []), ("bfloat16", [])])
+def test_products_of_other_dtypes_are_not_taken_for_32_bit_arithmetic(dtype, expected):
+    """Autocast does not change float64, and a model in bfloat16 has nothing to gain."""
+    row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.08, "dtype": dtype}
+    given = {"knobs": {"precision.amp": "off"}, "domains": DOMAINS, "operations": [Operations(count=9, by_operator=[row])]}
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(backward=0.05))
+    assert causes(made.evidence(documents, memory=[made.memory(flops=1e10)], **given)) == expected
+
+
+def test_a_rank_that_waits_in_a_collective_of_the_program_is_not_busy():
+    """Rank 0 waits for rank 1 where it averages the loss, before the backward pass."""
+    reduce = made.line("dist.all_reduce(loss)", 0.03, line=60, callee="distributed_c10d.py:all_reduce")
+    slow = made.line("return load(index)", 0.03, line=30, phase=INPUT)
+    given = {"world_size": 2}
+    ranks = [
+        made.lines(FORWARD_LINE, reduce, rank=0, phases_s=made.phases(backward=0.03, other=0.03), **given),
+        made.lines(FORWARD_LINE, slow, rank=1, phases_s=made.phases(backward=0.03, input=0.03), **given),
+    ]
+    finding = next(one for one in found(made.evidence(*ranks)) if one.cause == "rank skew")
+    assert finding.where == "rank 1 at train.py:30"
+
+
+def test_anomaly_detection_is_found_with_the_stacks_and_searches_that_it_costs(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("import torch\n\ntorch.autograd.set_detect_anomaly(True)\n")
+    step = made.line("x = self.layer(x)", 0.05, file=str(file), line=9, phase=FORWARD)
+    library = {"is_own": False, "phase": FORWARD}
+    stacks = made.line("", 0.015, file="/usr/lib/python3.11/traceback.py", **library)
+    others = made.line("", 0.015, file="/lib/torch/nn/functional.py", **library)
+    rows = [
+        {"operator": "aten::isnan", "kind": "elementwise", "phase": "backward", "count": 90.0, "seconds": 0.01},
+        {"operator": "aten::mm", "kind": "matmul", "phase": "backward", "count": 9.0, "seconds": 0.02},
+    ]
+    given = {"operations": [Operations(count=99, by_operator=rows)]}
+    finding = top(made.evidence(made.lines(step, stacks, others, is_anomaly_mode=True), **given))
+    assert (finding.cause, finding.where) == ("anomaly detection", f"{file}:3")
+    assert finding.evidence.startswith("25.0 ms of a step's 100 ms (25 %)")
+    assert finding.gain.low < finding.gain.mid == pytest.approx(1 / 0.75 - 1)
+    assert "anomaly detection" not in causes(made.evidence(made.lines(step, stacks, others), **given))
+
+
+def test_padding_is_found_by_its_share_of_the_tokens():
+    def of(padded, in_all, *documents, **given):
+        memory = [made.memory(padding={"padded_frac": padded, "in_all_frac": in_all})]
+        return found(made.evidence(*(documents or [made.lines(FORWARD_LINE)]), memory=memory, **given))
+
+    (finding,) = of(0.5, 0.2)
+    assert (finding.cause, finding.where) == ("padding", "tokens of a batch")
+    assert finding.evidence.startswith("50 % of the tokens are padding; 100 ms of a step's 100 ms")
+    saved = 0.5 * 0.2, 0.8 * 0.5, 0.75  # one that only cuts batches, one that sorts them, attention with half the length
+    assert (finding.gain.low, finding.gain.mid, finding.gain.high) == pytest.approx(tuple(1 / (1 - each) - 1 for each in saved))
+    assert of(0.05, 0.0) == []
+    collate = made.stage("collate", 0.0001, where=MAIN, file="/home/me/data.py", line=7, function="pad")
+    assert of(0.5, 0.2, made.lines(FORWARD_LINE, stages=(collate,)))[0].where == "data.py:7"
+    idle = {"host_context": GPU, "operations": [Operations(count=9, busy_s=0.02)]}
+    assert "padding" not in [one.cause for one in of(0.5, 0.2, **idle)]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "expected"),
+    [
+        ("correct = (torch.argmax(logits, -1) == y).sum()", {}, ["metrics in the step"]),
+        ("best = logits.argmax(-1)", {}, ["metrics in the step"]),
+        ("values, experts = torch.topk(gates, 2)", {"phase": FORWARD}, []),
+        ("loss = torch.mean(errors)", {}, []),
+    ],
+)
+def test_metrics_in_tensor_operations_outside_of_the_model_are_found(text, more, expected):
+    """For a language model, argmax reads the scores of all tokens of the vocabulary."""
+    assert causes(made.evidence(made.lines(made.line(text, 0.02, function="train", **more), BACKWARD_LINE))) == expected
+
+
+def test_on_a_gpu_that_is_still_busy_with_an_earlier_phase_host_work_costs_nothing():
+    """Without a trace, it is not known how long the GPU is idle: all 30 ms of the host were predicted to be saved."""
+    work = made.line("history.append(sum(window))", 0.03, line=55)
+
+    def gains(**on_device):
+        documents = made.lines(FORWARD_LINE, work, device_phases_s=on_device)
+        return [one.gain.mid for one in found(made.evidence(documents, host_context=GPU))]
+
+    assert gains(forward=0.099, other=0.001) == []
+    assert gains(forward=0.09, other=0.01) == pytest.approx([1 / 0.9 - 1])

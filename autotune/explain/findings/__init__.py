@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import compiling, device, host, memory, pipeline, ranks
+from autotune.explain.findings import compiling, debugging, device, host, memory, pipeline, ranks
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
@@ -31,12 +31,16 @@ RULES: dict[str, Rule] = {
     "32-bit arithmetic": device.low_precision,
     "layout conversions": device.layout_conversions,
     "unfused optimizer": device.unfused_optimizer,
+    "padding": device.padded_tokens,
     "communication": ranks.communication,
     "rank skew": ranks.skew,
     "allocator retries": memory.allocator_retries,
     "memory fragmentation": memory.fragmentation,
     "page faults": memory.page_faults,
+    debugging.ANOMALY: debugging.anomaly_detection,
 }
+# Causes that are, or may be, in the input itself. All others are in the work of the step, which the loader may hide.
+OF_INPUT = {*pipeline.CAUSES, "rank skew"}
 
 
 def found(evidence: Evidence) -> list[Finding]:
@@ -44,7 +48,10 @@ def found(evidence: Evidence) -> list[Finding]:
 
     Returns [] for a healthy program, and if there are no documents of the pass "lines", which contain the duration of a step.
     """
-    return ranked(finding for rule in RULES.values() for finding in rule(evidence)) if evidence.lines else []
+    if not evidence.lines:
+        return []
+    every = [(cause, finding) for cause, rule in RULES.items() for finding in rule(evidence)]
+    return ranked(one if cause in OF_INPUT else pipeline.limited_by_loader(evidence, one) for cause, one in every)
 
 
 def ranked(findings: Iterable[Finding]) -> list[Finding]:

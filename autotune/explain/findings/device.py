@@ -10,7 +10,18 @@ from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain, Kind
 from autotune.explain.names import CUSTOM, operator_kind
-from autotune.harness.explain.documents import BACKWARD, CASTS, FORWARD, NARROW, OPTIMIZER, TIMED_FRAC, WIDE
+from autotune.harness.explain.documents import (
+    BACKWARD,
+    CASTS,
+    COLLATE,
+    FORWARD,
+    IN_ALL,
+    NARROW,
+    OPTIMIZER,
+    PADDED,
+    TIMED_FRAC,
+    WIDE,
+)
 from autotune.quantities import flops_text, percent_text
 from autotune.records import KnobValue
 
@@ -46,6 +57,8 @@ NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", 
 # normalisation also have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
+LEAST_PADDED_FRAC = 0.1  # short runs of equal tokens occur by chance
+BUCKETED_FRAC = 0.8  # share of the padding that is gone if batches consist of samples of similar length
 
 
 def low_precision(evidence: Evidence) -> Iterable[Finding]:
@@ -128,14 +141,15 @@ def _computing_s(evidence: Evidence) -> float:
 
 
 def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> float | None:
-    """Returns the share of matrix products in the time of forward's and backward's operators; None if unknown.
+    """Returns the share of float32 matrix products in the time of forward's and backward's operators; None if unknown.
 
     On the CPU, attention counts only if it was timed in both precisions: in 16 bits it can be slower.
     """
     kinds = MATRIX_KINDS if evidence.is_cuda or is_attention_timed else PRODUCT_KINDS
     computing = [entry for entry in _traced(evidence) if entry.get("phase") in COMPUTING]
     total_s = math.fsum(entry["seconds"] for entry in computing)
-    matrix_s = math.fsum(entry["seconds"] for entry in computing if operator_kind(str(entry["operator"])) in kinds)
+    wide = [entry for entry in computing if entry.get("dtype") in (WIDE, None)]  # autocast changes no other dtype
+    matrix_s = math.fsum(entry["seconds"] for entry in wide if operator_kind(str(entry["operator"])) in kinds)
     return matrix_s / total_s if total_s else None
 
 
@@ -325,3 +339,27 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
 def _moves_memory(entry: dict[str, Any]) -> bool:
     is_apart = entry.get("kind") in NOT_FUSED or entry.get("phase") == OPTIMIZER
     return not is_apart and entry.get("bound") == "memory" and (entry.get("roofline_frac") or 0.0) >= LEAST_BANDWIDTH_FRAC
+
+
+def padded_tokens(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if forward and backward compute with much padding.
+
+    For the lower end, each batch is cut at the end of its longest sample, and half of the saving counts, because not all work
+    grows with the length. The estimate assumes batches of samples of similar length, in which BUCKETED_FRAC of the padding is
+    gone. The upper end assumes attention, whose work grows with the square of the length. The shares are those of one step.
+    """
+    found = evidence.memory[0].padding if evidence.memory else {}
+    padded, in_all = (min(1.0, found.get(name, 0.0)) for name in (PADDED, IN_ALL))
+    if padded < LEAST_PADDED_FRAC or _waits_for_host(evidence):
+        return
+    computing_s = _computing_s(evidence)
+    least, usual, most = 0.5 * in_all, BUCKETED_FRAC * padded, 1 - (1 - padded) ** 2
+    collate = next((stage for stage in evidence.first.stages if stage.name == COLLATE and stage.file), None)
+    yield Finding(
+        cause="padding",
+        where=evidence.place(collate.file, collate.line) if collate else "tokens of a batch",
+        evidence=f"{percent_text(padded)} of the tokens are padding; {evidence.of_step(computing_s)} in forward and backward",
+        gain=_gain_on_device(evidence, (least * computing_s, max(least, usual) * computing_s, most * computing_s), "predicted"),
+        basis=f"the tokens of one step; {percent_text(in_all)} are at positions where all samples of the batch are padded",
+        code="pad each batch only to its longest sample, and put samples of similar length into a batch, or pack them",
+    )

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding, Without
-from autotune.explain.findings.pipeline import is_behind
 from autotune.explain.gains import Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
 from autotune.harness.explain.documents import BACKWARD, FORWARD, FUNCTION, INPUT, OPTIMIZER, OTHER, Line, Site
@@ -38,6 +37,8 @@ SCORES = re.compile(  # matches neither "symmetric" nor "process"
     r"|bincount|sklearn",
     re.IGNORECASE,
 )
+# Tensor operations that rank scores. Outside of the model, they compute metrics.
+TENSOR_SCORES = re.compile(r"\btorch\.(argmax|argsort|sort|topk|bincount|histc)\b")
 # A finding needs at least this many numbers fetched per step. Fetching one, the loss, is usual and costs nothing on a CPU.
 LEAST_CALLS = 2
 # A sampled share may be wrong by NOISE_TIMES standard errors plus OFF_FRAC of a step: the sampler has errors besides noise.
@@ -55,6 +56,7 @@ COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>
 MODULE = "<module>"  # `Line.function` of lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
 REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
+PINNED, NOT_WAITING = "loader.pin_memory", "loader.non_blocking"  # settings for copies to a GPU; the second needs the first
 CODE = {
     ITEM: "keep the values on the device, and fetch them all at once every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
@@ -69,7 +71,8 @@ def costs(evidence: Evidence, cause: str) -> Iterator[Finding]:
     for inside in _functions(evidence):
         lines: dict[str, list[Line]] = {}
         for line in inside:
-            lines.setdefault(cause_of(line, evidence), []).append(line)
+            why = cause_of(line, evidence)
+            lines.setdefault(why, []).append(line if why == ITEM else _without_waits(line, evidence))
         found = {each: lines[each] for each in (ITEM, LOGGING, METRICS, PYTHON) if each in lines}
         together = [line for each in found.values() for line in each]
         if len(found) > 1 and _is_whole(evidence, inside, together):  # the function has one purpose, so its lines get one cause
@@ -117,7 +120,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
             evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
-            gain=evidence.gain(*_saved(evidence, seconds, share_error=0.0), "floor"),
+            gain=evidence.gain(*_saved(evidence, seconds, (), share_error=0.0), "floor"),
             basis="the seconds that the collector reports",
             code=CODE[COLLECTION],
         )
@@ -136,7 +139,7 @@ def cause_of(line: Line, evidence: Evidence) -> str:
     if _fetches_numbers(line, evidence):
         return ITEM
     if not _is_python(line, evidence):
-        return ""
+        return METRICS if line.phase == OTHER and TENSOR_SCORES.search(line.text) else ""
     if SCORES.search(f"{line.text} {line.function} {line.callee}"):
         return METRICS
     return LOGGING if LOGGERS.search(function_of(line)) else PYTHON
@@ -154,6 +157,14 @@ def _fetches_numbers(line: Line, evidence: Evidence) -> bool:
 
 def _is_at(site: Site, line: Line) -> bool:
     return site.line == line.line and site.file == line.file
+
+
+def _without_waits(line: Line, evidence: Evidence) -> Line:
+    """Returns a line without the seconds in which it waits for the GPU, which computes then: this is no work of the host."""
+    if not evidence.is_cuda:
+        return line
+    waits = [site.seconds for site in evidence.first.syncs if _is_at(site, line) and site.phase == line.phase]
+    return replace(line, self_s=max(0.0, line.self_s - math.fsum(waits)))
 
 
 def _is_python(line: Line, evidence: Evidence) -> bool:
@@ -183,7 +194,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
         cause=cause,
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)}{text}{also}",
-        gain=evidence.gain(*_saved(evidence, seconds, share_error=_share_error(evidence, seconds)), "floor"),
+        gain=evidence.gain(*_saved(evidence, seconds, lines, share_error=_share_error(evidence, seconds)), "floor"),
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )
@@ -236,21 +247,18 @@ def _share_error(evidence: Evidence, seconds: float) -> float:
     return math.sqrt(share * (1 - share) / max(1, evidence.first.num_samples))
 
 
-def _saved(evidence: Evidence, seconds: float, *, share_error: float) -> Saved:
+def _saved(evidence: Evidence, seconds: float, lines: Sequence[Line], *, share_error: float) -> Saved:
     """Returns the seconds that a step saves if the training thread works `seconds` less: at least, probably, at most.
 
-    `share_error` is the result of `_share_error`, or 0 if the seconds are not from stack samples.
+    `lines` are those that take these seconds; () if they are not known. `share_error` is the result of `_share_error`, or 0 if
+    the seconds are not from stack samples.
     """
     error_s = (NOISE_TIMES * share_error + OFF_FRAC) * evidence.step_s if share_error else OFF_FRAC * seconds
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
-        idle_s = _idle_s(evidence)
+        idle_s = min(_idle_s(evidence), _phases_s(evidence, lines))
         return (0.0, min(seconds, idle_s), min(most, idle_s))
-    if evidence.num_workers and is_behind(evidence):
-        # The training thread waits for the loader. With less work it only waits longer, unless the workers use its core.
-        shared = 0.5 if evidence.is_shared else 0.0
-        return (0.0, shared * seconds, most)
     return (least, seconds, most)
 
 
@@ -261,8 +269,17 @@ def _idle_s(evidence: Evidence) -> float:
     return max(0.0, evidence.step_s - busy_s - evidence.communicating_s)
 
 
+def _phases_s(evidence: Evidence, lines: Sequence[Line]) -> float:
+    """Returns the seconds of a step that a GPU spends in the phases of some lines, waiting included; infinity if not known.
+
+    While the GPU is still busy with an earlier phase, the work of the host costs nothing.
+    """
+    known = evidence.first.device_phases_s
+    return math.fsum(known.get(phase, 0.0) for phase in {line.phase for line in lines}) if known and lines else math.inf
+
+
 def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding for batches copied to the GPU from pageable memory while the host waits."""
+    """Yields a finding for batches copied to the GPU while the host waits: from pageable memory, or without non_blocking."""
     sites = [site for site in evidence.first.syncs if site.kind == "copy"]
     seconds = math.fsum(site.seconds for site in sites)
     if not (evidence.is_cuda and seconds):
@@ -270,12 +287,15 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     top = max(sites, key=lambda site: site.seconds)
     # A blocking copy first waits until the GPU has done all earlier work, which is not a cost of the copy.
     most_s = min(seconds, _idle_s(evidence))
+    knob = NOT_WAITING if evidence.value(PINNED) else PINNED
+    can_set = evidence.may_set(knob, True)
     yield Finding(
         cause="synchronous copies",
         where=evidence.place_of(top),
-        evidence=f"{evidence.of_step(seconds)} in blocking copies from pageable memory",
+        evidence=f"{evidence.of_step(seconds)} in copies to the GPU for which the host waits",
         gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
         basis="seconds inside the copies, at most the seconds in which the GPU is idle; estimate not checked on a GPU yet",
-        knob="loader.pin_memory",
-        value=True,
+        code="" if can_set else "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)",
+        knob=knob if can_set else "",
+        value=True if can_set else None,
     )

@@ -28,10 +28,13 @@ from autotune.quantities import percent_text, step_time_text
 
 DECODING, AUGMENTATION, COLLATING, STORAGE = "slow decode", "slow augmentation", "slow collate", "slow storage"
 WORKERS = "too few workers"
+CAUSES = (DECODING, AUGMENTATION, COLLATING, STORAGE, WORKERS)
 NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
+# If workers limit the rate and share the cores of the training thread, they use this share of the time that it no longer needs.
+FOR_WORKERS_FRAC = 0.5
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
 # thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
 LOADER_TIMES = (1.3, 1.0, 0.85)
@@ -138,7 +141,7 @@ def supply_s(evidence: Evidence) -> float:
     rate = evidence.record.loader_rate
     samples = evidence.first.samples / max(1, evidence.first.steps)
     by_rate_s = samples * len(evidence.lines) / rate if rate else 0.0
-    by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.batch / max(1, evidence.num_workers)
+    by_stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made / max(1, evidence.num_workers)
     return max(by_rate_s, by_stages_s)
 
 
@@ -147,6 +150,35 @@ def is_behind(evidence: Evidence) -> bool:
     if evidence.wait_s < WAITS_FRAC * evidence.step_s:
         return False
     return not evidence.num_workers or supply_s(evidence) >= BEHIND_FRAC * evidence.step_s
+
+
+def limited_by_loader(evidence: Evidence, finding: Finding) -> Finding:
+    """Returns a finding on other work than the input, with the gain that is left if the loader's workers limit the rate.
+
+    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. This
+    helps them as far as they compute. A step that does not wait yet can become as short as the time that the workers need for
+    its samples, which is known if they have cores of their own.
+    """
+    if not evidence.num_workers or (evidence.is_shared and not is_behind(evidence)):
+        return finding
+    step_s, gain = evidence.step_s, finding.gain
+    low, mid, high = (step_s * max(0.0, each / (1 + each)) for each in (gain.low, gain.mid, gain.high))
+    if is_behind(evidence):
+        is_used = evidence.is_shared and not evidence.is_cuda
+        low, mid = 0.0, mid * FOR_WORKERS_FRAC * _computed_frac(evidence) if is_used else 0.0
+    else:
+        rest_s = max(0.0, step_s - supply_s(evidence))
+        low, mid = min(low, rest_s), min(mid, rest_s)
+    gain = gain_of(step_s, (low, mid, high), gain.kind)
+    without = finding.without and replace(finding.without, gain=replace(gain, kind=finding.without.gain.kind))
+    return replace(finding, gain=gain, without=without)
+
+
+def _computed_frac(evidence: Evidence) -> float:
+    """Returns the share of the workers' work that is done on a CPU; 1 if nothing is known of it."""
+    work = [_work(stage) for stage in stages(evidence)]
+    whole_s = math.fsum(map(math.fsum, work))
+    return math.fsum(cpu_s for cpu_s, _ in work) / whole_s if whole_s else 1.0
 
 
 def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
@@ -163,7 +195,7 @@ def _shares(stage: Stage, evidence: Evidence) -> dict[str, float]:
             seconds[cause] += line.self_s
     for other in stages(evidence):  # library work with a stage of its own is also in the lines that call it: subtract it here
         if other.name == DECODE or (other.name.startswith(TRANSFORM) and not other.function):
-            seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.batch
+            seconds[DECODING if other.name == DECODE else AUGMENTATION] -= other.seconds * evidence.made
     whole = math.fsum(max(0.0, each) for each in seconds.values())
     large = {cause: each / whole for cause, each in seconds.items() if each > 0 and each >= LEAST_SHARE * whole}
     return {cause: share / sum(large.values()) for cause, share in large.items()} or {AUGMENTATION: 1.0}
@@ -222,14 +254,14 @@ def _is_of(line: Line, stage: Stage) -> bool:
 
 
 def _finding(evidence: Evidence, part: Part) -> Finding:
-    batch, blocked_frac = evidence.batch, part.blocked_s / part.work_s if part.work_s else 0.0
+    made, blocked_frac = evidence.made, part.blocked_s / part.work_s if part.work_s else 0.0
     blocked = f", {percent_text(blocked_frac)} of it waiting" if blocked_frac > LEAST_BLOCKED_FRAC else ""
     work, whole = step_time_text(part.work_s), step_time_text(service_s(evidence))
     return Finding(
         cause=part.cause,
         where=part.where,
         evidence=f"{part.what}: {work} of {whole} per sample{blocked}; {_input_text(evidence)}",
-        gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * batch, cpu_s=part.cpu_s * batch),
+        gain=gain_without(evidence, REMAINING[part.cause], work_s=part.work_s * made, cpu_s=part.cpu_s * made),
         basis=_basis(evidence),
         code=CODE[part.cause],
         without=_without(evidence, part),
@@ -256,8 +288,8 @@ def _without(evidence: Evidence, part: Part) -> Without | None:
     share = part.work_s / work_s if work_s else 0.0
     if share < MOST_FRAC:
         return None
-    batch, is_limiting = evidence.batch, evidence.num_workers and not evidence.is_shared and is_behind(evidence)
-    gain = gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s * batch, cpu_s=cpu_s * batch)
+    made, is_limiting = evidence.made, evidence.num_workers and not evidence.is_shared and is_behind(evidence)
+    gain = gain_without(evidence, (0.0, 0.0, 0.0), work_s=work_s * made, cpu_s=cpu_s * made)
     most, usual, least = (1 - (1 - left) * min(share, 1.0) for left in REMAINING[part.cause])
     return Without(
         stages=skipped,
@@ -297,10 +329,10 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         work_s: seconds of this work for each step, summed over all workers.
         cpu_s: the part of `work_s` that is spent on a CPU.
     """
-    step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
-    whole_s = max(service_s(evidence) * evidence.batch, work_s, 1e-9)
+    step_s, cores = evidence.step_s, max(1, evidence.host_context.num_cores)
+    whole_s = max(service_s(evidence) * evidence.made, work_s, 1e-9)
     if not evidence.num_workers:
-        seconds, wanted = work_s / whole_s * wait_s, _wanted(evidence)
+        seconds, wanted = work_s / whole_s * _making_s(evidence), _wanted(evidence)
         hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
         least_s = max(0.0, 0.8 * seconds - hidden_s)
         return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
@@ -313,6 +345,16 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         for slower, frac, alone in zip(LOADER_TIMES, remaining, alone_s, strict=True)
     )  # the loader limits the rate now, so a step takes as long as the loader
     return gain_of(step_s, (low, mid, high), "predicted")
+
+
+def _making_s(evidence: Evidence) -> float:
+    """Returns the seconds of a step in which the training thread itself makes samples. For a loader without workers.
+
+    The rest of its wait for input is spent on the order of the samples, or on beginning an epoch. Stages and workers are not
+    involved in that.
+    """
+    stages_s = math.fsum(stage.seconds for stage in stages(evidence)) * evidence.made
+    return min(evidence.wait_s, stages_s) if stages_s else evidence.wait_s
 
 
 def _saved_by_cores(evidence: Evidence, remaining: Saved, freed_s: float, share: float) -> Saved:
@@ -369,7 +411,7 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
 def _wanted(evidence: Evidence) -> int | None:
     """Returns a larger number of workers to try; None if there is none."""
     busy_s = max(evidence.step_s - evidence.wait_s, 1e-6)
-    needed = math.ceil(min(ENOUGH * service_s(evidence) * evidence.batch / busy_s, MAX_WORKERS))
+    needed = math.ceil(min(ENOUGH * service_s(evidence) * evidence.made / busy_s, MAX_WORKERS))
     return evidence.larger(NUM_WORKERS, evidence.num_workers, needed)
 
 
@@ -381,12 +423,14 @@ def _saved_by_workers(evidence: Evidence, workers: int) -> Saved:
     step_s, wait_s, cores = evidence.step_s, evidence.wait_s, max(1, evidence.host_context.num_cores)
     busy_s, threads = step_s - wait_s, int(evidence.value(THREADS) or cores)
     if evidence.num_workers:
-        work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch
+        work_cpu_s = math.fsum(part.cpu_s for part in parts(evidence)) * evidence.made
         by_cores_s = 0.0 if evidence.is_cuda else (busy_s + work_cpu_s) / cores
         least_s = max(busy_s, by_cores_s, step_s * evidence.num_workers / workers)
         return (0.0, 0.7 * max(0.0, step_s - least_s), wait_s)
-    most_s = step_s - max(busy_s, service_s(evidence) * evidence.batch / workers)  # the time that this many workers can hide
-    cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.batch or wait_s)
+    wait_s = _making_s(evidence)
+    busy_s = step_s - wait_s
+    most_s = step_s - max(busy_s, service_s(evidence) * evidence.made / workers)  # the time that this many workers can hide
+    cpu_s = min(wait_s, math.fsum(part.cpu_s for part in parts(evidence)) * evidence.made or wait_s)
     blocked_s = wait_s - cpu_s
     has_room = evidence.is_cuda or cores > 2 or threads < cores  # otherwise the step needs the cores, too
     hidden_s = wait_s if has_room else blocked_s + 0.5 * cpu_s

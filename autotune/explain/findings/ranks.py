@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from autotune.explain.evidence import Evidence, phases_of
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Saved
-from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, WORKER, Line, Lines
+from autotune.harness.explain.documents import BACKWARD, INPUT, MAIN, OPTIMIZER, OTHER, WORKER, Line, Lines
 
 WAITING = (BACKWARD, OPTIMIZER)  # phases in which a rank waits for the others' gradients
+COLLECTIVES = "distributed_c10d.py:"  # torch's file of collectives, as in `Line.callee`
 SKEW_FRAC = 0.05  # one rank must take longer than the others by at least this share of a step
 EXPOSED_FRAC = 0.05  # the exchange of gradients must hold up every rank for at least this share of a step
 
@@ -53,10 +54,19 @@ def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: floa
 
 def _own_s(lines: Lines) -> float:
     """Returns the seconds per step that a rank needs for its own work, without waiting for others."""
-    own_s = math.fsum(seconds for phase, seconds in phases_of(lines).items() if phase not in WAITING)
+    own_s = math.fsum(seconds for phase, seconds in phases_of(lines).items() if phase not in WAITING) - _called_s(lines)
     exposed_s = lines.communication.get("exposed_s")
     waiting_s = math.fsum(phases_of(lines).get(phase, 0.0) for phase in WAITING)
     return own_s + (max(0.0, waiting_s - exposed_s) if isinstance(exposed_s, int | float) else 0.0)
+
+
+def _called_s(lines: Lines) -> float:
+    """Returns the seconds per step in collectives that the program itself calls, such as `dist.all_reduce(loss)`: they wait."""
+    return math.fsum(line.self_s for line in lines.lines if _is_collective(line))
+
+
+def _is_collective(line: Line) -> bool:
+    return line.is_own and line.where == MAIN and line.phase == OTHER and line.callee.startswith(COLLECTIVES)
 
 
 def _more(slow: Lines, other: Lines, phase: str) -> float:
@@ -74,6 +84,7 @@ def _different_line(slow: Lines, other: Lines, phase: str) -> Line | None:
         (line.self_s - usual.get((line.file, line.line), 0.0), line)
         for line in slow.lines
         if line.is_own and line.where == where and line.phase not in WAITING and (line.phase == INPUT) == (phase == INPUT)
+        if not _is_collective(line)
     ]
     extra_s, top = max(more, key=lambda pair: pair[0], default=(0.0, None))
     return top if extra_s > 0 else None

@@ -31,6 +31,7 @@ READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "tran
 FUNCTION = "function"  # in `Spec.skipped`, "function: FILE: NAME" stands for one of the program's own functions
 # Keys of `Traced.peaks` and `Memory.products`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
+PADDED, IN_ALL = "padded_frac", "in_all_frac"  # keys of `Memory.padding`
 
 
 def document_file(which: str, rank: int) -> str:
@@ -84,8 +85,9 @@ class Stage:
         name: one of READ to PIN (above), or for example "transform: ToTensor".
         where: MAIN or WORKER.
         seconds: wall seconds per sample.
-        cpu_s: CPU seconds per sample; None if unknown.
-        blocked_s: seconds per sample spent neither on a CPU nor waiting for one: storage, network, sleep. None if unknown.
+        cpu_s: CPU seconds per sample; None if unknown. If the stage waits while child processes or other threads of the worker
+            compute, it includes their CPU seconds, up to the seconds of that wait.
+        blocked_s: the rest of the seconds that are not spent on waiting for a CPU: storage, network, sleep. None if unknown.
         count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
     """
@@ -166,6 +168,7 @@ class Lines:
         page_faults: page faults of the training process per step, without those that raise its peak memory. Each counted fault
             touches a page that was returned to the kernel and requested again. None if unknown, as in a pass with an
             evaluation.
+        is_anomaly_mode: whether torch's anomaly detection was on in some of the steps.
     """
 
     rank: int
@@ -192,6 +195,7 @@ class Lines:
     busy_cpu_s: Optional[float] = None
     is_stream: bool = False
     page_faults: Optional[float] = None
+    is_anomaly_mode: bool = False
     schema: int = SCHEMA
 
 
@@ -240,6 +244,8 @@ class Memory:
             They are timed one by one, those with the most FLOPs first, for about 2 s. "float32" and "bfloat16" -> seconds that
             the timed products take in this type; "casts" -> seconds to convert their inputs to 16 bits; "timed_frac" -> FLOPs
             of the timed products, divided by those of all. {} without such products, or if they could not be run (see `notes`).
+        padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
+            positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
         at_peak: [{"file", "line", "function", "bytes", "count"}] the largest allocations at the peak; CUDA only.
         fragmentation_frac: (reserved - allocated) / reserved at the peak; None on the CPU.
@@ -262,6 +268,7 @@ class Memory:
     samples: float
     unit: str
     products: Dict[str, float] = dataclasses.field(default_factory=dict)
+    padding: Dict[str, float] = dataclasses.field(default_factory=dict)
     timeline: List[List[float]] = dataclasses.field(default_factory=list)
     at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)
     fragmentation_frac: Optional[float] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from .padding import Padding
 from .products import Products
 
 WRAPPERS = ("module", "_orig_mod")
@@ -15,16 +16,17 @@ class StepFlops:
     Attributes:
         total: FLOPs of the step.
         products: the operations of the step that `products.py` runs again and times.
+        padding: the tokens of the step.
     """
 
     def __init__(self) -> None:
         self.total = 0.0
-        self.products = Products()
+        self.products, self.padding = Products(), Padding()
         self._mode: Any = None
 
     def begin(self) -> None:
         """Starts to count."""
-        self._mode = _counting_mode()(self.products)
+        self._mode = _counting_mode()(self.products, self.padding)
         self._mode.__enter__()
 
     def end(self) -> None:
@@ -64,13 +66,14 @@ def _counting_mode() -> Any:
         aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
     }
+    of_tokens = {getattr(aten, name): name for name in ("embedding", "_pack_padded_sequence")}
 
     class Counting(FlopCounterMode):
-        """Records the products as well."""
+        """Records the products and the tokens as well."""
 
-        def __init__(self, products: Products) -> None:
+        def __init__(self, products: Products, padding: Padding) -> None:
             super().__init__(display=False)
-            self._products = products
+            self._products, self._padding = products, padding
             for name, alike in on_cpu.items():
                 self.flop_registry.setdefault(name, self.flop_registry[alike])
 
@@ -79,6 +82,8 @@ def _counting_mode() -> Any:
             out = super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
             if func_packet in self.flop_registry and all(value is None for value in kwargs.values()):
                 self._products.note(func_packet, args, float(self.get_total_flops() - before))
+            if func_packet in of_tokens:
+                self._padding.note(of_tokens[func_packet], args)
             return out
 
     return Counting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -27,6 +28,10 @@ INTERVAL_S = 0.002  # mean seconds between two samples of the training thread
 SHORT_S, SHORT_INTERVAL_S = 0.005, 0.005
 NO_DELAYS = "how long loader stages wait for storage is not known: the operating system does not record how long threads wait"
 NO_LOADER = "no DataLoader feeds the steps, so loader stages and waiting for input are not known"
+TRACED = "a debugger, coverage or cProfile is active: Python calls it at each line or call, which slows Python code down"
+PROFILED = "the program's own profiler is active: it records each operator, which slows the steps down"
+EVALUATED = "{:.0f} % of the observed time are steps in which the program evaluates its model, which do not count"
+LEAST_EVALUATED_FRAC = 0.1  # there is no note on evaluations that take less of the observed time
 
 
 def pages_touched() -> int:
@@ -62,17 +67,35 @@ def samples_of(seen: List[float], num_steps: int) -> float:
     return sum(seen) * (num_steps / len(seen)) if seen else 0.0
 
 
+def of_debugging() -> List[str]:
+    """Returns notes on aids for debugging that are active in this thread."""
+    import torch
+
+    is_traced = sys.gettrace() is not None or sys.getprofile() is not None
+    is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    return [TRACED] * is_traced + [PROFILED] * is_profiled
+
+
+def of_evaluations(observed_s: float, counted_s: float) -> List[str]:
+    """Returns a note if evaluations, which are left out of `counted_s`, take a large part of the observed time."""
+    share = 1 - counted_s / observed_s if observed_s > 0 else 0.0
+    return [EVALUATED.format(100 * share)] if share >= LEAST_EVALUATED_FRAC else []
+
+
 class LinesPass(Pass):
     """Observes the host for some seconds."""
 
     which = LINES
 
     def __init__(self, context: TrialContext) -> None:
+        import torch
+
         super().__init__(context)
         self._sources = Sources()
         self._began_s = 0.0
         self._before, self._pages = (0, 0, 0.0, 0.0), 0
         self._left_out = (0.0, 0.0)  # samples of steps with an evaluation, and seconds that these steps waited for the loader
+        self._is_anomaly_mode, self._is_detecting = False, torch.is_anomaly_enabled
 
     def begin(self) -> None:
         """See the base class."""
@@ -95,6 +118,7 @@ class LinesPass(Pass):
         self._compile_s = compiling.compile_seconds()
         if context.world_size > 1:
             context.communication.begin(is_compiled=context.modules.num_graphs() > 0)
+        self.notes += of_debugging()
         self._before, self._pages = self._now(), pages_touched()
         self._syncs.install()
         marks.install()
@@ -104,6 +128,7 @@ class LinesPass(Pass):
         self._sampler.start()
 
     def _phase(self) -> str:
+        self._is_anomaly_mode = self._is_anomaly_mode or self._is_detecting()
         return "" if self.context.modules.is_in_evaluation else self._marks.now
 
     def _interval_s(self) -> float:
@@ -142,6 +167,7 @@ class LinesPass(Pass):
     def finish(self) -> Optional[Lines]:
         """See the base class."""
         self._sampler.stop()
+        observed_s = time.perf_counter() - self._began_s
         self._marks.uninstall()
         self._syncs.uninstall()
         self._stages.uninstall()
@@ -150,6 +176,8 @@ class LinesPass(Pass):
         gc.callbacks.remove(self._collections.note)
         after = self._now()
         num_steps = after[0] - self._before[0] - self._marks.num_left_out
+        if self._marks.num_left_out:
+            self.notes += of_evaluations(observed_s, sum(self._marks.seconds.values()))
         return self._document(num_steps, after) if num_steps > 0 else None
 
     def _document(self, num_steps: int, after: Tuple[int, int, float, float]) -> Lines:
@@ -185,6 +213,7 @@ class LinesPass(Pass):
             busy_cpu_s=self._marks.busy_cpu_s / num_steps,
             is_stream=training is not None and training.is_stream,
             page_faults=pages,
+            is_anomaly_mode=self._is_anomaly_mode,
         )
 
     def _scale(self) -> Dict[str, float]:

@@ -168,9 +168,27 @@ class Marks:
             places += [(torch.nn.functional, name, FORWARD) for name in LOSSES]
         return places
 
-    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self._before_step.append(self.enter(OPTIMIZER))
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return None
+        self._before_step.append(self.enter(OPTIMIZER))
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):  # the first is the optimizer
+            return (args[0], self._outside(args[1]), *args[2:]), kwargs
+        return None
+
+    def _outside(self, closure: Any) -> Any:
+        """Returns a closure that does not count as the optimizer's work. Lightning computes each whole training step in one."""
+
+        def called() -> Any:
+            before = self.enter(OTHER)
+            try:
+                return closure()
+            finally:
+                self.leave(before)
+
+        return called
 
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == self.thread:

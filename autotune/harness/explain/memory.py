@@ -24,6 +24,7 @@ from .syncs import SyncSites
 COMPILED = "activations of compiled code: not known, because compiled code does not show what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
 NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits: not known: {}"
+NO_PADDING = "padding: not known: {}"
 
 
 class MemoryPass(Pass):
@@ -164,6 +165,7 @@ class MemoryPass(Pass):
             samples=self._flops_samples,
             unit=context.loaders.unit,
             products=self._products(),
+            padding=self._padding(),
             timeline=seen.timeline,
             at_peak=seen.at_peak,
             fragmentation_frac=seen.fragmentation_frac,
@@ -178,6 +180,13 @@ class MemoryPass(Pass):
             return self._flops.products.timed(self.context.device, self.context.device_index)
         except Exception as error:  # for example too little memory
             self.notes.append(NO_PRODUCTS.format(f"{type(error).__name__}: {error}"))
+            return {}
+
+    def _padding(self) -> Dict[str, float]:
+        try:
+            return self._flops.padding.result() if self._flops is not None else {}
+        except Exception as error:  # for example a tensor of the program's own class
+            self.notes.append(NO_PADDING.format(f"{type(error).__name__}: {error}"))
             return {}
 
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import resource
 import sys
 import threading
 import time
@@ -50,12 +51,14 @@ class Stages:
         num_fetches, num_samples: batches made, and samples requested from the data set.
         num_timed: samples of the batches that were timed.
         is_fetching: whether a batch is being made.
-        totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, calls], of timed batches.
+        totals: stage -> [wall seconds, CPU seconds, seconds waited for a core, CPU seconds of others, calls], of timed batches.
+            The others are this process's child processes and, in a worker, its other threads.
         places: stage -> file, line and function of its code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_worker: bool = False) -> None:
         self._sources = Sources()
+        self._others_s = _of_children_and_threads if is_worker else _of_children
         self._thread = threading.get_ident()
         self._delay_s = _delays()
         self.knows_delays = os.path.exists(OWN_DELAYS)
@@ -76,7 +79,7 @@ class Stages:
         if not self._is_timing or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         begin = self._now()
-        self._open.append([0.0, 0.0, 0.0])
+        self._open.append([0.0] * len(begin))
         try:
             return function(*args, **kwargs)
         finally:
@@ -85,13 +88,13 @@ class Stages:
             if self._open:
                 self._open[-1] = [outer + own for outer, own in zip(self._open[-1], spent)]  # noqa: B905
 
-    def _now(self) -> Tuple[float, float, float]:
-        """Returns wall seconds, CPU seconds, and seconds waited for a core, all of the same moment."""
+    def _now(self) -> Tuple[float, float, float, float]:
+        """Returns wall seconds, CPU seconds, seconds waited for a core (all of the same moment), and CPU seconds of others."""
         delay_s, (now_s, cpu_s) = read_together(self._delay_s, _clocks)
-        return now_s, cpu_s, delay_s
+        return now_s, cpu_s, delay_s, self._others_s()
 
     def _add(self, name: str, spent: List[float]) -> None:
-        total = self.totals.setdefault(name, [0.0, 0.0, 0.0, 0.0])
+        total = self.totals.setdefault(name, [0.0] * (len(spent) + 1))
         for position, each in enumerate((*spent, 1.0)):
             total[position] += each
 
@@ -250,7 +253,7 @@ class Stages:
                 return function(*args, **kwargs)
             finally:
                 depth.is_inside = False
-                self._add(stage, [time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s, 0.0])
+                self._add(stage, [time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s, 0.0, 0.0])
 
         return staged
 
@@ -270,6 +273,20 @@ def _clocks() -> Tuple[float, float]:
     return time.perf_counter(), time.thread_time()
 
 
+def _of_children() -> float:
+    """Returns the CPU seconds of this process's child processes that have ended, such as a decoder that it has called."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _of_children_and_threads() -> float:
+    """Returns the CPU seconds of child processes and of all other threads.
+
+    In the training process, threads of torch keep cores busy while they wait for work, so this would show too much there.
+    """
+    return _of_children() + time.process_time() - time.thread_time()
+
+
 def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, knows_delays: bool) -> List[Stage]:
     """Returns the stages, with their seconds per sample.
 
@@ -280,9 +297,11 @@ def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, k
         knows_delays: whether the time waited for a core is known.
     """
     found = []
-    for name, (wall_s, cpu_s, delay_s, calls) in counts["totals"].items():
+    for name, (wall_s, cpu_s, delay_s, others_s, calls) in counts["totals"].items():
         samples = max(1, counts["samples"] if name in (HANDOVER, PIN) else counts["timed"])
-        blocked_s = max(0.0, wall_s - cpu_s - delay_s) / samples if knows_delays and name not in (HANDOVER, PIN) else None
+        waited_s, others_s = max(0.0, wall_s - cpu_s - delay_s), max(0.0, others_s)
+        cpu_s += min(waited_s, others_s)  # it waits for work that is done elsewhere: for threads or processes that compute
+        blocked_s = max(0.0, waited_s - others_s) / samples if knows_delays and name not in (HANDOVER, PIN) else None
         file, line, function = places.get(name, NOWHERE)
         found.append(Stage(name, where, wall_s / samples, cpu_s / samples, blocked_s, int(calls), file, line, function))
     return sorted(found, key=lambda stage: _order(stage.name))

@@ -26,7 +26,7 @@ class ObservedWorker:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._stages = Stages()
+        self._stages = Stages(is_worker=True)
         self._stages.install()
         self._stages.install_sending()
         self._sampler = LineSampler(Sources(), INTERVAL_S, lambda: INPUT if self._stages.is_fetching else "", WORKER)

@@ -1,0 +1,56 @@
+"""The seconds of a stage are divided between computing and waiting, even if other threads or processes compute for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from autotune.harness.explain.documents import DECODE, WORKER
+from autotune.harness.explain.stages import Stages, stages_of
+
+BURN = "import time\nwhile time.process_time() < 0.2: pass"
+
+
+def burn(seconds: float = 0.2) -> None:
+    ends_s = time.thread_time() + seconds
+    while time.thread_time() < ends_s:
+        pass
+
+
+def in_thread() -> None:
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+
+
+def in_child() -> None:
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+
+
+@pytest.mark.parametrize(
+    ("work", "is_worker", "is_counted"),
+    [(in_child, True, True), (in_child, False, True), (in_thread, True, True), (in_thread, False, False)],
+)
+def test_cpu_seconds_of_a_stage_include_those_of_the_processes_and_threads_that_it_waits_for(work, is_worker, is_counted):
+    """A worker that calls ffmpeg, or a decoder with threads, was said to wait for storage."""
+    stages = Stages(is_worker=is_worker)
+    stages._is_timing = True
+    stages.timed(DECODE, work, (), {})
+    (stage,) = stages_of({"totals": stages.totals, "samples": 1, "timed": 1}, {}, WORKER, knows_delays=True)
+    assert stage.cpu_s is not None
+    assert (stage.cpu_s >= 0.19) is is_counted
+    assert stage.blocked_s is not None
+    assert (stage.blocked_s <= stage.seconds - 0.19) or not is_counted
+
+
+def test_others_explain_at_most_the_wait_of_a_stage():
+    totals = {DECODE: [1.0, 0.2, 0.1, 3.0, 4.0]}
+    (stage,) = stages_of({"totals": totals, "samples": 1, "timed": 1}, {}, WORKER, knows_delays=True)
+    assert (stage.seconds, stage.cpu_s, stage.blocked_s) == pytest.approx((1.0, 0.9, 0.0))
+    totals = {DECODE: [1.0, 0.2, 0.1, 0.0, 4.0]}
+    (stage,) = stages_of({"totals": totals, "samples": 1, "timed": 1}, {}, WORKER, knows_delays=True)
+    assert (stage.cpu_s, stage.blocked_s) == pytest.approx((0.2, 0.7))
