@@ -178,7 +178,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
-        give = f"autotune apply {shlex.quote(asked.what)} -- {shlex.join(best.command) or 'python train.py'}"
+        give = f"autotune apply {shlex.quote(best.file)} -- {shlex.join(best.command) or 'python train.py'}"
         raise BadInput(
             f"COMMAND: missing, and {best.file} was made for your own program. autotune does not run a command just because "
             f"a file contains it. If the file's command is the right one, type `{give}`."
