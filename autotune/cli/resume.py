@@ -51,7 +51,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     if study.recording:
         from autotune.cli import record
 
-        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json, is_new=False)
+        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json)
     make_plan = inputs_to_resume(study) if study.verifies else inputs_of
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 
