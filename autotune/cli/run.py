@@ -18,7 +18,7 @@ from autotune.cli.terminal import can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
 from autotune.plain_text import plain
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, is_study
 from autotune.studies import call
 from autotune.trackers.store import NONE
 
@@ -113,9 +113,8 @@ def carry_out(
         as_json: print the summary as JSON and nothing else.
         is_quiet: print only warnings and the verdict.
     """
-    view = _view(folder, as_json=as_json, is_quiet=is_quiet)
     try:
-        with contextlib.closing(view):
+        with contextlib.closing(_view(folder, as_json=as_json, is_quiet=is_quiet)) as view:
             summary = study(inputs, folder, view)
     except NothingWorked:
         if as_json:
@@ -151,7 +150,13 @@ def judge(verification: dict[str, Any]) -> None:
 
 
 def interrupted(folder: StudyFolder, why: str) -> Interrupted:
-    """Returns the exception for an interrupted study; its message says how to continue."""
+    """Returns the exception for an interrupted study; its message says how to continue.
+
+    If the study had not begun yet, its folder is removed, so that its name is free again.
+    """
+    folder.discard()
+    if not is_study(folder.path):
+        return Interrupted("interrupted before the study began: nothing was measured, and nothing is left")
     go_on = f"To continue: autotune resume {call(folder)}"
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
