@@ -324,7 +324,7 @@ def _is_ours(path: Path) -> bool:
 
 def _temporary_places() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()).resolve()
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
+    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).resolve()  # a user may have no home
 
 
 def _is_binary(path: Path) -> bool:

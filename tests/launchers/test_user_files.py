@@ -572,3 +572,9 @@ def test_search_for_leftover_copies_ends_after_a_limited_number_of_names(files, 
     (left := cwd / f".best.pt.{dead.pid}.autotune.tmp").touch()
     guarded.remove_left([cwd / "best.pt"])
     assert left.exists()
+
+
+def test_user_without_a_home_gets_a_report(files, cwd, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # as in a container that runs with an arbitrary user id
+    assert trial(files, cwd, "import time; open('new', 'w').write('1234'); time.sleep(0.3)", "x").new == {"new": 4}
