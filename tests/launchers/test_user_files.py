@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from autotune.errors import AutotuneError
 from autotune.harness import protocol
 from autotune.launchers import guarded
 from autotune.launchers.environment import mark_of
@@ -578,3 +579,12 @@ def test_user_without_a_home_gets_a_report(files, cwd, monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # as in a container that runs with an arbitrary user id
     assert trial(files, cwd, "import time; open('new', 'w').write('1234'); time.sleep(0.3)", "x").new == {"new": 4}
+
+
+def test_error_names_the_process_that_cannot_be_started(files, cwd, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("autotune.launchers.user_files.Keeper", fail)
+    with pytest.raises(AutotuneError, match="the process that guards your files cannot be started"):
+        files.begin([], str(cwd), place_of(cwd))
