@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ import torch
 
 from autotune.errors import AutotuneError
 from autotune.harness import protocol
-from autotune.launchers import guarded
+from autotune.launchers import guarded, writers
 from autotune.launchers.environment import mark_of
 from autotune.launchers.guarded import Guarded
 from autotune.launchers.keeper import Trial
@@ -588,3 +589,17 @@ def test_error_names_the_process_that_cannot_be_started(files, cwd, monkeypatch)
     monkeypatch.setattr("autotune.launchers.user_files.Keeper", fail)
     with pytest.raises(AutotuneError, match="the process that guards your files cannot be started"):
         files.begin([], str(cwd), place_of(cwd))
+
+
+def test_files_are_guarded_even_if_no_instance_of_inotify_is_left(cwd, monkeypatch):
+    libc = SimpleNamespace(inotify_init1=lambda _: -1, inotify_add_watch=lambda *_: -1)
+    monkeypatch.setattr(writers, "ctypes", SimpleNamespace(CDLL=lambda *_, **__: libc, get_errno=lambda: errno.EMFILE))
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    message = {"files": [str(path)], "folders": [str(cwd)], "own": [], "place": str(place_of(cwd))}
+    guarding = Trial(message, Processes("no study"))
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarding.look()
+    assert path.read_bytes() == PRECIOUS
+    report = guarding.end()
+    assert (report["kept"], report["open"]) == ([str(path)], {})
