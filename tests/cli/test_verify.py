@@ -174,5 +174,6 @@ def test_file_that_changes_nothing_is_accepted_without_a_run(cli, place):
 def test_verification_that_gets_no_node_leaves_no_folder(own, place, tmp_path):
     own.environment["PATH"] = str(tmp_path)  # without srun
     before = sorted((place / "runs").iterdir())
-    assert "srun is not installed" in own.refused("verify", "runs/s/best.yaml", "launcher=slurm", "env.HF_TOKEN=hunter2222", *COMMAND)
+    said = own.refused("verify", "runs/s/best.yaml", "launcher=slurm", "env.HF_TOKEN=hunter2222", *COMMAND)
+    assert "srun is not installed" in said
     assert sorted((place / "runs").iterdir()) == before
