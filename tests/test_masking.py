@@ -144,8 +144,15 @@ def test_notices_and_study_files_are_always_masked(tmp_path):
     secrets, told = Secrets(["hunter2hunter2"]), RecordingListener()
     Masked(told, secrets).notice("it cannot be forgotten: hunter2hunter2")
     folder = create(tmp_path, "s")
-    folder.mask = secrets.message
+    folder.mask = secrets.stored
     folder.write_summary({"note": "hunter2hunter2"})
     folder.write_best("# hunter2hunter2\n")
     assert told.named("notice") == ["it cannot be forgotten: ***"]
     assert not [path for path in folder.path.rglob("*") if path.is_file() and "hunter2" in path.read_text()]
+
+
+def test_masked_document_can_still_be_read():
+    secrets = Secrets.known({"A_TOKEN": "12345678"}, ["--password", "123", "--login-token", "seconds", "--api-key", "hunter2x"])
+    document = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "seconds": hunter2x, 12345678', "hunter2x: yes": "seconds"}
+    masked = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "***": ***, ***', "***: yes": "***"}
+    assert json.loads(secrets.stored(json.dumps(document))) == masked
