@@ -29,11 +29,15 @@ _SECRET_WORDS = {
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
 # Words that show that a name is not secret: the first set counts next to "token" (--eos_token_id, --max_token_length), the
-# second set before "key" (--image_key).
+# second set before "key" (--image_key, --metric-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
 }  # fmt: skip
-_OF_SAMPLES = {"image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort"}
+_OF_SAMPLES = {
+    "image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
+    "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
+    "random",
+}  # fmt: skip
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is matched from its first character only.

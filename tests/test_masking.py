@@ -51,6 +51,7 @@ def test_secrets_are_masked(text, masked):
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
+        "--metric-key val_loss --monitor_key=loss --prng-key 42",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],
