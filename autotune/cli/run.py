@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import autotune
 from autotune.cli.began import began_s
 from autotune.cli.sync import TrackingProcess
-from autotune.cli.terminal import can_redraw, console, print_json
+from autotune.cli.terminal import Outlasted, can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
 from autotune.plain_text import plain
@@ -228,4 +228,7 @@ def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     if is_quiet:
         return OnlyVerdict(folder.path)
     out = console()
-    return LiveView(out, folder.path) if can_redraw(out) else PlainLines(folder.path)
+    if not can_redraw(out):
+        return PlainLines(folder.path)
+    out.file = cast(IO[str], Outlasted(out.file))
+    return LiveView(out, folder.path)
