@@ -7,6 +7,7 @@ appears, in logs, tracebacks and results. All code that writes uses this module.
 
 from __future__ import annotations
 
+import bisect
 import enum
 import json
 import os
@@ -28,17 +29,23 @@ _SECRET_WORDS = {
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
 # Words that show that a name is not secret: the first set counts next to "token" (--eos_token_id, --max_token_length), the
-# second set before "key" (--image_key).
+# second set before "key" (--image_key, --metric-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
 }  # fmt: skip
-_OF_SAMPLES = {"image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort"}
+_OF_SAMPLES = {
+    "image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
+    "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
+    "random",
+}  # fmt: skip
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The look-behinds keep the searches linear: a name is matched from its first character only.
 _KEY = re.compile(r"(?<![\w.-])([A-Za-z_-][\w.-]*)(\\?[\"']?\s*[=:]\s*\\?[\"']?)")
 _VALUE = re.compile(r"(?:Bearer |Basic )?[^\s\"',;&)}\]\\]+")
 _FLAG = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w-]*)(?:\s+|[\"'],\s*[\"'])([^\s\"'-][^\s\"']*)")
+# A string or a number of JSON or YAML.
+_SCALAR = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?:^|[\s\[:,])(?P<number>-?\d[\d.eE+-]*)(?=\s*(?:[,\]}\n]|\Z))', re.MULTILINE)
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
@@ -138,6 +145,17 @@ class Secrets:
         """
         return _cut(text, [*_addresses(text), *self._values(text)])
 
+    def stored(self, text: str) -> str:
+        """Masks a JSON or YAML document as `message` does, but leaves numbers and keys, so that the document stays readable.
+
+        `--password 123` must not turn 123.4 into ***.4.
+        """
+        values = [span for span in self._values(text) if not _is_key(text, span)]
+        if any(text[start:stop].isdigit() for start, stop in values):
+            numbers = [found.span("number") for found in _SCALAR.finditer(text) if found["number"]]
+            values = [span for span in values if not _is_within(numbers, span)]
+        return _cut(text, [*_addresses(text), *values])
+
     def words(self, words: Sequence[str]) -> list[str]:
         """Returns an argument list without secrets. Masks a word that looks like a secret or that follows a secret's flag."""
         found = []
@@ -212,6 +230,17 @@ def _occurrences(text: str, part: str) -> Iterator[_Span]:
 def _is_alone(text: str, span: _Span) -> bool:
     before, after = text[span[0] - 1 : span[0]], text[span[1] : span[1] + 1]
     return not (before.isalnum() or after.isalnum() or "_" in (before, after))
+
+
+def _is_key(text: str, span: _Span) -> bool:
+    """Whether a part of a document is a whole key of JSON."""
+    start, stop = span
+    return text[start - 1 : start] == '"' and text[start - 2 : start - 1] != "\\" and text.startswith('":', stop)
+
+
+def _is_within(sorted_spans: Sequence[_Span], span: _Span) -> bool:
+    at = bisect.bisect_right(sorted_spans, span[0], key=lambda each: each[0]) - 1
+    return at >= 0 and span[1] <= sorted_spans[at][1]
 
 
 def _cut(text: str, spans: Iterable[_Span]) -> str:

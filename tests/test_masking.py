@@ -51,6 +51,7 @@ def test_secrets_are_masked(text, masked):
         "mail someone@example.org, see https://example.org/a",
         "monkey=1 keyboard=2",
         "--eos_token_id=2 --max-token-length 512 --placeholder_token cat --image_key jpg --text-key=text",
+        "--metric-key val_loss --monitor_key=loss --prng-key 42",
         "--key-frames --token",
         "HF_TOKEN: ${oc.env:HF_TOKEN} http://me:${oc.env:PASSWORD}@host",
     ],
@@ -144,8 +145,15 @@ def test_notices_and_study_files_are_always_masked(tmp_path):
     secrets, told = Secrets(["hunter2hunter2"]), RecordingListener()
     Masked(told, secrets).notice("it cannot be forgotten: hunter2hunter2")
     folder = create(tmp_path, "s")
-    folder.mask = secrets.message
+    folder.mask = secrets.stored
     folder.write_summary({"note": "hunter2hunter2"})
     folder.write_best("# hunter2hunter2\n")
     assert told.named("notice") == ["it cannot be forgotten: ***"]
     assert not [path for path in folder.path.rglob("*") if path.is_file() and "hunter2" in path.read_text()]
+
+
+def test_masked_document_can_still_be_read():
+    secrets = Secrets.known({"A_TOKEN": "12345678"}, ["--password", "123", "--login-token", "seconds", "--api-key", "hunter2x"])
+    document = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "seconds": hunter2x, 12345678', "hunter2x: yes": "seconds"}
+    masked = {"seconds": 123.4, "n": [123, 0.12345678], "why": 'as "***": ***, ***', "***: yes": "***"}
+    assert json.loads(secrets.stored(json.dumps(document))) == masked

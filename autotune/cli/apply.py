@@ -22,7 +22,7 @@ from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import knob
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
-from autotune.launchers.injection import REPLACED, REPLACES, with_harness
+from autotune.launchers.injection import ISOLATED, PYTHON, REPLACED, REPLACES, isolating, with_harness
 from autotune.launchers.real_run import announce, spec_text, variables
 from autotune.masking import MASK, Secrets, is_secret
 from autotune.plain_text import plain
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 MAX_SCRIPT = 1 << 16  # characters of a shell script that are searched
+CLEARING = frozenset(("-i", "-", "--ignore-environment"))  # options of env
+ONLY_VARIABLES = "only environment variables may take effect"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +156,17 @@ def _shutting_out(argv: list[str]) -> list[str]:
 
     if (name := Path(argv[0]).name) in ELSEWHERE:
         return [f"{name} runs the program where autotune cannot set anything: run `autotune apply` inside {name}"]
+    if name == "env" and CLEARING & {*argv[1:2]}:
+        return [f"no setting can take effect: env {argv[1]} removes them from the environment. Leave {argv[1]} out"]
+    python = next((at for at, word in enumerate(argv) if PYTHON.fullmatch(Path(word).name)), len(argv))
+    if option := isolating(argv[python + 1 :]):
+        return [f"{ONLY_VARIABLES}: {ISOLATED.format(option)}"]
     code, script = [word for word in argv if " " in word], program_of(argv).script or ""
     if not script.endswith(".py") and os.path.isfile(script):  # not the pipe of `bash <(...)`, which can be read only once
         with contextlib.suppress(OSError, ValueError), open(script, encoding="utf-8") as file:
             code.append(file.read(MAX_SCRIPT))
     if any(REPLACES.search(line) for text in code for line in text.splitlines()):
-        return [f"only environment variables may take effect: {REPLACED}"]
+        return [f"{ONLY_VARIABLES}: {REPLACED}"]
     return []
 
 
@@ -171,7 +178,7 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
-        give = f"autotune apply {shlex.quote(asked.what)} -- {shlex.join(best.command) or 'python train.py'}"
+        give = f"autotune apply {shlex.quote(best.file)} -- {shlex.join(best.command) or 'python train.py'}"
         raise BadInput(
             f"COMMAND: missing, and {best.file} was made for your own program. autotune does not run a command just because "
             f"a file contains it. If the file's command is the right one, type `{give}`."

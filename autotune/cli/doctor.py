@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import shlex
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -118,10 +119,10 @@ def _interpreter(python: str | None) -> str:
 
 def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
     """Returns each probe's answer. GPUs and host are probed in parallel, then the interpreter, then the data folder."""
-    environment = own_environment()
+    own = own_environment()
     with contextlib.ExitStack() as stack:
 
-        def start(argv: list[str], limit_s: float) -> Probe:
+        def start(argv: list[str], limit_s: float, environment: Mapping[str, str] = own) -> Probe:
             return stack.enter_context(Probe(argv, limit_s=limit_s, env=environment))
 
         asked = {"gpus": start(ours("gpus"), GPUS_S), "host": start(ours("host"), HOST_S)}
@@ -129,7 +130,9 @@ def _ask(python: str, folder: str | None, say: Any) -> dict[str, Answer]:
         has_gpus = bool(answers["gpus"].facts.get("gpus"))
         if has_gpus:
             say("importing torch")
-        answers["interpreter"] = start(interpreters(python, with_import=has_gpus), INTERPRETER_S).answer()
+        # Not in `own`: it has the folder of autotune on the path, where another torch than the interpreter's may be installed.
+        probe = start(interpreters(python, with_import=has_gpus), INTERPRETER_S, os.environ)
+        answers["interpreter"] = probe.answer()
         answers["data"] = Answer()
         if folder is not None:
             say(Text(f"reading {folder}"))

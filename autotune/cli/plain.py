@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from autotune import wording
 from autotune.cli import verdict
+from autotune.cli.terminal import silence
 from autotune.plain_text import plain
 from autotune.quantities import bytes_text, clock_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
@@ -186,9 +186,7 @@ def _say(line: str) -> None:
     try:
         print(plain(line), flush=True)  # a log followed with `tail -f` must not lag
     except OSError as error:  # the reader is gone or the disk is full: no reason to end the study
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        silence(sys.stdout)
         Quiet().notice(
             f"standard output cannot be written ({error.strerror}): the study continues without it. "
             "`autotune show` shows the study."

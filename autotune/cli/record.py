@@ -53,23 +53,24 @@ def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
             "Give domains: 'threads.intra=choice(1,2,4,8)'."
         )
     composed.name = f"{PREFIX}{composed.name.removeprefix(PREFIX)}"
-    runs = Path(composed.config.runs_dir)
-    begun = _begun(runs, composed)
-    folder = begun or create(runs, composed.name)
-    return run_recording(composed, facts, folder, output=output, as_json=as_json, is_new=not begun)
+    begun = _begun(Path(composed.config.runs_dir), composed)
+    return run_recording(composed, facts, begun, output=output, as_json=as_json)
 
 
 def run_recording(
-    composed: Composed, facts: dict[str, object], folder: StudyFolder, *, output: Path | None, as_json: bool, is_new: bool
+    composed: Composed, facts: dict[str, object], begun: StudyFolder | None, *, output: Path | None, as_json: bool
 ) -> int:
-    """Starts or resumes a recording in its folder; arguments and errors as for `record`."""
+    """Resumes the recording in the folder `begun`; None starts a new one. Other arguments and errors as for `record`."""
     from autotune.study import resume_study, run_study
 
-    folder.check_free()
+    if begun:
+        begun.check_free()
+    inputs = _inputs(composed, facts)  # may wait for a node and find none: the folder is made afterwards
+    folder = begun or create(Path(composed.config.runs_dir), composed.name)
     try:
-        return carry_out(run_study if is_new else resume_study, _inputs(composed, facts), folder, as_json=as_json)
-    except Interrupted:
-        if "record.minutes" in str(folder.read_summary().get("reason")):  # record.minutes is used up: the normal end
+        return carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json)
+    except Interrupted as stop:
+        if "record.minutes" in str(stop):  # record.minutes is used up: the normal end
             return 0
         raise
     finally:

@@ -110,7 +110,7 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
     if problems:
         raise BadInput(problems)
     for folder in folders:
-        folder.mask = Secrets.known().message
+        folder.mask = Secrets.known().stored
     return folders
 
 

@@ -51,7 +51,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     if study.recording:
         from autotune.cli import record
 
-        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json, is_new=False)
+        return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json)
     make_plan = inputs_to_resume(study) if study.verifies else inputs_of
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 
@@ -85,13 +85,14 @@ def _print_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> 
 
 
 def _how_to_continue(folder: StudyFolder, summary: Summary) -> str:
-    more = f"To continue, give it a larger budget: autotune resume {call(folder)} {_more(summary)}"
     why = f"  {summary['reason']}" if summary["reason"] else ""
-    return f"complete{why}. {more}"
+    larger = _more(summary)
+    more = f" To continue, give it a larger budget: autotune resume {call(folder)} {larger}" if larger else ""
+    return f"complete{why}.{more}"
 
 
 def _more(summary: Summary) -> str:
-    """Returns overrides for twice the budget, ready to type."""
+    """Returns overrides for twice the budget, ready to type; "" for a study without a budget."""
     given = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
     given += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
     return " ".join(given)

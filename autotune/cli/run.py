@@ -9,16 +9,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import autotune
 from autotune.cli.began import began_s
 from autotune.cli.sync import TrackingProcess
-from autotune.cli.terminal import can_redraw, console, print_json
+from autotune.cli.terminal import Outlasted, can_redraw, console, print_json
 from autotune.errors import BadInput, ClaimBroken, Interrupted, NothingWorked, NotMeasured
 from autotune.masking import Secrets
 from autotune.plain_text import plain
-from autotune.run_dir import StudyFolder
+from autotune.run_dir import StudyFolder, is_study
 from autotune.studies import call
 from autotune.trackers.store import NONE
 
@@ -113,9 +113,8 @@ def carry_out(
         as_json: print the summary as JSON and nothing else.
         is_quiet: print only warnings and the verdict.
     """
-    view = _view(folder, as_json=as_json, is_quiet=is_quiet)
     try:
-        with contextlib.closing(view):
+        with contextlib.closing(_view(folder, as_json=as_json, is_quiet=is_quiet)) as view:
             summary = study(inputs, folder, view)
     except NothingWorked:
         if as_json:
@@ -151,7 +150,13 @@ def judge(verification: dict[str, Any]) -> None:
 
 
 def interrupted(folder: StudyFolder, why: str) -> Interrupted:
-    """Returns the exception for an interrupted study; its message says how to continue."""
+    """Returns the exception for an interrupted study; its message says how to continue.
+
+    If the study had not begun yet, its folder is removed, so that its name is free again.
+    """
+    folder.discard()
+    if not is_study(folder.path):
+        return Interrupted("interrupted before the study began: nothing was measured, and nothing is left")
     go_on = f"To continue: autotune resume {call(folder)}"
     return Interrupted(f"interrupted, {why}: everything measured is kept in {folder.path}. {go_on}")
 
@@ -223,4 +228,7 @@ def _view(folder: StudyFolder, *, as_json: bool, is_quiet: bool) -> View:
     if is_quiet:
         return OnlyVerdict(folder.path)
     out = console()
-    return LiveView(out, folder.path) if can_redraw(out) else PlainLines(folder.path)
+    if not can_redraw(out):
+        return PlainLines(folder.path)
+    out.file = cast(IO[str], Outlasted(out.file))
+    return LiveView(out, folder.path)

@@ -87,6 +87,31 @@ class _Unpadded:
         return getattr(self._stream, name)
 
 
+class Outlasted:
+    """A stream that drops output once it cannot be written: a closed terminal is no reason to end a study."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Writes to the stream if it can be written."""
+        try:
+            return self._stream.write(text)
+        except OSError:
+            silence(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """Writes what is still in the buffer."""
+        try:
+            self._stream.flush()
+        except OSError:
+            silence(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Lines:
     """A table with one line per row, for long lists: rich's own table takes half a second for a thousand rows.
 
@@ -111,6 +136,13 @@ class Lines:
             yield Segment(padded[0], name if number else quiet)
             yield Segment("".join(padded[1:]).rstrip(), None if number else quiet)
             yield Segment.line()
+
+
+def silence(stream: IO[str]) -> None:
+    """Redirects all further output of a stream to /dev/null."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def can_redraw(out: Console) -> bool:

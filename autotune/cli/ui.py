@@ -41,6 +41,8 @@ SERVER_ENVIRONMENT = {
 }
 NO_MODULES = "--app-dir=/"  # otherwise uvicorn would first look for modules in the current folder
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERY = ("0.0.0.0", "::")  # listening on all addresses of this machine
+ANY_PORT = ("localhost:*", "127.0.0.1:*")  # a port forwarded by ssh may have another number on the user's own machine
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
 
@@ -166,6 +168,10 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--uvicorn-opts", NO_MODULES]
     # The store's address is not passed as an argument: it may contain a password, and every user can read arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
+    if host not in LOOPBACK:  # MLflow refuses requests under other names, and searches from their pages
+        reached = [f"{name}:{port}" for name in _names(host)]
+        environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join([*ANY_PORT, *reached]))
+        environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}" for name in reached))
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -176,6 +182,17 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
         preexec_fn=_die_with(os.getpid()),
         umask=0o077 if uri == store.embedded_uri(runs) else -1,  # what the server creates is as private as the store
     )
+
+
+def _names(host: str) -> list[str]:
+    """Returns the names and addresses under which other machines reach a server that listens on `host`."""
+    import psutil
+
+    names = {host, socket.gethostname(), socket.getfqdn()}
+    if host in EVERY:
+        found = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
+        names |= {a.address.partition("%")[0] for a in found if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return sorted(f"[{name}]" if ":" in name else name for name in names)
 
 
 def _interrupt(*_: object) -> None:

@@ -63,10 +63,11 @@ def verify(asked: Asked, *, as_json: bool) -> int:
     claim, composed = (claim, _of_study(study, claim)) if study else _of_file(asked, claim, facts)
     long_minutes = (asked.long_minutes or LONG_MINUTES) if asked.is_long else None
     wanted = Verify(claim=claim, rounds=asked.rounds, minutes=asked.minutes, long_minutes=long_minutes)
-    folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
     from autotune.study import run_study
 
-    return carry_out(run_study, inputs_to_verify(composed, wanted, facts), folder, as_json=as_json)
+    inputs = inputs_to_verify(composed, wanted, facts)  # may wait for a node and find none: the folder is made afterwards
+    folder = create(asked.runs if study else Path(composed.config.runs_dir), composed.name)
+    return carry_out(run_study, inputs, folder, as_json=as_json)
 
 
 def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object]) -> StudyInputs:

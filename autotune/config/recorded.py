@@ -50,6 +50,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
     if problems := problems_of(config):
         raise BadInput(problems)
+    config.runs_dir = str(file.parent.parent)  # the study may have been moved, and the present folder may be another one
     is_held = config.train.global_batch is not None
     space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers, is_held=is_held)
     command = CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd)

@@ -19,7 +19,10 @@ AGAIN_S = 10.0  # seconds between two checks, each of which reads every process 
 YOUNG_S = 3.0  # a younger process may still be about to load the harness
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
-ISOLATING = re.compile(r"-[A-Za-z]*[IES][A-Za-z]*")
+# Options with which Python ignores PYTHONPATH or sitecustomize, and options that name the program. In a word of several
+# letters, c, m, W and X begin a value, which may contain any letter.
+ISOLATING, RUNS = re.compile(r"-[^-cmWX]*[EIS]"), re.compile(r"-[^-WX]*[cm]")
+ISOLATED = "Python is started with {0}, which keeps the harness out. Start it without {0}"
 REPLACED = "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
 REPLACES = re.compile(r"^[^#]*?(?<!\w)PYTHONPATH=(?!.*\$\{?PYTHONPATH)")  # a line of shell code that replaces it
 
@@ -32,6 +35,16 @@ def first_on(python_path: str) -> str:
 def with_harness(argv: Sequence[str]) -> list[str]:
     """Returns the command, with the harness added to arguments that set PYTHONPATH: `env PYTHONPATH=src python train.py`."""
     return [PYTHON_PATH.sub(lambda found: f"PYTHONPATH={first_on(found[1])}", word) for word in argv]
+
+
+def isolating(words: Sequence[str]) -> str:
+    """Returns the option with which an interpreter keeps the harness out, of the words that follow it; "" if there is none."""
+    for word in words:
+        if ISOLATING.match(word):
+            return word
+        if not word.startswith("-") or RUNS.match(word):  # the script, or the module: further words belong to it
+            break
+    return ""
 
 
 def why_shut_out(processes: Iterable[psutil.Process]) -> str:
@@ -52,6 +65,6 @@ def why_shut_out(processes: Iterable[psutil.Process]) -> str:
             return "the environment was cleared before Python was started"
         if str(INJECT) not in environment.get("PYTHONPATH", "").split(":"):
             return REPLACED
-        if any(ISOLATING.fullmatch(word) for word in words[1:2]):
-            return f"Python was started with {words[1]}, which keeps the harness out. Start it without {words[1]}"
+        if option := isolating(words[1:]):
+            return ISOLATED.format(option)
     return ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.config.best import Best
 from autotune.harness import protocol
-from autotune.launchers.injection import INJECT
+from autotune.launchers.injection import INJECT, first_on
 from autotune.plain_text import one_line
 from autotune.records import Knobs
 from autotune.wording import changes_phrase
@@ -53,8 +53,8 @@ def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, 
 
 def variables(best: Best, spec: str) -> dict[str, str]:
     """Returns the environment variables that a real run adds or replaces."""
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INJECT))]
-    own = {"PYTHONPATH": os.pathsep.join([str(INJECT), *paths]), protocol.SPEC_VARIABLE: spec}
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(INJECT)]
+    own = {"PYTHONPATH": first_on(os.pathsep.join(paths)), protocol.SPEC_VARIABLE: spec}
     return {**best.environment(), **own}
 
 

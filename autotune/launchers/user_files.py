@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import AutotuneError
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
@@ -78,7 +79,11 @@ class UserFiles:
         self._asked: list[str] = []
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
-        """Starts guarding and watching; returns when the trial may start."""
+        """Starts guarding and watching; returns when the trial may start.
+
+        Raises:
+            AutotuneError: the process that guards the files cannot be started.
+        """
         place = place.resolve()
         self._folders = folders = Folders(list(argv), Path(cwd), place)
         files = [path for path in [*folders.checkpoints(), *folders.logs()] if path not in self.made]
@@ -126,7 +131,10 @@ class UserFiles:
     def _ask(self, place: Path, message: dict[str, Any]) -> None:
         for _ in range(2):  # the keeper may have been killed since the last trial
             if self._keeper is None:
-                self._keeper = Keeper(study_of(place), self._slot)
+                try:
+                    self._keeper = Keeper(study_of(place), self._slot)
+                except OSError as error:
+                    raise AutotuneError(f"the process that guards your files cannot be started ({error})") from error
             if self._keeper.ask(message, "ready") is not None:
                 return
             self._keeper.close()
@@ -325,7 +333,7 @@ def _is_ours(path: Path) -> bool:
 
 def _temporary_places() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()).resolve()
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve()
+    yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).resolve()  # a user may have no home
 
 
 def _is_binary(path: Path) -> bool:

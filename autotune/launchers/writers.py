@@ -38,14 +38,14 @@ class Folders:
     """Watches folders with inotify.
 
     Attributes:
-        file: descriptor that is readable when something has changed.
+        file: descriptor that is readable when something has changed. Without inotify, no change is ever reported.
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc = ctypes.CDLL(None)
         self.file: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.file < 0:
-            raise OSError(ctypes.get_errno(), "inotify is not available")
+        if self.file < 0:  # this user has no instance left (fs.inotify.max_user_instances): this descriptor is never readable
+            self.file = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._paths: dict[int, Path] = {}
 
     def watch(self, folder: Path) -> None:

@@ -108,13 +108,13 @@ def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, 
         BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.
         KeyboardInterrupt: the user stopped it; the results until then are on disk.
     """
-    folder.mask = inputs.secrets.message
+    folder.mask = inputs.secrets.stored
     with folder.claimed(), _one_blas_thread(), Interrupts(listener.notice) as interrupts:
         return _Study(inputs, folder, Masked(listener, inputs.secrets), interrupts, read_earlier(folder)).explain(wanted)
 
 
 def _run(inputs: StudyInputs, folder: StudyFolder, unmasked: Listener, *, is_new: bool) -> Summary:
-    folder.mask, listener = inputs.secrets.message, Masked(unmasked, inputs.secrets)
+    folder.mask, listener = inputs.secrets.stored, Masked(unmasked, inputs.secrets)
     try:
         with folder.claimed() as problem, _one_blas_thread(), Interrupts(listener.notice) as interrupts:
             if problem:

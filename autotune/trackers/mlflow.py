@@ -280,8 +280,8 @@ class MlflowTracker(Tracker):
             text = read_bytes(file).decode("utf-8", "replace")
         except (FileNotFoundError, ValueError):  # ValueError: a pipe or a huge file in a stranger's study
             return
-        # `message` masks only known values and credentials in URLs, so that JSON stays valid.
-        self._client.log_text(run_id, self._secrets.message(text), name or file.name)
+        # `stored` masks only known values and credentials in URLs, so that JSON stays valid.
+        self._client.log_text(run_id, self._secrets.stored(text), name or file.name)
 
     def _log(
         self,

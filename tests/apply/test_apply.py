@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cli.apply import Asked, apply
+from autotune.launchers.environment import own_environment
 from autotune.launchers.injection import INJECT
 from tests.apply.conftest import Place, ended, seen
 from tests.faults.trial_studies import QUICK
@@ -309,3 +310,13 @@ def test_best_yaml_of_a_study_applies_after_the_program_was_edited(place: Place)
     assert seen(done)["batches"] == [8] * 18, done.stderr
     assert seen(done)["held_out"] == [24] * 6
     assert "settings of best.yaml are in effect" in done.stderr
+
+
+def test_empty_entry_of_pythonpath_still_names_the_current_folder(place: Place) -> None:
+    place.best({"threads": {"omp": 2}})
+    (place.path / "mine.py").touch()
+    (place.path / "scripts").mkdir()
+    (place.path / "scripts" / "main.py").write_text("import mine\n")
+    path = own_environment()["PYTHONPATH"]
+    done = place.apply(sys.executable, "scripts/main.py", env={"PYTHONPATH": f"{path}:"})  # as after PYTHONPATH=src:$PYTHONPATH
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Files and commands that cannot be used end with exit code 2 and one line, before anything is started."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from autotune.cli.main import main
 from autotune.config.best import read_best
 from autotune.errors import BadInput
+from tests.support.studies import make_study
 
 PYTHON = ["--", sys.executable, "-c", "pass"]
 FILES = {
@@ -99,3 +101,11 @@ def test_secret_in_the_environment_need_not_be_in_the_file(monkeypatch):
     monkeypatch.setenv("A_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz")
     Path("best.yaml").write_text("provenance: {secret: [env.A_TOKEN]}\nthreads: {intra: 1}\n")
     assert read_best(Path("best.yaml")).knobs == {"threads.intra": 1}
+
+
+def test_suggested_command_finds_a_study_in_another_runs_folder(capsys):
+    study = make_study(Path("elsewhere"), "s")
+    study.best_file.write_text("threads: {intra: 1}\nprovenance: {program: {command: [python, -c, pass]}}\n")
+    assert main(["apply", "s", "--runs-dir", "elsewhere"]) == 2
+    suggested = capsys.readouterr().err.partition("type `")[2].partition("`")[0]
+    assert main([*shlex.split(suggested)[1:-4], "--dry-run", *PYTHON]) == 0, suggested

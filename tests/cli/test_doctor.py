@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
+import sys
 
 import pytest
 
-from autotune.cli.doctor import printable
+from autotune.cli.doctor import doctor, printable
 from autotune.machine.checks import Finding, Status
 
 NVML = """
@@ -111,3 +113,16 @@ def test_bad_input_is_refused_with_status_2(cli):
     assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")
     assert "COMMAND: doctor does not run a program, got 'python x.py' after --" in cli.refused("doctor", "--", "python", "x.py")
     assert "--python: no such interpreter, got 'nosuch'" in cli.refused("doctor", "--python", "nosuch")
+
+
+def test_torch_beside_autotune_does_not_count_as_the_torch_of_another_interpreter(tmp_path, monkeypatch, capsys):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '9.9.9'\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # has no packages
+    python.chmod(0o755)
+    monkeypatch.setattr("autotune.launchers.environment.PACKAGE", tmp_path / "autotune")
+    assert doctor([], data=None, python=str(python), as_json=True) == 3
+    (torch,) = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["name"] == "torch"]
+    assert torch["found"].startswith("none in ")

@@ -96,6 +96,23 @@ def test_note_warns_of_a_command_that_would_run_without_the_settings(place):
     assert _shutting_out(["sh", "pipe.sh"]) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python -I train.py", "only environment variables may take effect: Python is started with -I"),
+        ("env A=1 python3 -u -sE -m train", "only environment variables may take effect: Python is started with -sE"),
+        ("env -i python train.py", "no setting can take effect: env -i removes them"),
+        ("python -u train.py -I", ""),
+        ("python -m train -E", ""),
+        ("python -mIPython train.py -S", ""),
+        ("python -Werror::ImportWarning -s -P train.py", ""),
+        ("env -u A python train.py", ""),
+    ],
+)
+def test_note_warns_of_an_option_that_keeps_the_settings_out(command, expected):
+    assert [note[: len(expected)] for note in _shutting_out(command.split())] == [expected] * bool(expected)
+
+
 def test_study_with_a_similar_name_is_suggested(capsys, place):
     make_study(place / "runs", "resnet18")
     assert main(["show", "resnet"]) == 2

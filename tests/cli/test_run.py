@@ -103,3 +103,15 @@ def test_dry_run_describes_the_study_and_leaves_no_files(tmp_path, monkeypatch, 
 def test_dry_run_promises_no_more_trials_than_were_asked_for():
     assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=None).startswith("about 29 trials, if each takes 10 s")
     assert dry_run._plan(600.0, 300.0, ("s-1", 10.0), most=1).startswith("about 1 trial, if each takes 10 s")
+
+
+def test_interrupt_before_the_study_began_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("autotune.study.loop._one_blas_thread", stop)
+    assert main(["run", "tracker.uri=none", "--", sys.executable, "train.py"]) == 130
+    assert "interrupted before the study began: nothing was measured" in capsys.readouterr().err
+    assert not any((tmp_path / "runs").iterdir())

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -25,13 +27,14 @@ from tests.trackers.browser import browser_page
 class Ui:
     """A running `autotune ui`: its process, and the address that it printed."""
 
-    def __init__(self, cli) -> None:
-        self.process = cli.start("ui")
+    def __init__(self, cli, *words: str) -> None:
+        self.process = cli.start("ui", *words)
         self.lines = []
-        while not (found := re.search(r"MLflow UI: (http://127\.0\.0\.1:\d+)/#/experiments/(\d+)", "".join(self.lines))):
-            line = self.process.stdout.readline()
-            assert line, f"it ended: {self.lines}"
-            self.lines.append(line)
+        while not (found := re.search(r"MLflow UI: (http://127\.0\.0\.\d:\d+)/#/experiments/(\d+)", "".join(self.lines))):
+            self.lines.append(line := self.process.stdout.readline())
+            if not line or "Ctrl-C" in line:
+                self.process.kill()
+                pytest.fail(f"it shows no page of the experiment: {self.lines}")
         self.url, self.experiment = found.groups()
         self.printed = next(word for word in "".join(self.lines).split() if word.startswith("http"))
         self.children = psutil.Process(self.process.pid).children(recursive=True)
@@ -42,10 +45,10 @@ class Ui:
         self.process.stdout.close()
         return code
 
-    def runs(self) -> dict[str, dict]:
+    def runs(self, **headers: str) -> dict[str, dict]:
         asked = json.dumps({"experiment_ids": [self.experiment]}).encode()
         request = urllib.request.Request(
-            f"{self.url}/api/2.0/mlflow/runs/search", asked, headers={"Content-Type": "application/json"}
+            f"{self.url}/api/2.0/mlflow/runs/search", asked, headers={"Content-Type": "application/json", **headers}
         )
         with urllib.request.urlopen(request, timeout=30) as answer:
             return {run["info"]["run_name"]: run for run in json.load(answer)["runs"]}
@@ -137,6 +140,20 @@ def test_ui_ends_on_sigterm_without_leftover_processes(ui):  # last, because it 
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert gone
+
+
+@pytest.mark.thorough
+def test_ui_on_another_address_answers_under_the_names_of_this_machine(cli):
+    make_study(cli.cwd / "runs")
+    shown = Ui(cli, "--host", "127.0.0.2")
+    try:
+        name = f"{socket.gethostname()}:{urllib.parse.urlsplit(shown.url).port}"
+        for asked in (shown.url.removeprefix("http://"), name):
+            assert len(shown.runs(Host=asked, Origin=f"http://{asked}")) == 9
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            shown.runs(Origin="http://elsewhere.example")
+    finally:
+        shown.end(signal.SIGTERM)
 
 
 def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(cli):

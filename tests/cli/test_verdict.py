@@ -1,11 +1,13 @@
 """The verdict as a headline, as plain lines and as a panel, for every state of a study."""
 
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from autotune.cli import trials
+from autotune.cli.main import main
 from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
 from autotune.cli.waterfall import Waterfall
@@ -362,3 +364,11 @@ def test_values_too_long_for_a_table_become_phrases(tmp_path):
     said = console.file.getvalue()
     assert "shared by file_system  1.62x" in said
     assert "file_descriptor" not in said
+
+
+def test_complete_study_without_a_budget_is_not_told_to_raise_it(tmp_path, capsys):
+    folder = make_study(tmp_path)
+    folder.write_study(dataclasses.replace(folder.read_study(), identity={"machine.num_cores": 2}))
+    folder.write_summary({**folder.read_summary(), "budget_s": None, "budget_trials": None, "reason": "nothing is left to try"})
+    assert main(["resume", str(folder.path)]) == 0
+    assert capsys.readouterr().out.endswith("complete  nothing is left to try.\n")

@@ -169,3 +169,11 @@ def test_file_that_changes_nothing_is_accepted_without_a_run(cli, place):
     (place / "nothing.yaml").write_text("# @package _global_\n" + yaml.safe_dump(document))
     ended = cli("verify", "nothing.yaml")
     assert (ended.returncode, ended.stdout) == (0, "nothing.yaml: the file changes nothing: there is nothing to verify.\n")
+
+
+def test_verification_that_gets_no_node_leaves_no_folder(own, place, tmp_path):
+    own.environment["PATH"] = str(tmp_path)  # without srun
+    before = sorted((place / "runs").iterdir())
+    said = own.refused("verify", "runs/s/best.yaml", "launcher=slurm", "env.HF_TOKEN=hunter2222", *COMMAND)
+    assert "srun is not installed" in said
+    assert sorted((place / "runs").iterdir()) == before

@@ -37,9 +37,10 @@ def kept(tmp_path):
         ("study.budget.minutes=null", "study.budget.trials=30", "measure.finals.max_s=12", "search.sampler=random"),
     ],
 )
-def test_recorded_study_is_restored_unchanged(kept, overrides):
+def test_recorded_study_is_restored_unchanged_in_its_present_runs_folder(kept, overrides, tmp_path):
     before, after = kept(*overrides)
-    assert dataclasses.asdict(after.config) == dataclasses.asdict(before.config)
+    assert after.config.runs_dir == str(tmp_path.parent)
+    assert dataclasses.asdict(after.config) == {**dataclasses.asdict(before.config), "runs_dir": after.config.runs_dir}
     assert after.space == before.space
     assert (after.command.parts, after.command.placeholders) == (before.command.parts, before.command.placeholders)
     assert after.command.cwd == "/somewhere"

@@ -45,6 +45,21 @@ def assert_nothing_left(study, pids):
     wait_until(lambda: not study.processes(), "the end of the other processes")  # the keeper ends last
 
 
+def read_until_there(terminal, path):
+    """Reads from a terminal until there is a file, and returns what was shown. Unread output would block the tuner."""
+    screen = b""
+    os.set_blocking(terminal, False)
+
+    def is_there():
+        nonlocal screen
+        with contextlib.suppress(BlockingIOError):
+            screen += os.read(terminal, 1 << 16)
+        return path.exists()
+
+    wait_until(is_there, str(path))
+    return screen
+
+
 def test_tuner_killed_in_a_trial_leaves_no_process(study):
     pids = in_second_trial(study)
     study.process.kill()
@@ -92,16 +107,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
 
     study.start(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=take_terminal)
     os.close(theirs)
-    screen = b""
-    os.set_blocking(ours, False)
-
-    def is_in_second_trial():
-        nonlocal screen
-        with contextlib.suppress(BlockingIOError):
-            screen += os.read(ours, 1 << 16)  # otherwise the tuner's output blocks
-        return (study.path / "trials" / "0001" / "pids").exists()
-
-    wait_until(is_in_second_trial, "the second trial")
+    screen = read_until_there(ours, study.path / "trials" / "0001" / "pids")
     pids = [*pids_in(study.path / "trials" / "0001" / "pids"), study.supervisor.pid]
     os.close(ours)
     assert study.process.wait(timeout=60) == 130
@@ -110,6 +116,21 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     summary = study.summary()
     assert summary["status"] == "interrupted"
     assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
+
+
+def test_study_continues_if_its_terminal_closes_without_a_signal(tmp_path):  # `disown` in bash, `setsid`
+    study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(1); answer()", "study.budget.trials=1")
+    ours, theirs = pty.openpty()
+    study.environment["TERM"] = "xterm"
+    try:
+        study.start(stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        read_until_there(ours, study.path / "trials" / "0000")
+        os.close(ours)
+        assert study.process.wait(timeout=60) == 0
+        assert study.summary()["status"] == "complete"
+    finally:
+        study.end()
 
 
 @pytest.mark.parametrize("out", ["| head -1", *more("> /dev/full")])

@@ -42,6 +42,7 @@ def test_reason_why_the_harness_was_not_loaded_is_found(start):
     there = {"PYTHONPATH": f"{INJECT}{os.pathsep}src", "AUTOTUNE_SPEC": "spec.json"}
     assert why_shut_out([start(**there)]) == ""
     assert "-I" in why_shut_out([start("-I", **there)])
+    assert "-sE" in why_shut_out([start("-u", "-sE", **there)])
     assert "PYTHONPATH was replaced" in why_shut_out([start(**{**there, "PYTHONPATH": "src"})])
     assert "environment was cleared" in why_shut_out([start(PATH="")])
     assert why_shut_out([]) == ""

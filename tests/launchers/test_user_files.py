@@ -8,13 +8,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
+from autotune.errors import AutotuneError
 from autotune.harness import protocol
-from autotune.launchers import guarded
+from autotune.launchers import guarded, writers
 from autotune.launchers.environment import mark_of
 from autotune.launchers.guarded import Guarded
 from autotune.launchers.keeper import Trial
@@ -572,3 +574,33 @@ def test_search_for_leftover_copies_ends_after_a_limited_number_of_names(files, 
     (left := cwd / f".best.pt.{dead.pid}.autotune.tmp").touch()
     guarded.remove_left([cwd / "best.pt"])
     assert left.exists()
+
+
+def test_user_without_a_home_gets_a_report(files, cwd, monkeypatch):
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])  # as in a container that runs with an arbitrary user id
+    report = trial(files, cwd, WRITE, "best.pt")
+    assert report.new | report.left == {"best.pt": 9}
+
+
+def test_error_names_the_process_that_cannot_be_started(files, cwd, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("autotune.launchers.user_files.Keeper", fail)
+    with pytest.raises(AutotuneError, match="the process that guards your files cannot be started"):
+        files.begin([], str(cwd), place_of(cwd))
+
+
+def test_files_are_guarded_even_if_no_instance_of_inotify_is_left(cwd, monkeypatch):
+    libc = SimpleNamespace(inotify_init1=lambda _: -1, inotify_add_watch=lambda *_: -1)
+    monkeypatch.setattr(writers, "ctypes", SimpleNamespace(CDLL=lambda *_, **__: libc, get_errno=lambda: errno.EMFILE))
+    (path := cwd / "best.pt").write_bytes(PRECIOUS)
+    message = {"files": [str(path)], "folders": [str(cwd)], "own": [], "place": str(place_of(cwd))}
+    guarding = Trial(message, Processes("no study"))
+    program = start(cwd, WRITE, path)
+    while program.poll() is None:
+        guarding.look()
+    assert path.read_bytes() == PRECIOUS
+    report = guarding.end()
+    assert (report["kept"], report["open"]) == ([str(path)], {})

@@ -242,3 +242,12 @@ def test_existing_page_is_unchanged_if_the_disk_is_full(tables, tmp_path, capsys
         assert "--html: cannot be written, got" in said.err
         assert "random" in said.out, "the computed results are still printed"
         assert (disk / "page.html").read_text() == "an earlier page"
+
+
+def test_recording_that_gets_no_node_leaves_no_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without srun
+    assert main(["record", "launcher=slurm", *SPACE, "--", sys.executable, "train.py"]) == 2
+    assert "srun is not installed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
