@@ -24,6 +24,8 @@ from tests.harness.contexts import context
         ("last_in_closure", 14, "forward calls"),
         ("subclassed", 12, "loader"),
         ("some_without_batch", 12, "loader"),
+        ("optimizer_in_backward", 12, "loader"),
+        ("pair_after_one", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )

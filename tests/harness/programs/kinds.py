@@ -247,4 +247,30 @@ def copied_optimizer():
             return
 
 
+def optimizer_in_backward():
+    """Each of 70 parameters has an optimizer of its own, which steps in the backward pass."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(35)))
+    optimizers = {each: torch.optim.SGD([each], lr=0.01) for each in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(step)
+    for x, _ in batches():
+        model(x).square().mean().backward()
+
+
+def pair_after_one():
+    """After some steps of one optimizer, which stays alive, two others step on each batch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    first, *pair = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, *model)]
+    for number, (x, y) in enumerate(batches()):
+        for optimizer in [first] if number < 10 else pair:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
 globals()[KIND]()
