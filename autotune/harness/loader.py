@@ -50,7 +50,8 @@ class Loader:
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
         self.draws_by_itself = self.holds_open_file = False
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
-        self._drawn: Optional[List[bytes]] = None  # states of the data set's random generators before a fetch
+        self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
+        self._drawn: List[bytes] = []  # their states before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -104,27 +105,31 @@ class Loader:
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
     def examine(self, loader: Any) -> None:
-        """Notes whether the data set holds an open file; called when the program first iterates over the loader.
+        """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.
 
-        Later, the data set may have opened the file in a fetch, as each worker would. A loader with a `worker_init_fn` is left
-        out: its author may open files and seed generators there.
+        Later, a fetch may have opened the file or made a generator, as it would in each worker. A loader with a
+        `worker_init_fn` is left out: its author may open files and seed generators there.
         """
         if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
             return
         self.holds_open_file = persistent.holds_open_file(self.dataset)
-        self.is_watched = not self.num_workers and not self.is_stream
+        if not self.num_workers:
+            self._generators = persistent.generators([self.dataset, members.attribute(loader, "collate_fn")])
+            self.is_watched = bool(self._generators)
 
     def begin_fetch(self) -> None:
-        """Notes the states of the data set's random generators before a batch is fetched."""
-        self._drawn = persistent.draws(self.dataset)
+        """Notes the states of random generators before a batch is fetched."""
+        self._drawn = persistent.states(self._generators)
 
     def note_facts(self) -> None:
         """Notes facts about the data set and the sampler after a batch."""
         self._num_examined += 1
-        if self._drawn is not None:
-            self.draws_by_itself = self.draws_by_itself or persistent.draws(self.dataset) != self._drawn
-            self._drawn = None
+        if self._drawn:
+            self.draws_by_itself = self.draws_by_itself or persistent.states(self._generators) != self._drawn
+            self._drawn = []
         self.is_watched = self.is_watched and self.needs_facts
+        if not self.is_watched:
+            self._generators = []
         self.last_facts = persistent.facts([self.dataset]), self._batch_sampler, persistent.facts([self.batch_sampler])
 
     def compare(self) -> None:

@@ -47,9 +47,13 @@ def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(tri
         ("legacy", "draws from a random generator of its own"),
         ("python", "draws from a random generator of its own"),
         ("torch", "draws from a random generator of its own"),
+        ("module", "draws from a random generator of its own"),
+        ("collate", "draws from a random generator of its own"),
+        ("made", ""),
         ("numpy seeded", ""),
         ("global", ""),  # torch seeds these in each worker
         ("file", "holds an open file"),
+        ("files", "holds an open file"),
         ("file seeded", ""),
         ("late", ""),
     ],

@@ -45,8 +45,9 @@ CHANGED = (
     "data set and is asked for batches ahead"
 )
 DRAWS = (
-    "the data set draws from a random generator of its own: each worker would have a copy, and all copies would draw the same "
-    "numbers, in each epoch again. Give the loader a worker_init_fn that seeds the copy of each worker"
+    "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy or "
+    "torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader a "
+    "worker_init_fn that seeds the copy of each worker"
 )
 OPEN = (
     "the data set holds an open file, and workers would move each other's position in it. Open the file at the first access "
