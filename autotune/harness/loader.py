@@ -176,6 +176,15 @@ class Loader:
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     @property
+    def is_iterated(self) -> bool:
+        """Whether the iterator still exists and has more batches; with persistent workers, the loader holds it."""
+        iterator = self._iterator()
+        try:
+            return iterator is not None and iterator._num_yielded < len(iterator)
+        except Exception:  # a stream has no length
+            return True
+
+    @property
     def is_given_up(self) -> bool:
         """Whether the program dropped the iterator after the batches of one step, so that all steps are on the same data."""
         return self.num_steps_fed == 1 and self._iterator() is None

@@ -73,6 +73,23 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
 
 
+def test_steps_on_a_batch_of_a_loader_that_is_chosen_at_random_count_its_samples(trial: Trial) -> None:
+    found = trial("kinds.py", "at_random").result()
+    assert (found.unit, found.unit_source, set(found.steps["samples"])) == ("samples", "loader", {12})
+
+
+@pytest.mark.parametrize("words", [(), ("persistent",)])
+def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_first_pass(
+    trial: Trial, words: tuple[str, ...]
+) -> None:
+    found = trial("kinds.py", "kept_batches", *words, rules=dataclasses.replace(RULES, min_s=1.5, max_s=2.0)).result()
+    assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
+    assert sum(found.steps["samples"]) == pytest.approx(12 * len(found.steps["samples"]), abs=12 * 50)
+    assert found.window is not None
+    assert found.window.is_steady
+    assert found.window.samples == pytest.approx(12 * found.window.steps)
+
+
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr

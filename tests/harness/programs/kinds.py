@@ -273,4 +273,30 @@ def pair_after_one():
             optimizer.step()
 
 
+def kept_batches():
+    """The batches of the first pass are kept: no loader is asked for them again."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in itertools.cycle(DataLoader(data, batch_size=12, persistent_workers=bool(FLAGS), num_workers=len(FLAGS))):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        time.sleep(0.005)
+
+
+def at_random():
+    """Each step takes a batch of one of two loaders, chosen at random. The batches are token ids."""
+    tokens = TensorDataset(torch.randint(0, 9, (240, 5)))
+    loaders = [DataLoader(tokens, batch_size=12) for _ in range(2)]
+    first, second = (itertools.chain.from_iterable(itertools.repeat(each)) for each in loaders)
+    model = nn.Embedding(9, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number in torch.randint(0, 2, (100_000,)).tolist():
+        (x,) = next(second if number else first)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        time.sleep(0.001)
+
+
 globals()[KIND]()
