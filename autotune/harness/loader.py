@@ -49,6 +49,7 @@ class Loader:
         self._num_examined = self._num_changed = 0
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
         self.draws_by_itself = self.holds_open_file = False
+        self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch

@@ -29,8 +29,9 @@ from .patches import patches
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
-# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on batches
-# that it has kept. It must be larger than the queue of a thread that fetches ahead.
+COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps beside the training loader trains as well
+# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on
+# batches that it has kept. It must be larger than the queue of a thread that fetches ahead.
 IDLE_STEPS = 32
 
 
@@ -437,12 +438,15 @@ class LoaderWatch:
                 info.total_samples += samples
                 info.total_wait_s += waited_s
                 info.total_batches += num_batches
-            elif info.num_steps_fed * 2 < num_steps and (has_own or num_batches > 1):
+            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and self._context.modules.is_evaluated)):
                 is_foreign = True
-            else:
-                wait_s += waited_s  # a second loader that also feeds the steps
-                samples += 0.0 if has_own else taken  # the loaders take turns: this step is on a batch of the second one
-                self._num_otherwise += not has_own
+            else:  # a second loader that also feeds the steps
+                wait_s += waited_s
+                if has_own:
+                    self._note_companion(training, info)
+                else:  # the loaders take turns: this step is on a batch of the second one
+                    samples += taken
+                    self._num_otherwise += 1
         self.touched.clear()
         if training is not None and forward_samples:
             samples += self._of_kept_batches(training)
@@ -456,6 +460,12 @@ class LoaderWatch:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _note_companion(self, training: Any, info: Loader) -> None:
+        """Notes that a step took a batch of another loader as well, if such steps are frequent."""
+        num_steps = self._context.num_steps
+        if num_steps >= LEAST_STEPS and info.num_steps_fed >= COMPANION_FRAC * num_steps:
+            training.companion = info.site
 
     @property
     def _num_idle(self) -> int:

@@ -90,6 +90,15 @@ def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_firs
     assert found.window.samples == pytest.approx(12 * found.window.steps)
 
 
+@pytest.mark.parametrize("every", ["1", "4"])
+def test_steps_that_also_take_a_batch_of_another_loader_count_and_keep_its_batch_size(trial: Trial, every: str) -> None:
+    found = trial("kinds.py", "beside", every).result()
+    assert set(found.steps["samples"]) <= {4, 12}  # either loader may count as the one that trains
+    assert found.window is not None
+    assert found.window.rate_per_s == pytest.approx(sum(found.steps["samples"]) / found.steps["end_s"][-1], rel=0.3)
+    assert "kinds.py" in found.applicability["loader.batch_size"]
+
+
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:
     run = trial("position.py")
     assert json.loads(run.stdout) == [*range(1, 9)] * 3, run.stderr

@@ -39,15 +39,19 @@ NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
+COMPANION = (
+    "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
+    "both, write {{loader.batch_size=32}} in the command as its value"
+)
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
 CHANGED = (
     "the program changes its data set or sampler between batches, which workers would not see: each has its own copy of the "
     "data set and is asked for batches ahead"
 )
 DRAWS = (
-    "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy or "
-    "torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader a "
-    "worker_init_fn that seeds the copy of each worker"
+    "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy "
+    "or torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader "
+    "a worker_init_fn that seeds the copy of each worker"
 )
 OPEN = (
     "the data set holds an open file, and workers would move each other's position in it. Open the file at the first access "
@@ -260,6 +264,8 @@ def applicability(loader: Any) -> Dict[str, str]:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
+    elif loader.companion:
+        reasons["loader.batch_size"] = COMPANION.format(loader.companion)
     if not loader.is_shared_out:
         reasons.update({PREFIX + name: UNSHARED for name in kept})
     why = CHANGED if loader.is_changed_between_batches else DRAWS if loader.draws_by_itself else ""

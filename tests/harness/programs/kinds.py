@@ -299,4 +299,21 @@ def at_random():
         time.sleep(0.001)
 
 
+def beside():
+    """Each EVERY-th step takes a batch of a second loader as well, and takes longer."""
+    every, others = int(FLAGS[0]), DataLoader(data, batch_size=4, shuffle=True)
+    second = itertools.chain.from_iterable(itertools.repeat(others))
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (x, _) in enumerate(batches(), 1):
+        loss = model(x).sum()
+        if number % every == 0:
+            loss = loss + model(next(second)[0]).sum()
+            time.sleep(0.01)
+        optimizer.zero_grad()
+        loss.backward()
+        time.sleep(0.002)
+        optimizer.step()
+
+
 globals()[KIND]()
