@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import batches, members, persistent, sites, startable, worker
+from . import batches, collating, members, persistent, sites, startable, worker
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
@@ -49,6 +49,8 @@ class Loader:
         self._num_examined = self._num_changed = 0
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
         self.draws_by_itself = self.holds_open_file = False
+        # Signs that the program expects batches of one sample, of which it uses the first.
+        self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
@@ -139,6 +141,12 @@ class Loader:
         is_remade = sampler is not self._batch_sampler  # together with the loader, which is not a change
         is_changed = not is_remade and persistent.facts([self.batch_sampler]) != of_sampler
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
+
+    def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
+        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`."""
+        shape = self.sizes.shape
+        is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
+        self.is_unpacked = self.is_unpacked or (self.batch_size == 1 and is_removed)
 
     @property
     def is_changed_between_batches(self) -> bool:

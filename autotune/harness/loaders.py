@@ -426,6 +426,8 @@ class LoaderWatch:
         training = self.training
         if training is not None and training.batch_size is None:
             self._compare_with_call(training)
+        if training is not None and num_steps <= LEAST_STEPS:
+            training.note_inputs([root.sizes.called for root in self._context.modules.roots])
         samples = wait_s = 0.0
         is_foreign, has_own = False, training in self.touched
         self._fed_step = num_steps if self.touched else self._fed_step

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import operator
 import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
-from autotune.harness.knobs.loader import applicability
+from autotune.harness.collating import takes_only_first
+from autotune.harness.knobs.loader import FIRST_ONLY, UNPACKED, applicability
 from autotune.harness.loader import Loader
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then
@@ -97,6 +100,49 @@ def test_steps_that_also_take_a_batch_of_another_loader_count_and_keep_its_batch
     assert found.window is not None
     assert found.window.rate_per_s == pytest.approx(sum(found.steps["samples"]) / found.steps["end_s"][-1], rel=0.3)
     assert "kinds.py" in found.applicability["loader.batch_size"]
+
+
+@pytest.mark.parametrize(("words", "reason"), [((), ""), (("first",), FIRST_ONLY), (("row",), UNPACKED)])
+def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of_a_batch(
+    trial: Trial, words: tuple[str, ...], reason: str
+) -> None:
+    found = trial("kinds.py", "bags", *words, mode="inspect").result()
+    assert found.applicability.get("loader.batch_size", "") == reason
+    if words == ("first",):
+        report = trial("kinds.py", "bags", *words, knobs={"loader.batch_size": 4}).result().knobs["loader.batch_size"]
+        assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
+
+
+class First:
+    def collate(self, batch: Any) -> Any:
+        return batch[0]
+
+    def __call__(self, batch: Any) -> Any:
+        images, *others = batch[0]
+        return [images], others, batch[0][1]
+
+
+@pytest.mark.parametrize(
+    ("collate", "is_first_only"),
+    [
+        (lambda batch: batch[0], True),
+        (lambda batch: tuple(batch[0]), True),
+        (operator.itemgetter(0), True),
+        (First().collate, True),
+        (First(), True),
+        (None, False),
+        (default_collate, False),
+        (operator.itemgetter(1), False),
+        (lambda batch: batch[1], False),
+        (lambda batch: batch[0] + batch[1], False),
+        (lambda batch: (len(batch), batch[0]), False),
+        (lambda batch: [each[0] for each in batch], False),
+        (lambda batch: (lambda: batch)(), False),
+        (lambda *batch: batch[0], False),
+    ],
+)
+def test_a_collate_function_that_uses_only_the_first_sample_is_recognised(collate: Any, is_first_only: bool) -> None:
+    assert takes_only_first(collate) == is_first_only
 
 
 def test_an_iterator_keeps_its_own_sampler(trial: Trial) -> None:

@@ -7,7 +7,7 @@ import inspect
 import multiprocessing
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
 
-from .. import members, startable
+from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import affinity, eight_bits, transfer
@@ -39,6 +39,8 @@ NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
+FIRST_ONLY = "the collate function uses only the first sample of a batch"
+UNPACKED = "the program removes the dimension of the batch before it calls its model: it expects batches of one sample"
 COMPANION = (
     "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
     "both, write {{loader.batch_size=32}} in the command as its value"
@@ -209,6 +211,8 @@ def has_in_order() -> bool:
 
 
 def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
+    if collating.takes_only_first(arguments.get("collate_fn")):
+        return FIRST_ONLY
     sampler = arguments.get("batch_sampler")
     if sampler is not None:
         if not isinstance(members.attribute(sampler, "batch_size"), int):
@@ -264,6 +268,8 @@ def applicability(loader: Any) -> Dict[str, str]:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
+    elif loader.takes_only_first or loader.is_unpacked:
+        reasons["loader.batch_size"] = FIRST_ONLY if loader.takes_only_first else UNPACKED
     elif loader.companion:
         reasons["loader.batch_size"] = COMPANION.format(loader.companion)
     if not loader.is_shared_out:

@@ -316,4 +316,16 @@ def beside():
         optimizer.step()
 
 
+def bags():
+    """Batches of one bag of five rows. With `first`, the collate function unpacks the bag; with `row`, the loop does."""
+    collate = (lambda items: items[0]) if "first" in FLAGS else None
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for (x,) in DataLoader(TensorDataset(torch.randn(240, 5, 4)), batch_size=1, collate_fn=collate):
+            optimizer.zero_grad()
+            model(x[0] if "row" in FLAGS else x).sum().backward()
+            optimizer.step()
+
+
 globals()[KIND]()
