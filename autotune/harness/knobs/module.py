@@ -35,6 +35,7 @@ APART = "the CUDA graphs of single blocks overwrite each other's outputs in a va
 REPLICATED = (
     "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
 )
+IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -261,6 +262,8 @@ class ModuleKnobs(KnobHandler):
         half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
         if half:
             reasons[AMP] = f"the parameters are {half} already"
+        if all(o["parameter_dtypes"] == ["fp64"] for o in observed):
+            reasons[AMP] = IN_FP64
         if any(o["is_replicated"] for o in observed):
             reasons[BF16] = REPLICATED
         if any(o[COMPILE] != "off" for o in observed):
@@ -305,6 +308,9 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if half:
         own = _short(half[0].dtype)
         return NOT_APPLICABLE, f"the parameters are {own} already", own
+    kinds = {p.dtype for p in members.parameters(module) if torch.is_floating_point(p)}
+    if mode != "off" and kinds == {torch.float64}:
+        return NOT_APPLICABLE, IN_FP64, "off"
     return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _is_replicated(module) else None
 
 
