@@ -146,6 +146,8 @@ def test_float16_with_scaled_losses_trains_like_float32(trained: Any, words: str
         ("handclip", "changes its gradients itself"),
         ("scaler", "scales its gradients itself"),
         pytest.param("lbfgs", "may call its closure several times a step", marks=pytest.mark.thorough),
+        ("three", "several optimizers step"),
+        ("hooked", "several optimizers step"),
         pytest.param("two", "several optimizers step", marks=pytest.mark.thorough),
     ],
 )
