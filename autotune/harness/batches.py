@@ -164,9 +164,14 @@ def _row(shape: Tuple[int, ...]) -> int:
     return shape[1] if len(shape) > 1 and shape[0] == 1 else shape[0] if shape else 0
 
 
+def first_tensor(batch: Any) -> Any:
+    """Returns a (nested) batch's first tensor, or array of any library, that is not a scalar; None if it has none."""
+    return next(_tensors(batch), None)
+
+
 def first_shape(batch: Any) -> Tuple[int, ...]:
-    """Returns the shape of a (nested) batch's first tensor that is not a scalar; () if the batch has no such tensor."""
-    return next((tuple(members.shape_of(tensor) or ()) for tensor in _tensors(batch)), ())
+    """Returns the shape of a batch's `first_tensor`; () if there is none."""
+    return tuple(members.shape_of(first_tensor(batch)) or ())
 
 
 class CallSizes:

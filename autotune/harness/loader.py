@@ -53,6 +53,8 @@ class Loader:
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
+        self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
+        self._last_tensor: Tuple[Any, int] = (_nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
@@ -124,9 +126,12 @@ class Loader:
         """Notes the states of random generators before a batch is fetched."""
         self._drawn = persistent.states(self._generators)
 
-    def note_facts(self) -> None:
-        """Notes facts about the data set and the sampler after a batch."""
+    def note_facts(self, first: Any) -> None:
+        """Notes facts about the data set and the sampler after a batch whose first tensor is `first`."""
         self._num_examined += 1
+        last, version = self._last_tensor
+        self.reuses_tensors = self.reuses_tensors or (first is not None and last() is first and _version(first) != version)
+        self._last_tensor = _weakly(first), _version(first)
         if self._drawn:
             self.draws_by_itself = self.draws_by_itself or persistent.states(self._generators) != self._drawn
             self._drawn = []
@@ -238,6 +243,13 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value) if value is not None else _nothing
     except TypeError:  # for example a list
         return lambda: value
+
+
+def _version(value: Any) -> int:
+    """Returns a number that grows each time a tensor is written to; 0 for other objects."""
+    from torch import Tensor
+
+    return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
 
 
 def _length(dataset: Any) -> Optional[int]:

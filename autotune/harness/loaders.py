@@ -387,7 +387,7 @@ class LoaderWatch:
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._is_examining and info.needs_facts:
-                info.note_facts()
+                info.note_facts(batches.first_tensor(batch))
                 info.usual_batch = None  # the next batches must come here as well
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")

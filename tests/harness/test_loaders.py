@@ -58,6 +58,7 @@ def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(tri
         ("file", "holds an open file"),
         ("files", "holds an open file"),
         ("file seeded", ""),
+        ("buffer", "writes each batch into the tensors of the last one"),
         ("late", ""),
     ],
 )

@@ -59,6 +59,10 @@ OPEN = (
     "the data set holds an open file, and workers would move each other's position in it. Open the file at the first access "
     "or in the loader's worker_init_fn"
 )
+REUSED = (
+    "the loader writes each batch into the tensors of the last one: a worker would overwrite batches that the program has not "
+    "used yet"
+)
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -274,9 +278,14 @@ def applicability(loader: Any) -> Dict[str, str]:
         reasons["loader.batch_size"] = COMPANION.format(loader.companion)
     if not loader.is_shared_out:
         reasons.update({PREFIX + name: UNSHARED for name in kept})
-    why = CHANGED if loader.is_changed_between_batches else DRAWS if loader.draws_by_itself else ""
-    if why or loader.holds_open_file:
-        reasons.update({PREFIX + name: why or OPEN for name in kept})
+    signs = (
+        (loader.is_changed_between_batches, CHANGED),
+        (loader.draws_by_itself, DRAWS),
+        (loader.reuses_tensors, REUSED),
+        (loader.holds_open_file, OPEN),
+    )
+    if why := next((why for is_seen, why in signs if is_seen), ""):
+        reasons.update({PREFIX + name: why for name in kept})
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():

@@ -3,7 +3,8 @@
 `numpy`, `legacy`, `python` and `torch` name the random generator of its own from which it draws. `global`: it draws from those
 of the process. `module`: it draws from a global variable of the module. `collate`: the collate function draws from a generator
 that it holds. `made`: the data set makes its generator at the first access. `file`: it holds an open file, `files`: 20 of them.
-`late`: it opens the file at the first access. With the word `seeded`, the loader has a `worker_init_fn`.
+`late`: it opens the file at the first access. `buffer`: the collate function writes all batches into one tensor. With the word
+`seeded`, the loader has a `worker_init_fn`.
 """
 
 import random
@@ -59,12 +60,20 @@ class Masking:
         return default_collate(items)
 
 
+class Writing:
+    def __init__(self):
+        self.batch = torch.empty(8, 4)
+
+    def __call__(self, items):
+        return torch.stack(items, out=self.batch)
+
+
 def seed(worker_id):
     pass
 
 
 if __name__ == "__main__":
-    collate = Masking() if "collate" in sys.argv else None
+    collate = {"collate": Masking(), "buffer": Writing()}.get(sys.argv[1])
     loader = DataLoader(Data(), batch_size=8, worker_init_fn=seed if "seeded" in sys.argv else None, collate_fn=collate)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
