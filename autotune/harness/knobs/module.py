@@ -36,6 +36,7 @@ REPLICATED = (
     "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
 )
 IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
+WRITES = "a block changes its tensor {} each time it runs, so running it again changes the training"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -240,6 +241,8 @@ class ModuleKnobs(KnobHandler):
             return verify_layout([root.module for root in modules.living], bool(asked))
         if key == COMPILE and asked != "off":
             return _verify_compile(modules.num_graphs(), asked)
+        if key == CHECKPOINTING and asked and self.checkpointing.written:
+            return KnobReport(NOT_APPLICABLE, WRITES.format(self.checkpointing.written), True)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
         if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
