@@ -68,6 +68,7 @@ class Loader:
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
         self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
+        self._reading_began = -1  # steps before the last iteration that began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -172,6 +173,15 @@ class Loader:
         """
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
+        self._reading_began = -1 if _is_grad_enabled() else num_steps
+
+    def was_only_read(self, num_steps: int) -> bool:
+        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.
+
+        Args:
+            num_steps: steps so far.
+        """
+        return self._reading_began == num_steps and self.num_yields > 0
 
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode, possibly on batches of this loader."""
@@ -243,6 +253,12 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value) if value is not None else _nothing
     except TypeError:  # for example a list
         return lambda: value
+
+
+def _is_grad_enabled() -> bool:
+    from torch import is_grad_enabled
+
+    return bool(is_grad_enabled())
 
 
 def _version(value: Any) -> int:

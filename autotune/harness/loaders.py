@@ -168,6 +168,8 @@ class LoaderWatch:
         """
         try:
             context, num_steps = self._context, self._context.num_steps
+            if info is self.training and info.was_only_read(num_steps):
+                context.modules.evaluated()
             info.begins_epoch(num_steps)
             is_evaluated = context.modules.is_evaluated
             over = [each for each in self.touched if is_evaluated or (each is not info and each.num_steps_fed * 2 < num_steps)]

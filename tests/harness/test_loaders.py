@@ -94,6 +94,11 @@ def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_firs
     assert found.window.samples == pytest.approx(12 * found.window.steps)
 
 
+def test_batches_of_the_training_loader_that_are_read_without_gradients_are_not_counted(trial: Trial) -> None:
+    found = trial("kinds.py", "statistics").result()
+    assert (found.status, set(found.steps["samples"])) == ("measured", {12})
+
+
 @pytest.mark.parametrize("every", ["1", "4"])
 def test_steps_that_also_take_a_batch_of_another_loader_count_and_keep_its_batch_size(trial: Trial, every: str) -> None:
     found = trial("kinds.py", "beside", every).result()

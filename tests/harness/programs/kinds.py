@@ -328,4 +328,20 @@ def bags():
             optimizer.step()
 
 
+def statistics():
+    """After each epoch, the statistics of an average of the model are computed, in training mode, from the training loader."""
+    from torch.optim.swa_utils import AveragedModel, update_bn
+
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    averaged = AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        averaged.update_parameters(model)
+        update_bn(loader, averaged)
+
+
 globals()[KIND]()
