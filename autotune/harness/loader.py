@@ -67,6 +67,7 @@ class Loader:
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
+        self.made_step = 0  # steps before it was made, or made anew
         self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
         self._reading_began = -1  # steps before the last iteration that began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
@@ -230,12 +231,25 @@ class Loader:
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.
         """
-        if self.site != other.site or self.num_steps_fed == 0:
-            return False
-        if self.given != other.given or self.given_kinds != other.given_kinds:
+        if not self._is_like(other):
             return False
         is_new_part = self.dataset is None or (self.num_data is not None and self.num_data == other.num_data)
         return self.dataset is other.dataset or (is_new_part and self.stack == other.stack)
+
+    def is_followed_by(self, other: "Loader", num_steps: int) -> bool:
+        """Whether `other` takes the place of this loader with a data set of another length, as in each epoch of a curriculum.
+
+        Both must shuffle: a loader for evaluation, which the same line may make, does not.
+
+        Args:
+            other: a loader that is about to be made.
+            num_steps: steps so far; at least one must have been made since this loader was made.
+        """
+        return self._is_like(other) and self.is_shuffled and self.stack == other.stack and self.made_step < num_steps
+
+    def _is_like(self, other: "Loader") -> bool:
+        is_same_site = self.site == other.site and self.num_steps_fed > 0
+        return is_same_site and self.given == other.given and self.given_kinds == other.given_kinds
 
     def __deepcopy__(self, memo: Any) -> "Loader":
         return self

@@ -291,7 +291,10 @@ class LoaderWatch:
             if self.is_uninstalled:
                 self._sites.change(new, arguments, self._context.handlers.loader)
                 return new
-            info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
+            num_steps = self._context.num_steps
+            same = [known for known in self.loaders if known.is_rebuilt_as(new)]
+            info = next(iter(same or [known for known in self.loaders if known.is_followed_by(new, num_steps)]), new)
+            info.made_step = num_steps
             if info is not new:
                 info.renew(arguments)
             else:

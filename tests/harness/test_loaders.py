@@ -94,6 +94,14 @@ def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_firs
     assert found.window.samples == pytest.approx(12 * found.window.steps)
 
 
+def test_knobs_apply_to_loaders_of_all_epochs_if_their_data_sets_differ_in_length(trial: Trial) -> None:
+    baseline = trial("kinds.py", "growing").result()
+    assert (baseline.detected["num_loaders"], baseline.detected["num_steps"] > 21) == (1, True)
+    found = trial("kinds.py", "growing", knobs={"loader.batch_size": 6}, target=baseline.target).result()
+    assert found.knobs["loader.batch_size"].status == APPLIED
+    assert set(found.steps["samples"]) == {6}
+
+
 def test_batches_of_the_training_loader_that_are_read_without_gradients_are_not_counted(trial: Trial) -> None:
     found = trial("kinds.py", "statistics").result()
     assert (found.status, set(found.steps["samples"])) == ("measured", {12})

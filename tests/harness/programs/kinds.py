@@ -344,4 +344,18 @@ def statistics():
         update_bn(loader, averaged)
 
 
+def growing():
+    """Each epoch has a data set of another length and a loader of its own."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in itertools.count(1):
+        grown = TensorDataset(torch.randn(240 + 12 * epoch, 4))
+        own = DataLoader(grown, batch_size=12, shuffle=True)
+        for (x,) in own:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.002)
+
+
 globals()[KIND]()
