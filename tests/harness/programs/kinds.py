@@ -284,21 +284,6 @@ def kept_batches():
         time.sleep(0.005)
 
 
-def at_random():
-    """Each step takes a batch of one of two loaders, chosen at random. The batches are token ids."""
-    tokens = TensorDataset(torch.randint(0, 9, (240, 5)))
-    loaders = [DataLoader(tokens, batch_size=12) for _ in range(2)]
-    first, second = (itertools.chain.from_iterable(itertools.repeat(each)) for each in loaders)
-    model = nn.Embedding(9, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for number in torch.randint(0, 2, (100_000,)).tolist():
-        (x,) = next(second if number else first)
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        time.sleep(0.001)
-
-
 def beside():
     """Each EVERY-th step takes a batch of a second loader as well, and takes longer."""
     every, others = int(FLAGS[0]), DataLoader(data, batch_size=4, shuffle=True)
