@@ -220,7 +220,7 @@ class CallSizes:
             return float(shape[self._dimension])
         if self.asked is not None:
             return self._as_asked(shape, self.asked)
-        if len(shape) > 1 and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
+        if len(shape) > 1 and shape[1] and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
             self.unit = "tokens"
             return float(shape[0] * shape[1])
         return 1.0 if is_one else float(shape[0])
