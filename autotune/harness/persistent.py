@@ -324,7 +324,7 @@ def _content(value: Any) -> int:
 
     try:
         if type(value) in (Tensor, Parameter):
-            is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
+            is_shared = value.is_shared()  # then the workers see its changes
             return 0 if is_shared else int(value._version)
         if type(value) in CONTAINERS:
             items = _items(value, MAX_ITEMS) if len(value) > LONG else []
