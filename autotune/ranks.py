@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from autotune.harness.protocol import RankResult
 
+LOADER = "loader"  # `RankResult.unit_source` of a rank whose samples come from a DataLoader
 # There are stragglers if one rank's own work takes longer than another's by at least this share of a step. Established
 # profilers call a loss of this share or more "moderate".
 STRAGGLER_FRAC = 0.05
@@ -77,7 +78,7 @@ def _is_whole(first: RankResult) -> bool:
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
     """Returns the samples of all ranks in a step, divided by the slowest rank's step time; None if a rank's pace is unknown.
 
-    If the ranks step at their own pace, returns the sum of their rates.
+    If the ranks step at their own pace, returns the sum of their rates. If rank 0 feeds the others, only its samples count.
     """
     if len(results) == 1:
         return results[0].throughput_per_s
@@ -88,7 +89,16 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
     known = [each for each in paces if each is not None]
     if not known or len(known) < len(paces):
         return None
-    return sum(each.samples for each in known) / max(each.step_s for each in known)
+    return sum(each.samples for each in known[: len(feeding(results))]) / max(each.step_s for each in known)
+
+
+def feeding(results: Sequence[RankResult]) -> Sequence[RankResult]:
+    """Returns the ranks whose samples count: all, or rank 0 alone if only it has a loader and sends the others their samples.
+
+    Accelerate reads streams in this way (`dispatch_batches`), and so do pipelines of several stages.
+    """
+    is_by_first = results[0].unit_source == LOADER and all(result.unit_source != LOADER for result in results[1:])
+    return results[:1] if is_by_first else results
 
 
 def joined(results: Sequence[RankResult]) -> dict[str, Any]:

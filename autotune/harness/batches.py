@@ -61,6 +61,7 @@ class Sizes:
         self._dimensions: Optional[List[int]] = None  # dimensions whose sizes have equalled the sampler's number so far
         self._num_compared = 0
         self.dimension: Optional[int] = None  # the dimension of the first tensor that counts samples; None until known
+        self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
         self._is_single: Optional[bool] = (
@@ -86,6 +87,7 @@ class Sizes:
             asked: number of indices that the sampler gave for it; 0 if unknown.
             batch_size: the loader's batch size; None if it has none.
         """
+        self.shape = shape
         if self.dimension is not None and self.dimension < len(shape):
             return shape[self.dimension]
         if not asked:
@@ -162,9 +164,14 @@ def _row(shape: Tuple[int, ...]) -> int:
     return shape[1] if len(shape) > 1 and shape[0] == 1 else shape[0] if shape else 0
 
 
+def first_tensor(batch: Any) -> Any:
+    """Returns a (nested) batch's first tensor, or array of any library, that is not a scalar; None if it has none."""
+    return next(_tensors(batch), None)
+
+
 def first_shape(batch: Any) -> Tuple[int, ...]:
-    """Returns the shape of a (nested) batch's first tensor that is not a scalar; () if the batch has no such tensor."""
-    return next((tuple(members.shape_of(tensor) or ()) for tensor in _tensors(batch)), ())
+    """Returns the shape of a batch's `first_tensor`; () if there is none."""
+    return tuple(members.shape_of(first_tensor(batch)) or ())
 
 
 class CallSizes:
@@ -188,7 +195,8 @@ class CallSizes:
     def __init__(self, asked: Optional[int], first: Tuple[int, ...] = ()) -> None:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self._first = first
-        self.shape: Tuple[int, ...] = ()  # shape of the last input, with a leading 1 if the input is a single sample
+        self.called: Tuple[int, ...] = ()  # shape of the last input
+        self.shape: Tuple[int, ...] = ()  # the same, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
         self._dimension: Optional[int] = None
@@ -207,12 +215,12 @@ class CallSizes:
                 return 0.0
         shape = tuple(members.shape_of(tensor) or ())
         is_one = len(shape) == len(self._first) - 1 and shape[0] == self._first[1] and not _is_of_integers(tensor)
-        self.shape = (1, *shape) if is_one else shape
+        self.called, self.shape = shape, (1, *shape) if is_one else shape
         if self._dimension is not None and self._dimension < len(shape):
             return float(shape[self._dimension])
         if self.asked is not None:
             return self._as_asked(shape, self.asked)
-        if len(shape) > 1 and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
+        if len(shape) > 1 and shape[1] and _is_of_integers(tensor) and not _is_table((args, kwargs), shape):
             self.unit = "tokens"
             return float(shape[0] * shape[1])
         return 1.0 if is_one else float(shape[0])

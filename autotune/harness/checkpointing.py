@@ -52,10 +52,12 @@ class Checkpointing:
 
     Attributes:
         is_run_again: whether a block was seen to run within a backward pass; None if not observed.
+        written: name of a tensor that a block has changed in its forward pass, so that it would change it again; "" if none.
     """
 
     def __init__(self) -> None:
         self.is_run_again: Optional[bool] = None
+        self.written = ""
         self._hooks: List[Any] = []
 
     def put_into(self, module: Any, *, is_watched: bool) -> str:
@@ -74,7 +76,7 @@ class Checkpointing:
                 return f"the model refuses it: {error}"
             found = [each for each in members.modules(module) if is_checkpointing(each) and _has_children(each)]
         else:
-            found = [each for each in blocks(module) if _checkpoint(each)]
+            found = [each for each in blocks(module) if _checkpoint(each, self._note_written)]
         if not found:
             return NO_BLOCKS
         if is_watched:
@@ -93,6 +95,9 @@ class Checkpointing:
             hook.remove()
         self._hooks.clear()
 
+    def _note_written(self, names: List[str]) -> None:
+        self.written = self.written or next(iter(names), "")
+
     def _watch(self, block: Any) -> None:
         from torch.nn import Module
 
@@ -106,24 +111,43 @@ class Checkpointing:
         self.is_run_again = bool(self.is_run_again) or torch._C._current_graph_task_id() != -1
 
 
-def _checkpoint(block: Any) -> bool:
+def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
     import torch
     from torch.utils.checkpoint import checkpoint
 
     own = type(block).forward
     norms = [each for each in members.modules(block) if members.attribute(each, "running_mean") is not None]
     more: Dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+    is_observed = False
 
     @functools.wraps(own)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_observed
         if not self.training or not torch.is_grad_enabled():
             return own(self, *args, **kwargs)
         # torch restores the random state and autocast for the second run; the contexts protect running statistics.
         # Compiled code needs no contexts: it writes a buffer once, no matter how often its block is computed.
-        contexts = {} if torch.compiler.is_compiling() else more
-        return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **contexts)
+        if torch.compiler.is_compiling():
+            return checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False)
+        before = None if is_observed else _versions(self)
+        out = checkpoint(functools.partial(own, self, **kwargs), *args, use_reentrant=False, **more)
+        if before is not None:
+            is_observed, after = True, _versions(self)
+            note_written([name for name, version in after.items() if before.get(name) != version])
+        return out
 
     return subclass(block, {"forward": forward})
+
+
+def _versions(block: Any) -> Dict[str, Tuple[int, int]]:
+    """Returns name -> (id, version) of the tensors of a block, without those of normalisations, which `_keeping` protects."""
+    found = {}
+    for name, module in members.named_modules(block):
+        tables = [members.held(module).get(table, {}) for table in ("_parameters", "_buffers")]
+        if members.attribute(module, "running_mean") is None:
+            each = {key: value for table in tables for key, value in table.items() if value is not None}
+            found.update({f"{name}.{key}".lstrip("."): (id(value), value._version) for key, value in each.items()})
+    return found
 
 
 def _contexts(norms: List[Any]) -> Tuple[Any, Any]:

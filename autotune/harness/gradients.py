@@ -58,6 +58,7 @@ class Gradients:
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
         self._begin: Any = None  # the gradient that the last backward pass started from
+        self._left_scale: Any = None  # the scale of a backward pass in which the harness has stopped scaling
         self._first_samples = 0.0  # samples of the forward calls before the first backward pass
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
@@ -143,6 +144,8 @@ class Gradients:
 
     def is_in_charge(self, optimizer: Any) -> bool:
         """Whether the harness drives this optimizer's steps: true for the first one that steps, until a second one steps."""
+        if self._left_scale is not None and self.is_inside:  # the pass that still runs has begun with the scale
+            state.divide(state.parameters_of(optimizer), self._left_scale)
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -152,10 +155,19 @@ class Gradients:
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
             if self.scaler is not None and self._begin is not None:
-                state.divide(state.parameters_of(optimizer), self._scale())
+                state.divide(self._parameters_of_others(own), self._scale())
+                self._left_scale = self._scale() if self.is_inside else None
             self.stand_down(step_knobs.SEVERAL)
             return False
         return True
+
+    def _parameters_of_others(self, own: Any) -> List[Any]:
+        """Returns the parameters that optimizers other than `own` hold, whose gradients are scaled, each once."""
+        optimizers = self._context.optimizers.optimizers()
+        found = {id(parameter): parameter for each in optimizers for parameter in state.parameters_of(each)}
+        for parameter in state.parameters_of(own):
+            found.pop(id(parameter), None)
+        return list(found.values())
 
     def _own(self) -> Any:
         """Returns the optimizer that steps; before the first step, the optimizer made last. None if it no longer exists."""

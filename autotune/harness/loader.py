@@ -7,7 +7,7 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import batches, members, persistent, sites, startable, worker
+from . import batches, collating, members, persistent, sites, startable, worker
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
@@ -49,8 +49,14 @@ class Loader:
         self._num_examined = self._num_changed = 0
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
         self.draws_by_itself = self.holds_open_file = False
+        # Signs that the program expects batches of one sample, of which it uses the first.
+        self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
+        self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
-        self._drawn: Optional[List[bytes]] = None  # states of the data set's random generators before a fetch
+        self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
+        self._last_tensor: Tuple[Any, int] = (_nothing, 0)  # reference to the last batch's first tensor, its version
+        self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
+        self._drawn: List[bytes] = []  # their states before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
@@ -61,7 +67,9 @@ class Loader:
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
+        self.made_step = 0  # steps before it was made, or made anew
         self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
+        self._reading_began = -1  # steps before the last iteration that began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -104,27 +112,34 @@ class Loader:
         return self._num_examined < NUM_EXAMINED and not self.num_workers
 
     def examine(self, loader: Any) -> None:
-        """Notes whether the data set holds an open file; called when the program first iterates over the loader.
+        """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.
 
-        A file that the data set opens later, in a fetch, does no harm: each worker would open its own. A loader with a
+        Later, a fetch may have opened the file or made a generator, as it would in each worker. A loader with a
         `worker_init_fn` is left out: its author may open files and seed generators there.
         """
         if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
             return
         self.holds_open_file = persistent.holds_open_file(self.dataset)
-        self.is_watched = not self.num_workers and not self.is_stream
+        if not self.num_workers:
+            self._generators = persistent.generators([self.dataset, members.attribute(loader, "collate_fn")])
+            self.is_watched = bool(self._generators)
 
     def begin_fetch(self) -> None:
-        """Notes the states of the data set's random generators before a batch is fetched."""
-        self._drawn = persistent.draws(self.dataset)
+        """Notes the states of random generators before a batch is fetched."""
+        self._drawn = persistent.states(self._generators)
 
-    def note_facts(self) -> None:
-        """Notes facts about the data set and the sampler after a batch."""
+    def note_facts(self, first: Any) -> None:
+        """Notes facts about the data set and the sampler after a batch whose first tensor is `first`."""
         self._num_examined += 1
-        if self._drawn is not None:
-            self.draws_by_itself = self.draws_by_itself or persistent.draws(self.dataset) != self._drawn
-            self._drawn = None
+        last, version = self._last_tensor
+        self.reuses_tensors = self.reuses_tensors or (first is not None and last() is first and _version(first) != version)
+        self._last_tensor = _weakly(first), _version(first)
+        if self._drawn:
+            self.draws_by_itself = self.draws_by_itself or persistent.states(self._generators) != self._drawn
+            self._drawn = []
         self.is_watched = self.is_watched and self.needs_facts
+        if not self.is_watched:
+            self._generators = []
         self.last_facts = persistent.facts([self.dataset]), self._batch_sampler, persistent.facts([self.batch_sampler])
 
     def compare(self) -> None:
@@ -133,6 +148,12 @@ class Loader:
         is_remade = sampler is not self._batch_sampler  # a sampler made anew with its loader does not count as changed
         is_changed = not is_remade and persistent.facts([self.batch_sampler]) != of_sampler
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
+
+    def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
+        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`."""
+        shape = self.sizes.shape
+        is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
+        self.is_unpacked = self.is_unpacked or (self.batch_size == 1 and is_removed)
 
     @property
     def is_changed_between_batches(self) -> bool:
@@ -153,6 +174,15 @@ class Loader:
         """
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
+        self._reading_began = -1 if _is_grad_enabled() else num_steps
+
+    def was_only_read(self, num_steps: int) -> bool:
+        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.
+
+        Args:
+            num_steps: steps so far.
+        """
+        return self._reading_began == num_steps and self.num_yields > 0
 
     def evaluated(self) -> None:
         """Notes that the model was called in evaluation mode, possibly on batches of this loader."""
@@ -169,6 +199,15 @@ class Loader:
         if before[2] == now[2]:
             return now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+
+    @property
+    def is_iterated(self) -> bool:
+        """Whether the iterator still exists and has more batches; with persistent workers, the loader holds it."""
+        iterator = self._iterator()
+        try:
+            return iterator is not None and iterator._num_yielded < len(iterator)
+        except Exception:  # a stream has no length
+            return True
 
     @property
     def is_given_up(self) -> bool:
@@ -192,12 +231,25 @@ class Loader:
         In addition, either the data set must be the same object, or the whole call stack must be the same and the old data set
         must be gone or of the same length.
         """
-        if self.site != other.site or self.num_steps_fed == 0:
-            return False
-        if self.given != other.given or self.given_kinds != other.given_kinds:
+        if not self._is_like(other):
             return False
         is_new_part = self.dataset is None or (self.num_data is not None and self.num_data == other.num_data)
         return self.dataset is other.dataset or (is_new_part and self.stack == other.stack)
+
+    def is_followed_by(self, other: "Loader", num_steps: int) -> bool:
+        """Whether `other` takes the place of this loader with a data set of another length, as in each epoch of a curriculum.
+
+        Both must shuffle: a loader for evaluation, which the same line may make, does not.
+
+        Args:
+            other: a loader that is about to be made.
+            num_steps: steps so far; at least one must have been made since this loader was made.
+        """
+        return self._is_like(other) and self.is_shuffled and self.stack == other.stack and self.made_step < num_steps
+
+    def _is_like(self, other: "Loader") -> bool:
+        is_same_site = self.site == other.site and self.num_steps_fed > 0
+        return is_same_site and self.given == other.given and self.given_kinds == other.given_kinds
 
     def __deepcopy__(self, memo: Any) -> "Loader":
         return self
@@ -215,6 +267,19 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return weakref.ref(value) if value is not None else _nothing
     except TypeError:  # for example a list
         return lambda: value
+
+
+def _is_grad_enabled() -> bool:
+    from torch import is_grad_enabled
+
+    return bool(is_grad_enabled())
+
+
+def _version(value: Any) -> int:
+    """Returns a number that grows each time a tensor is written to; 0 for other objects."""
+    from torch import Tensor
+
+    return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
 
 
 def _length(dataset: Any) -> Optional[int]:

@@ -29,6 +29,10 @@ from .patches import patches
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
+COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps beside the training loader trains as well
+# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on
+# batches that it has kept. It must be larger than the queue of a thread that fetches ahead.
+IDLE_STEPS = 32
 
 
 class LoaderWatch:
@@ -48,6 +52,10 @@ class LoaderWatch:
         self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
+        self._fed_step = 0  # the last step that took a batch; steps in which `Session` has not called `take_step` are left out
+        self._num_credited = 0  # idle steps since then that count by the loader's mean
+        self._num_otherwise = 0  # steps that were fed by another loader in turn, or by batches that the program has kept
+        self._num_dimensions = 0  # of the model's input in steps that a loader feeds
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # worker processes of the loader that started last
         self._patch_construction()
@@ -160,6 +168,8 @@ class LoaderWatch:
         """
         try:
             context, num_steps = self._context, self._context.num_steps
+            if info is self.training and info.was_only_read(num_steps):
+                context.modules.evaluated()
             info.begins_epoch(num_steps)
             is_evaluated = context.modules.is_evaluated
             over = [each for each in self.touched if is_evaluated or (each is not info and each.num_steps_fed * 2 < num_steps)]
@@ -281,7 +291,10 @@ class LoaderWatch:
             if self.is_uninstalled:
                 self._sites.change(new, arguments, self._context.handlers.loader)
                 return new
-            info = next((known for known in self.loaders if known.is_rebuilt_as(new)), new)
+            num_steps = self._context.num_steps
+            same = [known for known in self.loaders if known.is_rebuilt_as(new)]
+            info = next(iter(same or [known for known in self.loaders if known.is_followed_by(new, num_steps)]), new)
+            info.made_step = num_steps
             if info is not new:
                 info.renew(arguments)
             else:
@@ -379,7 +392,7 @@ class LoaderWatch:
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._is_examining and info.needs_facts:
-                info.note_facts()
+                info.note_facts(batches.first_tensor(batch))
                 info.usual_batch = None  # the next batches must come here as well
             if self._context.phases.now == "init":
                 self._context.phases.enter("first_batch")
@@ -418,8 +431,12 @@ class LoaderWatch:
         training = self.training
         if training is not None and training.batch_size is None:
             self._compare_with_call(training)
+        if training is not None and num_steps <= LEAST_STEPS:
+            training.note_inputs([root.sizes.called for root in self._context.modules.roots])
         samples = wait_s = 0.0
         is_foreign, has_own = False, training in self.touched
+        self._fed_step = num_steps if self.touched else self._fed_step
+        self._num_credited = min(self._num_credited, self._num_idle)
         for info in self.touched:
             taken, waited_s, num_batches = info.take()
             if info is training:
@@ -428,12 +445,18 @@ class LoaderWatch:
                 info.total_samples += samples
                 info.total_wait_s += waited_s
                 info.total_batches += num_batches
-            elif info.num_steps_fed * 2 < num_steps and (has_own or num_batches > 1):
+            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and self._context.modules.is_evaluated)):
                 is_foreign = True
-            else:
-                wait_s += waited_s  # a second loader that also feeds the steps
-                samples += 0.0 if has_own else taken  # the loaders take turns: this step is on a batch of the second one
+            else:  # a second loader that also feeds the steps
+                wait_s += waited_s
+                if has_own:
+                    self._note_companion(training, info)
+                else:  # the loaders take turns: this step is on a batch of the second one
+                    samples += taken
+                    self._num_otherwise += 1
         self.touched.clear()
+        if training is not None and forward_samples:
+            samples += self._of_kept_batches(training)
         if training is not None and self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"
             return samples, wait_s, is_foreign
@@ -444,6 +467,40 @@ class LoaderWatch:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign
+
+    def _note_companion(self, training: Any, info: Loader) -> None:
+        """Notes that a step took a batch of another loader as well, if such steps are frequent."""
+        num_steps = self._context.num_steps
+        if num_steps >= LEAST_STEPS and info.num_steps_fed >= COMPANION_FRAC * num_steps:
+            training.companion = info.site
+
+    @property
+    def _num_idle(self) -> int:
+        """The number of steps since the last one that took a batch."""
+        fed_step = self._fed_step if self.training is None else max(self._fed_step, self.training.fed_step)
+        return self._context.num_steps - fed_step
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no loader was asked for a batch for some steps, so that forward calls should be counted."""
+        return self._num_idle >= IDLE_STEPS // 2
+
+    def _of_kept_batches(self, training: Loader) -> float:
+        """Returns the samples of a step that took no batch, if the program trains on batches that it has kept; 0 otherwise.
+
+        `itertools.cycle` keeps the batches of the first epoch, for example. Each of these steps counts with the loader's mean.
+        The first to count includes the idle steps before it, see `Window`.
+        """
+        root = next(iter(self._context.modules.roots), None)
+        num_dimensions = 0 if root is None else len(root.sizes.shape)
+        if not self._num_idle:
+            self._num_dimensions = num_dimensions
+        is_alike = self.unit_source == "loader" and num_dimensions == self._num_dimensions
+        if self._num_idle < IDLE_STEPS or not is_alike or training.is_iterated:
+            return 0.0
+        num, self._num_credited = self._num_idle - self._num_credited, self._num_idle
+        self._num_otherwise += num
+        return num * training.total_samples / training.num_steps_fed
 
     def _compare_with_call(self, training: Loader) -> None:
         """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
@@ -458,7 +515,10 @@ class LoaderWatch:
         training = self.training
         if training is None or not training.total_samples:
             return False
-        return num_steps <= 2 or training.num_steps_fed * 2 >= num_steps
+        num_fed = training.num_steps_fed + self._num_otherwise
+        if training.num_steps_fed >= LEAST_STEPS:  # the program may turn out to train on batches that it has kept
+            num_fed += min(self._num_idle - self._num_credited, IDLE_STEPS)
+        return num_steps <= 2 or num_fed * 2 >= num_steps
 
     def _choose_training(self) -> None:
         # At first, the training loader is the last one touched before the first step (not that of an earlier validation). Later

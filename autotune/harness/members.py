@@ -83,10 +83,11 @@ def attribute(thing: Any, name: str, default: Any = None) -> Any:
 
 
 def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
-    """Returns the shape of a tensor or of any library's array; () for a nested tensor, None for anything else."""
+    """Returns the shape of a tensor or of any library's array; None for anything else. A dimension of varying size is 0."""
     if isinstance(value, Tensor):
         try:
-            return _SHAPE.__get__(value)  # type: ignore[no-any-return]
+            shape: Tuple[int, ...] = _SHAPE.__get__(value)
+            return shape if type(value) is Tensor else tuple(each if isinstance(each, int) else 0 for each in shape)
         except RuntimeError:  # a nested tensor has no shape
             return ()
     shape = attribute(value, "shape")

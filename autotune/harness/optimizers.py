@@ -20,7 +20,9 @@ from .context import TrialContext
 from .gradient_state import parameters_of
 from .patches import patches
 
-SILENT_STEPS = 64  # if other optimizers make this many steps while the clock makes none, the program has switched
+# If another optimizer makes this many steps while the clock makes none, the program has switched. Steps of different optimizers
+# are not added up: a program may have one for each parameter, all of which step in each backward pass.
+SILENT_STEPS = 64
 ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they are added up on the device
 
 
@@ -68,7 +70,8 @@ class OptimizerWatch:
         self._held_groups = -1
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
         self._clock: Optional[Any] = None
-        self._steps_of_others = self._counted_steps = 0
+        self._counted_steps = 0
+        self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the clock stepped last
         self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
@@ -213,11 +216,12 @@ class OptimizerWatch:
             self._context.step_done()
             return
         if self._counted_steps != self._context.num_steps:
-            self._counted_steps, self._steps_of_others = self._context.num_steps, 0
-        self._steps_of_others += 1
-        if self._steps_of_others >= SILENT_STEPS or self._clock() is None:
+            self._counted_steps, self._steps_of_others = self._context.num_steps, {}
+        num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1
+        if num >= SILENT_STEPS or self._clock() is None:
             self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
+            self._steps_of_others = {}
 
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
         inner = members.attribute(optimizer, "optimizer")

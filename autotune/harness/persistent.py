@@ -195,34 +195,38 @@ def _reached(things: List[Any]) -> List[Any]:
     return found
 
 
-def draws(dataset: Any) -> List[bytes]:
-    """Returns the states of the random generators that a data set holds.
+def generators(things: List[Any]) -> List[Any]:
+    """Returns the random generators of this process: those that `things` hold, and those in global variables or elsewhere.
 
     The process's own generators are left out, because torch seeds these in each worker.
     """
-    found = []
-    for thing in _reached([dataset]):
-        with contextlib.suppress(Exception):  # a generator without a state, such as random.SystemRandom
-            state = _state(thing)
-            if state is not None:
-                found.append(pickle.dumps(state))
-    return found
-
-
-def _state(thing: Any) -> Any:
     import torch
 
-    numpy = sys.modules.get("numpy.random")
-    if any(thing is own for own in (random._inst, torch.default_generator)):
-        return None
-    if isinstance(thing, random.Random):
-        return thing.getstate()
-    if isinstance(thing, torch.Generator):
-        return thing.get_state().tolist()
-    if numpy is not None and isinstance(thing, numpy.Generator):
-        return thing.bit_generator.state
-    is_own = numpy is not None and isinstance(thing, numpy.RandomState) and thing is not numpy.mtrand._rand
-    return thing.get_state() if is_own else None
+    numpy, tempfile = sys.modules.get("numpy.random"), sys.modules.get("tempfile")
+    own = [random._inst, torch.default_generator, numpy and numpy.mtrand._rand]
+    own.append(getattr(getattr(tempfile, "_name_sequence", None), "_rng", None))  # draws names of files
+    kinds = (random.Random, torch.Generator, *((numpy.Generator, numpy.RandomState) if numpy is not None else ()))
+    found = {id(each): each for each in (*_reached(things), *gc.get_objects()) if issubclass(type(each), kinds)}
+    return [each for each in found.values() if all(each is not one for one in own)][:MAX_FACTS]
+
+
+def states(found: List[Any]) -> List[bytes]:
+    """Returns the states of random generators."""
+    told = []
+    for each in found:
+        with contextlib.suppress(Exception):  # a generator without a state, such as random.SystemRandom
+            told.append(pickle.dumps(_state(each)))
+    return told
+
+
+def _state(generator: Any) -> Any:
+    import torch
+
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().tolist()
+    return generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state()
 
 
 def holds_open_file(dataset: Any) -> bool:
@@ -241,7 +245,8 @@ def _is_open_file(thing: Any) -> bool:
 def _held_by(thing: Any) -> List[Any]:
     kind = type(thing)
     if kind in CONTAINERS:
-        return _items(thing, LONG) if len(thing) <= LONG else []
+        first = _items(thing, LONG)
+        return first if len(thing) <= LONG or type(first[0]) not in PLAIN else []
     if issubclass(kind, SHARED):
         return []
     if kind is types.MethodType:
@@ -315,10 +320,11 @@ def _items(container: Any, number: int) -> List[Any]:
 def _content(value: Any) -> int:
     """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
     from torch import Tensor
+    from torch.nn import Parameter
 
     try:
-        if type(value) is Tensor:
-            is_shared = value.is_shared()  # type: ignore[no-untyped-call]  # then the workers see its changes
+        if type(value) in (Tensor, Parameter):
+            is_shared = value.is_shared()  # then the workers see its changes
             return 0 if is_shared else int(value._version)
         if type(value) in CONTAINERS:
             items = _items(value, MAX_ITEMS) if len(value) > LONG else []

@@ -206,7 +206,8 @@ class Session(TrialContext):
         self.window.feed(list(self.clock.finished()))
         # Calls of the model are counted if the batches do not show the number of samples. On a GPU they are always counted,
         # because a step's first call tells the clock that the batch is there.
-        self.modules.is_counting = self.device == "cuda" or self.loaders.unit_source != "loader"
+        is_fed = self.loaders.unit_source == "loader" and not self.loaders.is_idle
+        self.modules.is_counting = self.device == "cuda" or not is_fed
         self.modules.settle()
         if self.num_steps == 1:
             self.window.first_step()

@@ -103,7 +103,8 @@ class Window:
         """Returns the steps to process now: those held back earlier, and the new ones up to the last that took a batch.
 
         A program that fetches one batch ahead takes none in the last step of an epoch, and two in the first step of the next.
-        If no epoch follows, the last step must not be measured, because its batch was counted before.
+        If no epoch follows, the last step must not be measured, because its batch was counted before. Otherwise the samples are
+        spread evenly over such steps.
         """
         if not self._held and (steps[-1].samples or self._context.loaders.unit_source != "loader"):
             return steps
@@ -111,7 +112,7 @@ class Window:
         for number, step in enumerate(steps, 1):
             end = number if step.samples else end
         self._held = steps[end:]
-        return steps[:end]
+        return _spread(steps[:end])
 
     def _feed(self, meter: Meter, steps: List[Finished]) -> None:
         self._warm_up(meter, steps)
@@ -166,6 +167,18 @@ class Window:
             self._context.supply.close_window()
         elif meter.phase == WARMUP:  # something was compiled, or the step time still changes: start again
             self._enter_warmup()
+
+
+def _spread(steps: List[Finished]) -> List[Finished]:
+    """Spreads the samples of a step that follows steps without samples evenly over all of them."""
+    found: List[Finished] = []
+    begin = 0
+    for end, step in enumerate(steps, 1):
+        if step.samples:
+            each = step.samples / (end - begin)
+            found += [one._replace(samples=each) for one in steps[begin:end]] if end - begin > 1 else [step]
+            begin = end
+    return found
 
 
 def _next_evaluated(steps: List[Finished]) -> Optional[int]:

@@ -247,7 +247,8 @@ ACTIVATION_CHECKPOINTING = Knob(
     ),
     hurts=(
         "The blocks' forward pass is computed twice: slower wherever memory was enough. Models without repeated blocks gain "
-        "nothing. Random numbers that a block draws by other means than torch's generators are drawn anew."
+        "nothing. Random numbers that a block draws by other means than torch's generators are drawn anew. Not applicable to "
+        "blocks that change their own state in each forward pass (spectral normalisation, codebooks)."
     ),
 )
 

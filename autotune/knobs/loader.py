@@ -88,9 +88,9 @@ NUM_WORKERS = Knob(
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
         "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
-        "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that holds "
-        "a random generator of its own or an open file, unless the loader has a worker_init_fn: workers would draw the same "
-        "numbers as each other, or read at each other's position."
+        "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that draws "
+        "from a random generator other than the global ones or holds an open file, unless the loader has a worker_init_fn: "
+        "workers would draw the same numbers as each other, or read at each other's position."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )

@@ -26,7 +26,7 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
         "peak_memory_bytes": _peak_bytes(results),
-        "device_rate": stats.sum_known(result.device_rate_per_s for result in results),
+        "device_rate": stats.sum_known(result.device_rate_per_s for result in ranks.feeding(results)),
         "loader_rate": stats.sum_known(result.loader_rate_per_s for result in results),
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,

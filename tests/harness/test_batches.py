@@ -169,6 +169,13 @@ def test_integer_columns_of_a_table_are_not_counted_as_tokens(other: Tensor, cou
     assert (sizes.count((torch.zeros(64, 6, dtype=torch.int64), other), {}), sizes.unit) == (count, unit)
 
 
+def test_rows_of_a_jagged_tensor_are_samples() -> None:
+    rows: Any = torch.nested.nested_tensor([torch.arange(2), torch.arange(5), torch.arange(3)], layout=torch.jagged)
+    sizes = CallSizes(None)
+    assert (sizes.count((rows,), {}), sizes.unit, first_shape([rows])) == (3, "samples", (3, 0))
+    assert Sizes().count([rows], first_shape([rows]), 3, 3) == 3
+
+
 def test_input_that_lacks_the_given_batch_size_is_reported() -> None:
     sizes = CallSizes(20)
     sizes.count((torch.zeros(35, 16),), {})

@@ -64,6 +64,13 @@ def test_checkpointing_of_blocks_leaves_losses_and_statistics_unchanged(runs: An
     assert CHECKPOINTING not in plain.applicability
 
 
+def test_checkpointing_is_not_applicable_to_blocks_that_change_their_state(runs: Any) -> None:
+    (_, told), (found, other) = runs("spectral"), runs("spectral", knobs={CHECKPOINTING: True})
+    assert other != told  # power iteration has made twice as many steps
+    assert found.knobs[CHECKPOINTING].status == NOT_APPLICABLE
+    assert "expand.parametrizations.weight.0._u" in found.knobs[CHECKPOINTING].reason
+
+
 def test_a_model_without_repeated_blocks_is_not_checkpointed(runs: Any) -> None:
     found, _ = runs("single", knobs={CHECKPOINTING: True})
     assert (found.knobs[CHECKPOINTING].status, found.knobs[CHECKPOINTING].reason) == (NOT_APPLICABLE, checkpointing.NO_BLOCKS)

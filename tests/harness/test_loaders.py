@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import operator
 import os
 import re
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
-from autotune.harness.knobs.loader import applicability
+from autotune.harness.collating import takes_only_first
+from autotune.harness.knobs.loader import FIRST_ONLY, UNPACKED, applicability
 from autotune.harness.loader import Loader
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then
@@ -47,10 +50,15 @@ def test_a_data_set_that_the_program_changes_between_batches_gets_no_workers(tri
         ("legacy", "draws from a random generator of its own"),
         ("python", "draws from a random generator of its own"),
         ("torch", "draws from a random generator of its own"),
+        ("module", "draws from a random generator of its own"),
+        ("collate", "draws from a random generator of its own"),
+        ("made", ""),
         ("numpy seeded", ""),
         ("global", ""),  # torch seeds these in each worker
         ("file", "holds an open file"),
+        ("files", "holds an open file"),
         ("file seeded", ""),
+        ("buffer", "writes each batch into the tensors of the last one"),
         ("late", ""),
     ],
 )
@@ -67,6 +75,85 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
     assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
+
+
+@pytest.mark.parametrize("words", [(), ("persistent",)])
+def test_steps_on_batches_that_the_program_has_kept_count_like_those_of_the_first_pass(
+    trial: Trial, words: tuple[str, ...]
+) -> None:
+    found = trial("kinds.py", "kept_batches", *words, rules=dataclasses.replace(RULES, min_s=1.5, max_s=2.0)).result()
+    assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
+    assert sum(found.steps["samples"]) == pytest.approx(12 * len(found.steps["samples"]), abs=12 * 50)
+    assert found.window is not None
+    assert found.window.is_steady
+    assert found.window.samples == pytest.approx(12 * found.window.steps)
+
+
+def test_knobs_apply_to_loaders_of_all_epochs_if_their_data_sets_differ_in_length(trial: Trial) -> None:
+    baseline = trial("kinds.py", "growing").result()
+    assert (baseline.detected["num_loaders"], baseline.detected["num_steps"] > 21) == (2, True)  # one is not used
+    found = trial("kinds.py", "growing", knobs={"loader.batch_size": 6}, target=baseline.target).result()
+    assert found.knobs["loader.batch_size"].status == APPLIED
+    assert set(found.steps["samples"]) == {6}
+
+
+def test_batches_of_the_training_loader_that_are_read_without_gradients_are_not_counted(trial: Trial) -> None:
+    found = trial("kinds.py", "statistics").result()
+    assert (found.status, set(found.steps["samples"])) == ("measured", {12})
+
+
+@pytest.mark.parametrize("every", ["1", "4"])
+def test_steps_that_also_take_a_batch_of_another_loader_count_and_keep_its_batch_size(trial: Trial, every: str) -> None:
+    found = trial("kinds.py", "beside", every).result()
+    assert set(found.steps["samples"]) <= {4, 12}  # either loader may count as the one that trains
+    assert found.window is not None
+    begin, ends_s = int(found.steps["warmup"]), found.steps["end_s"]
+    seconds = ends_s[begin + found.window.steps - 1] - ends_s[begin - 1]
+    assert found.window.seconds == pytest.approx(seconds, rel=0.01)  # no step is left out
+    assert "kinds.py" in found.applicability["loader.batch_size"]
+
+
+@pytest.mark.parametrize(("words", "reason"), [((), ""), (("first",), FIRST_ONLY), (("row",), UNPACKED)])
+def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of_a_batch(
+    trial: Trial, words: tuple[str, ...], reason: str
+) -> None:
+    found = trial("kinds.py", "bags", *words, mode="inspect").result()
+    assert found.applicability.get("loader.batch_size", "") == reason
+    if words == ("first",):
+        report = trial("kinds.py", "bags", *words, knobs={"loader.batch_size": 4}).result().knobs["loader.batch_size"]
+        assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
+
+
+class First:
+    def collate(self, batch: Any) -> Any:
+        return batch[0]
+
+    def __call__(self, batch: Any) -> Any:
+        images, *others = batch[0]
+        return [images], others, batch[0][1]
+
+
+@pytest.mark.parametrize(
+    ("collate", "is_first_only"),
+    [
+        (lambda batch: batch[0], True),
+        (lambda batch: tuple(batch[0]), True),
+        (operator.itemgetter(0), True),
+        (First().collate, True),
+        (First(), True),
+        (None, False),
+        (default_collate, False),
+        (operator.itemgetter(1), False),
+        (lambda batch: batch[1], False),
+        (lambda batch: batch[0] + batch[1], False),
+        (lambda batch: (len(batch), batch[0]), False),
+        (lambda batch: [each[0] for each in batch], False),
+        (lambda batch: (lambda: batch)(), False),
+        (lambda *batch: batch[0], False),
+    ],
+)
+def test_a_collate_function_that_uses_only_the_first_sample_is_recognised(collate: Any, is_first_only: bool) -> None:
+    assert takes_only_first(collate) == is_first_only
 
 
 def test_program_sees_the_position_of_its_sampler_as_without_the_harness(trial: Trial) -> None:

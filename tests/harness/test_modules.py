@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.harness.knobs.module import ModuleKnobs, observe
+from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, observe
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import SCRIPTS, Run, Trial
 from tests.harness.contexts import context
@@ -48,6 +48,17 @@ def test_bf16_is_refused_by_data_parallel_on_several_gpus(gpus: list[int], asked
     assert knobs.verify()["precision.amp"].status == status
     knobs._context.modules.reported = [SimpleNamespace(observed=observe(wrapper))]
     assert ("precision.amp=bf16" in knobs.applicability()) == (len(gpus) > 1)
+
+
+@pytest.mark.parametrize("asked", ["bf16", "fp16"])
+def test_autocast_is_not_applicable_to_a_model_in_float64(asked: str) -> None:
+    knobs: Any = ModuleKnobs(context({"precision.amp": asked}, device="cpu"))
+    assert knobs.around_calls(torch.nn.Linear(2, 2, dtype=torch.float64)) is None
+    assert (knobs.verify()["precision.amp"].status, knobs.verify()["precision.amp"].reason) == (NOT_APPLICABLE, IN_FP64)
+    knobs._context.modules.roots = knobs._context.modules.reported = [
+        SimpleNamespace(observed=observe(torch.nn.Linear(2, 2, dtype=torch.float64)))
+    ]
+    assert knobs.applicability()["precision.amp"] == IN_FP64
 
 
 def test_lazy_model_trains_in_the_trial_precision_once_it_has_shapes(trial: Trial) -> None:

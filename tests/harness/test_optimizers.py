@@ -24,6 +24,8 @@ from tests.harness.contexts import context
         ("last_in_closure", 14, "forward calls"),
         ("subclassed", 12, "loader"),
         ("some_without_batch", 12, "loader"),
+        ("optimizer_in_backward", 12, "loader"),
+        ("pair_after_one", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )
@@ -193,3 +195,14 @@ def test_step_counters_of_a_checkpoint_move_to_the_device_of_the_implementation(
     optimizer.state[parameter] = {"step": torch.zeros(()).as_subclass(Counter)}
     OptimizerKnobs(context({"optimizer.implementation": value})).on_optimizer(optimizer)
     assert Counter.moves == [device]
+
+
+def test_state_of_a_checkpoint_gets_the_layout_that_fused_kernels_take_for_granted() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    mean = torch.randn(2, 3, 2, 2)
+    optimizer.state[parameter] = {"step": torch.tensor(1.0), "exp_avg": mean, "exp_avg_sq": mean**2}
+    OptimizerKnobs(context({"optimizer.implementation": "fused"})).on_optimizer(optimizer)
+    found = optimizer.state[parameter]["exp_avg"]
+    assert found.stride() == parameter.stride()
+    assert torch.equal(found, mean)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from autotune.harness import persistent
-from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, TOO_EARLY, TransferKnobs
+from autotune.harness.knobs.transfer import AHEAD, NON_BLOCKING, REUSED, TOO_EARLY, TransferKnobs
 from autotune.harness.patches import patches
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.contexts import context
@@ -218,9 +218,18 @@ def test_iterator_from_before_the_knob_is_set_yields_all_batches(transfer: Any) 
     assert [float(x) for x, _ in iterator] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
-@pytest.mark.parametrize(("is_changed", "reasons"), [(True, {AHEAD: TOO_EARLY}), (False, {})])
-def test_copying_ahead_is_refused_if_the_data_set_changes_between_batches(is_changed: bool, reasons: dict[str, str]) -> None:
-    training = SimpleNamespace(is_changed_between_batches=is_changed)
+@pytest.mark.parametrize(
+    ("is_changed", "reuses_tensors", "reasons"),
+    [
+        (True, False, {AHEAD: TOO_EARLY}),
+        (False, True, {AHEAD: REUSED, NON_BLOCKING: REUSED}),
+        (False, False, {}),
+    ],
+)
+def test_copying_ahead_is_refused_if_batches_change_later(
+    is_changed: bool, reuses_tensors: bool, reasons: dict[str, str]
+) -> None:
+    training = SimpleNamespace(is_changed_between_batches=is_changed, reuses_tensors=reuses_tensors)
     assert TransferKnobs(context(loaders=SimpleNamespace(training=training))).applicability() == reasons
 
 

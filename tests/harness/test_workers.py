@@ -139,6 +139,7 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
             self.inner, self.transforms = SimpleNamespace(scale=1.0), [SimpleNamespace(size=4)]
             self.options, self.pairs = {"size": 4}, [(str(number), number) for number in range(100)]
             self.words, self.square, self.logger = {number: "word" for number in range(100)}, math.sqrt, logging.getLogger("x")
+            self.steps, self.weight = [SimpleNamespace(size=4) for _ in range(20)], torch.nn.Parameter(torch.zeros(2))
             self.large = SimpleNamespace(**{f"{n}": SimpleNamespace(**{f"{m}": m for m in range(60)}) for n in range(60)})
             self.epoch = 0
 
@@ -150,6 +151,8 @@ def test_facts_about_a_data_set_tell_whether_it_was_changed() -> None:
 
     assert told(lambda data: setattr(data.inner, "scale", 2.0))
     assert told(lambda data: setattr(data.transforms[0], "size", 8))
+    assert told(lambda data: setattr(data.steps[3], "size", 8))
+    assert told(lambda data: data.weight.detach().add_(1))  # the data set holds the model, and an optimizer steps
     assert told(lambda data: data.options.update(size=8))
     assert told(lambda data: data.ids.__setitem__(5, 0))
     assert told(lambda data: data.ids.append(0))

@@ -18,6 +18,15 @@ def test_rate_of_a_trial_is_all_samples_divided_by_the_time_of_the_slowest_rank(
     assert rate_per_s([rank(0, 100.0), rank(1, 80.0)]) == pytest.approx(160.0)
 
 
+def test_samples_count_once_if_the_loader_of_rank_0_feeds_all_ranks():
+    others = {"unit_source": "forward calls", "device_rate_per_s": 9.0}
+    results = [rank(0, unit_source="loader", device_rate_per_s=300.0), rank(1, **others)]
+    assert rate_per_s(results) == pytest.approx(100.0)
+    assert numbers(results)["device_rate"] == 300.0
+    results[1].unit_source = "loader"
+    assert rate_per_s(results) == pytest.approx(200.0)
+
+
 def test_trial_has_no_rate_if_one_rank_has_none():
     assert rate_per_s([rank(0, 100.0), rank(1, None)]) is None
 

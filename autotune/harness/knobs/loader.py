@@ -7,7 +7,7 @@ import inspect
 import multiprocessing
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
 
-from .. import members, startable
+from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import affinity, eight_bits, transfer
@@ -39,18 +39,29 @@ NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
+FIRST_ONLY = "the collate function uses only the first sample of a batch"
+UNPACKED = "the program removes the dimension of the batch before it calls its model: it expects batches of one sample"
+COMPANION = (
+    "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
+    "both, write {{loader.batch_size=32}} in the command as its value"
+)
 UNSHARED = "the IterableDataset was not seen to call get_worker_info(): every worker would yield all of its data"
 CHANGED = (
     "the program changes its data set or sampler between batches, which workers would not see: each has its own copy of the "
     "data set and is asked for batches ahead"
 )
 DRAWS = (
-    "the data set draws from a random generator of its own: each worker would have a copy, and all copies would draw the same "
-    "numbers, in each epoch again. Give the loader a worker_init_fn that seeds the copy of each worker"
+    "the data set or the collate function draws from a random generator of its own, not from the global one of Python, NumPy "
+    "or torch: each worker would have a copy, and all copies would draw the same numbers, in each epoch again. Give the loader "
+    "a worker_init_fn that seeds the copy of each worker"
 )
 OPEN = (
     "the data set holds an open file, and workers would move each other's position in it. Open the file at the first access "
     "or in the loader's worker_init_fn"
+)
+REUSED = (
+    "the loader writes each batch into the tensors of the last one: a worker would overwrite batches that the program has not "
+    "used yet"
 )
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
@@ -204,6 +215,8 @@ def has_in_order() -> bool:
 
 
 def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
+    if collating.takes_only_first(arguments.get("collate_fn")):
+        return FIRST_ONLY
     sampler = arguments.get("batch_sampler")
     if sampler is not None:
         if not isinstance(members.attribute(sampler, "batch_size"), int):
@@ -259,11 +272,20 @@ def applicability(loader: Any) -> Dict[str, str]:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
+    elif loader.takes_only_first or loader.is_unpacked:
+        reasons["loader.batch_size"] = FIRST_ONLY if loader.takes_only_first else UNPACKED
+    elif loader.companion:
+        reasons["loader.batch_size"] = COMPANION.format(loader.companion)
     if not loader.is_shared_out:
         reasons.update({PREFIX + name: UNSHARED for name in kept})
-    why = CHANGED if loader.is_changed_between_batches else DRAWS if loader.draws_by_itself else ""
-    if why or loader.holds_open_file:
-        reasons.update({PREFIX + name: why or OPEN for name in kept})
+    signs = (
+        (loader.is_changed_between_batches, CHANGED),
+        (loader.draws_by_itself, DRAWS),
+        (loader.reuses_tensors, REUSED),
+        (loader.holds_open_file, OPEN),
+    )
+    if why := next((why for is_seen, why in signs if is_seen), ""):
+        reasons.update({PREFIX + name: why for name in kept})
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():

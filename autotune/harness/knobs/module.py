@@ -35,6 +35,8 @@ APART = "in a validation, CUDA graphs of single blocks would overwrite each othe
 REPLICATED = (
     "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
 )
+IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
+WRITES = "a block changes its tensor {} each time it runs, so running it again changes the training"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -239,6 +241,8 @@ class ModuleKnobs(KnobHandler):
             return verify_layout([root.module for root in modules.living], bool(asked))
         if key == COMPILE and asked != "off":
             return _verify_compile(modules.num_graphs(), asked)
+        if key == CHECKPOINTING and asked and self.checkpointing.written:
+            return KnobReport(NOT_APPLICABLE, WRITES.format(self.checkpointing.written), True)
         if key == CHECKPOINTING and asked and self.checkpointing.is_run_again is False:
             return KnobReport(OVERRIDDEN, "no block of the module was run again in the backward pass", False)
         if key == FLOAT8 and not any(float8.is_in_float8(root.module) for root in modules.living):
@@ -261,6 +265,8 @@ class ModuleKnobs(KnobHandler):
         half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
         if half:
             reasons[AMP] = f"the parameters are {half} already"
+        if all(o["parameter_dtypes"] == ["fp64"] for o in observed):
+            reasons[AMP] = IN_FP64
         if any(o["is_replicated"] for o in observed):
             reasons[BF16] = REPLICATED
         if any(o[COMPILE] != "off" for o in observed):
@@ -305,6 +311,9 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if half:
         own = _short(half[0].dtype)
         return NOT_APPLICABLE, f"the parameters are {own} already", own
+    kinds = {p.dtype for p in members.parameters(module) if torch.is_floating_point(p)}
+    if mode != "off" and kinds == {torch.float64}:
+        return NOT_APPLICABLE, IN_FP64, "off"
     return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _is_replicated(module) else None
 
 

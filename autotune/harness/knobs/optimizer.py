@@ -45,6 +45,8 @@ class OptimizerKnobs(KnobHandler):
         if self.asked:
             with applying(KEY):
                 self._set(optimizer, self.asked[KEY])
+        if optimizer.param_groups and implementation(optimizer) == "fused":
+            _lay_out_state(optimizer)
 
     def _set(self, optimizer: Any, value: str) -> None:
         problem = _problem(optimizer, value)
@@ -143,3 +145,18 @@ def _move_step_counters(optimizer: Any) -> None:
             counter: Any = state.get("step") if isinstance(state, dict) else None
             if isinstance(counter, torch.Tensor):
                 state["step"] = torch.Tensor.to(counter, device=parameter.device if is_on_device else "cpu")
+
+
+def _lay_out_state(optimizer: Any) -> None:
+    """Gives an optimizer's state the memory layout of its parameters, which torch's fused kernels for the CPU take for granted.
+
+    A checkpoint that was saved before layout.channels_last was set has another layout.
+    """
+    import torch
+
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        state = optimizer.state.get(parameter)
+        for name, value in list(state.items()) if isinstance(state, dict) else ():
+            is_like = type(value) is torch.Tensor and value.shape == parameter.shape
+            if is_like and value.layout == parameter.layout == torch.strided and value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).detach().copy_(value)

@@ -27,6 +27,7 @@ UNSEEN = "no tensor of a loader's batches was seen to be moved by Tensor.to() or
 TOO_EARLY = (
     "the program changes its data set or sampler between batches, and a batch fetched ahead would be made before the change"
 )
+REUSED = "the loader writes each batch into the tensors of the last one, which may still be copied"
 NOT_AHEAD = "no batch had been copied ahead when the program moved it"
 
 
@@ -230,6 +231,8 @@ class TransferKnobs(KnobHandler):
         if self._context.device == "cpu":
             return dict.fromkeys(KEYS, NOTHING_TO_COPY)
         training = self._context.loaders.training
+        if training is not None and training.reuses_tensors:
+            return dict.fromkeys(KEYS, REUSED)
         return {AHEAD: TOO_EARLY} if training is not None and training.is_changed_between_batches else {}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:

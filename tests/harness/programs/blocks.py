@@ -4,6 +4,7 @@ import sys
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,6 +15,8 @@ class Block(nn.Module):
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
         self.norm, self.drop = nn.BatchNorm1d(5), nn.Dropout(0.2)
         self.expand, self.shrink = nn.Linear(16, 32), nn.Linear(32, 16)
+        if "spectral" in sys.argv:
+            self.expand = spectral_norm(self.expand)
 
     def forward(self, x, factor=1.0):
         mixed = x + self.drop(self.attention(x, x, x, need_weights=False)[0])

@@ -35,7 +35,11 @@ loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None and not has(
 model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if has("norm") else nn.Tanh(), nn.Linear(16, 2))
 parameters = list(model.parameters())
 trained = nn.parallel.DistributedDataParallel(model, static_graph=has("static")) if WORLD > 1 else model
-if has("two"):
+if has("three"):
+    optimizers = [torch.optim.SGD(each, lr=0.05) for each in (parameters[:2], parameters[2:3], parameters[3:])]
+elif has("hooked"):
+    optimizers = [torch.optim.SGD([each], lr=0.05) for each in parameters]
+elif has("two"):
     optimizers = [torch.optim.SGD(parameters[:2], lr=0.05), torch.optim.SGD(parameters[2:], lr=0.05)]
 elif has("lbfgs"):
     optimizers = [torch.optim.LBFGS(parameters, lr=0.05, max_iter=3)]
@@ -56,6 +60,16 @@ def counted(_, bucket):
 
 if WORLD > 1:
     trained.register_comm_hook(None, counted)
+
+
+def step_in_backward(parameter):
+    own = next(each for each in optimizers if each.param_groups[0]["params"][0] is parameter)
+    own.step()
+    own.zero_grad()
+
+
+for parameter in parameters if has("hooked") else ():
+    parameter.register_post_accumulate_grad_hook(step_in_backward)
 
 
 def clear():
@@ -96,6 +110,8 @@ def closure():
 
 
 def step():
+    if has("hooked"):
+        return
     if has("clip"):
         if scaler is not None:
             scaler.unscale_(optimizer)

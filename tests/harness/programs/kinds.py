@@ -250,4 +250,100 @@ def copied_optimizer():
             return
 
 
+def optimizer_in_backward():
+    """Each of 70 parameters has an optimizer of its own, which steps in the backward pass."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(35)))
+    optimizers = {each: torch.optim.SGD([each], lr=0.01) for each in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(step)
+    for x, _ in batches():
+        model(x).square().mean().backward()
+
+
+def pair_after_one():
+    """After some steps of one optimizer, which stays alive, two others step on each batch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    first, *pair = [torch.optim.SGD(each.parameters(), lr=0.01) for each in (model, *model)]
+    for number, (x, y) in enumerate(batches()):
+        for optimizer in [first] if number < 10 else pair:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def kept_batches():
+    """The batches of the first pass are kept: no loader is asked for them again."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in itertools.cycle(DataLoader(data, batch_size=12, persistent_workers=bool(FLAGS), num_workers=len(FLAGS))):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        time.sleep(0.005)
+
+
+def beside():
+    """Each EVERY-th step takes a batch of a second loader as well, and takes longer."""
+    every, others = int(FLAGS[0]), DataLoader(data, batch_size=4, shuffle=True)
+    second = itertools.chain.from_iterable(itertools.repeat(others))
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for number, (x, _) in enumerate(batches(), 1):
+        loss = model(x).sum()
+        if number % every == 0:
+            loss = loss + model(next(second)[0]).sum()
+            time.sleep(0.01)
+        optimizer.zero_grad()
+        loss.backward()
+        time.sleep(0.002)
+        optimizer.step()
+
+
+def bags():
+    """Batches of one bag of five rows. With `first`, the collate function unpacks the bag; with `row`, the loop does."""
+    collate = (lambda items: items[0]) if "first" in FLAGS else None
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for (x,) in DataLoader(TensorDataset(torch.randn(240, 5, 4)), batch_size=1, collate_fn=collate):
+            optimizer.zero_grad()
+            model(x[0] if "row" in FLAGS else x).sum().backward()
+            optimizer.step()
+
+
+def statistics():
+    """After each epoch, the statistics of an average of the model are computed, in training mode, from the training loader."""
+    from torch.optim.swa_utils import AveragedModel, update_bn
+
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
+    averaged = AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        averaged.update_parameters(model)
+        update_bn(loader, averaged)
+
+
+def growing():
+    """Each epoch has a data set of another length and a loader of its own."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in itertools.count(1):
+        grown = TensorDataset(torch.randn(240 + 12 * epoch, 4))
+        own = DataLoader(grown, batch_size=12, shuffle=True)
+        for (x,) in own:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.002)
+
+
 globals()[KIND]()
