@@ -74,7 +74,10 @@ def test_all_steps_count_if_loaders_take_turns(trial: Trial, share: str) -> None
     found = trial("kinds.py", "alternating", share).result()
     assert set(found.steps["samples"]) == {12}
     assert found.window is not None
-    assert found.window.rate_per_s == pytest.approx(12 * len(found.steps["end_s"]) / found.steps["end_s"][-1], rel=0.5)
+    begin, ends_s = int(found.steps["warmup"]), found.steps["end_s"]
+    seconds = ends_s[begin + found.window.steps - 1] - ends_s[begin - 1]
+    assert found.window.seconds == pytest.approx(seconds, rel=0.01)  # no step is left out
+    assert found.window.samples == 12 * found.window.steps
 
 
 @pytest.mark.parametrize("words", [(), ("persistent",)])

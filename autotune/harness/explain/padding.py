@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Tuple
 
+from torch import Tensor
+
 from .documents import IN_ALL, PADDED
 
 MIN_LENGTH = 16  # in shorter samples, a token may be repeated by chance
@@ -35,7 +37,7 @@ class Padding:
         """Returns the value of `Memory.padding`. Called after the step."""
         if self._is_packed or not self._seen:
             return {}
-        counts = [max(map(_counted, _turned(indices.cpu()))) for indices in self._seen]
+        counts = [max(map(_counted, _turned(Tensor.cpu(indices)))) for indices in self._seen]
         whole = sum(indices.numel() for indices in self._seen)
         return {PADDED: sum(padded for padded, _ in counts) / whole, IN_ALL: sum(in_all for _, in_all in counts) / whole}
 
