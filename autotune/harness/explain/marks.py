@@ -179,7 +179,7 @@ class Marks:
         return None
 
     def _outside(self, closure: Any) -> Any:
-        """Returns a closure that does not count as the optimizer's work. Some libraries compute each whole training step in one."""
+        """Returns a closure that does not count as the optimizer's work. Some libraries compute a whole step in one."""
 
         def called() -> Any:
             before = self.enter(OTHER)
