@@ -20,6 +20,7 @@ from . import added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
+from .idle_steps import IdleSteps
 from .knobs import affinity, eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
@@ -30,9 +31,6 @@ STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
 COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps beside the training loader trains as well
-# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on
-# batches that it has kept. It must be larger than the queue of a thread that fetches ahead.
-IDLE_STEPS = 32
 
 
 class LoaderWatch:
@@ -52,10 +50,8 @@ class LoaderWatch:
         self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
-        self._fed_step = 0  # the last step that took a batch; steps in which `Session` has not called `take_step` are left out
-        self._num_credited = 0  # idle steps since then that count by the loader's mean
-        self._num_otherwise = 0  # steps that were fed by another loader in turn, or by batches that the program has kept
-        self._num_dimensions = 0  # of the model's input in steps that a loader feeds
+        self._idle = IdleSteps(context)
+        self._num_in_turn = 0  # steps that were fed by another loader in turn
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # worker processes of the loader that started last
         self._patch_construction()
@@ -435,8 +431,7 @@ class LoaderWatch:
             training.note_inputs([root.sizes.called for root in self._context.modules.roots])
         samples = wait_s = 0.0
         is_foreign, has_own = False, training in self.touched
-        self._fed_step = num_steps if self.touched else self._fed_step
-        self._num_credited = min(self._num_credited, self._num_idle)
+        self._idle.note(training, is_fed=bool(self.touched))
         for info in self.touched:
             taken, waited_s, num_batches = info.take()
             if info is training:
@@ -453,10 +448,10 @@ class LoaderWatch:
                     self._note_companion(training, info)
                 else:  # the loaders take turns: this step is on a batch of the second one
                     samples += taken
-                    self._num_otherwise += 1
+                    self._num_in_turn += 1
         self.touched.clear()
         if training is not None and forward_samples:
-            samples += self._of_kept_batches(training)
+            samples += self._idle.samples(training, is_counted=self.unit_source == "loader")
         if training is not None and self._is_fed_by_loader(num_steps):
             self.unit, self.unit_source = self._unit(training.sizes.unit), "loader"
             return samples, wait_s, is_foreign
@@ -475,32 +470,9 @@ class LoaderWatch:
             training.companion = info.site
 
     @property
-    def _num_idle(self) -> int:
-        """The number of steps since the last one that took a batch."""
-        fed_step = self._fed_step if self.training is None else max(self._fed_step, self.training.fed_step)
-        return self._context.num_steps - fed_step
-
-    @property
     def is_idle(self) -> bool:
         """Whether no loader was asked for a batch for some steps, so that forward calls should be counted."""
-        return self._num_idle >= IDLE_STEPS // 2
-
-    def _of_kept_batches(self, training: Loader) -> float:
-        """Returns the samples of a step that took no batch, if the program trains on batches that it has kept; 0 otherwise.
-
-        `itertools.cycle` keeps the batches of the first epoch, for example. Each of these steps counts with the loader's mean.
-        The first to count includes the idle steps before it, see `Window`.
-        """
-        root = next(iter(self._context.modules.roots), None)
-        num_dimensions = 0 if root is None else len(root.sizes.shape)
-        if not self._num_idle:
-            self._num_dimensions = num_dimensions
-        is_alike = self.unit_source == "loader" and num_dimensions == self._num_dimensions
-        if self._num_idle < IDLE_STEPS or not is_alike or training.is_iterated:
-            return 0.0
-        num, self._num_credited = self._num_idle - self._num_credited, self._num_idle
-        self._num_otherwise += num
-        return num * training.total_samples / training.num_steps_fed
+        return self._idle.is_long(self.training)
 
     def _compare_with_call(self, training: Loader) -> None:
         """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
@@ -515,9 +487,9 @@ class LoaderWatch:
         training = self.training
         if training is None or not training.total_samples:
             return False
-        num_fed = training.num_steps_fed + self._num_otherwise
-        if training.num_steps_fed >= LEAST_STEPS:  # the program may turn out to train on batches that it has kept
-            num_fed += min(self._num_idle - self._num_credited, IDLE_STEPS)
+        num_fed = training.num_steps_fed + self._num_in_turn + self._idle.num_kept
+        if training.num_steps_fed >= LEAST_STEPS:
+            num_fed += self._idle.num_open(training)
         return num_steps <= 2 or num_fed * 2 >= num_steps
 
     def _choose_training(self) -> None:
