@@ -11,7 +11,8 @@ slots are those of StudyRecord. Explanations of the shapes below:
 - failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
 - attribution: one entry for each change of the best, largest effect first; the verdict is "faster", "same", "slower",
   "ambiguous", "needed" or "not measured". minimality.dropped are changes without effect, which were reverted. effects_need is
-  the budget with which the missing effects can be measured. front is the Pareto front of several objectives.
+  the budget with which the missing effects can be measured, and effects_together is their joint effect. front is the Pareto
+  front of several objectives.
 - parity: the verdict is "passed", "not checked" or "not needed"; failed lists the sets of changes that were ruled out.
 - noise: how one measurement varies from process to process, as this study's rounds show it.
 - disturbed_by: a disturbance that the study accepted, from trial since_trial on. own_share, drift, not_finite and page_cache
@@ -144,6 +145,7 @@ SUMMARY = {
     "failed_finalists?": [{"trial": whole_number, "overrides": KNOBS, "ratio": ratio, "outcome": outcome, "reason?": text}],
     "front?": [{**ENTRY, "objectives": NUMBERS, "measured_in": text}],
     "effects_need?": {"minutes": number, "more_minutes": number},
+    "effects_together?": {"knobs": [text], "ratio": ratio, "ci": interval},
     "minimality?": {"dropped?": [CHANGE], "ratio?": ratio, "ci?": interval},
     "parity?": {"verdict?": text, "text?": text, "training?": KNOBS, "failed?": [{"knobs": KNOBS, "reason": text}]},
     "disturbed_by?": {"words": text, "since_trial": whole_number},

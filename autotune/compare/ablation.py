@@ -142,6 +142,8 @@ class AblationResults:
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
         noise: spread of one measurement, from other rounds.
         measured: configuration -> its scores in all trials.
+        together: knobs without estimates of their own -> their joint effect, estimated from all trials.
+        assumed: spread of one measurement, used as long as rounds do not show it.
     """
 
     def __init__(
@@ -152,8 +154,11 @@ class AblationResults:
         estimates: Mapping[str, stats.Ratio] | None = None,
         noise: stats.Noise | None = None,
         measured: Mapping[ConfigurationKey, Sequence[float]] | None = None,
+        together: Mapping[frozenset[str], stats.Ratio] | None = None,
+        assumed: stats.Noise = UNKNOWN_NOISE,
     ) -> None:
         self._space, self._winner, self._estimates, self._known = space, winner, estimates or {}, measured or {}
+        self._joint = together or {}
         self.parts = {key: part_of(space, winner, [key]) for key in winner.changed}
         self._failed: dict[ConfigurationKey, list[TrialRecord]] = {}
         rounds: dict[int, dict[ConfigurationKey, float]] = {}
@@ -166,7 +171,7 @@ class AblationResults:
         self.num_rounds = len(rounds)
         found = stats.compare_rounds(list(rounds.values()), configuration_key(winner.changed), noise=noise)
         known = stats.pooled([found.noise, noise])
-        self._ratios, self._spread = found.ratios, known.spread if known else UNKNOWN_NOISE.spread
+        self._ratios, self._spread = found.ratios, (known or assumed).spread
         self.margin = max(stats.MARGIN_FRAC, known.spread if known else 0.0)  # no less than the machine's own spread
         self._training_frac = max(TRAINING_GAIN_FRAC, self._spread)
         self.loss_frac = min(self.margin, MAX_LOSS_FRAC)
@@ -309,24 +314,26 @@ class AblationResults:
         """Returns the winner without its ineffective changes; None if every change has an effect.
 
         A change is ineffective if its estimated gain is at most MARGIN_FRAC, or at most ESTIMATED_FRAC with a LIKELY_CONFIDENCE
-        interval that includes a loss. Estimates that are vague or contradict a measurement do not count. The least effective
+        interval that includes a loss. The same holds for changes whose effects are only estimated together. Estimates that are
+        vague or contradict a measurement do not count. The least effective
         changes are dropped first, as long as their expected total cost is at most ESTIMATED_FRAC. A change of tier `training`,
         such as another batch size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's
         spread. If trials show that the winner is far slower without all of them, fewer are dropped.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
-        put_back = [knob for knob in able if self._is_too_little_for_training(knob)]
-        small = [knob for knob in able if knob not in put_back and self._is_doubtful(knob)]
+        gains = {frozenset([knob]): self.estimate(knob) for knob in able if self._is_too_little_for_training(knob)}
+        small = {frozenset([knob]): self.estimate(knob) for knob in able if self._is_doubtful(knob)}
+        small |= {knobs: ratio.ratio for knobs, ratio in self._joint.items() if knobs <= set(able) and _is_little(ratio)}
         loss = 0.0
-        for knob in sorted(small, key=self.estimate):
-            loss += max(0.0, math.log(self.estimate(knob)))
+        for knobs in sorted(small.keys() - gains.keys(), key=lambda knobs: small[knobs]):
+            loss += max(0.0, math.log(small[knobs]))
             if loss > math.log(1 + ESTIMATED_FRAC):
                 break
-            put_back.append(knob)
+            gains[knobs] = small[knobs]
         # Changes may replace each other: each can be left out alone, but not all together. Those with more effect are kept.
-        put_back.sort(key=self.estimate)
+        put_back = sorted(gains, key=lambda knobs: gains[knobs])
         while put_back:
-            part = part_of(self._space, self._winner, put_back)
+            part = part_of(self._space, self._winner, frozenset().union(*put_back))
             if part.key and not self._is_inferior(part) and not self._is_far_slower(part):
                 return part
             put_back.pop()
@@ -351,14 +358,9 @@ class AblationResults:
         found, measured = self._estimates.get(knob), self.ratio(self.parts[knob])
         if found is None or self.worth(knob) in ("faster", "needed"):
             return False
-        likely = stats.at_confidence(found, LIKELY_CONFIDENCE)
-        is_unlikely = found.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
-        # If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
-        is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
-        # Estimates do not overrule a measured gain either.
+        # Estimates do not overrule a measured gain.
         is_gain = measured is not None and measured.ratio > 1 + stats.MARGIN_FRAC
-        is_contested = is_gain or self._is_far_slower(self.parts[knob])
-        return found.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague and not is_contested
+        return _is_little(found) and not is_gain and not self._is_far_slower(self.parts[knob])
 
     def _is_far_slower(self, part: Part) -> bool:
         """Whether all trials together show that a part is slower than the winner, by more than noise explains."""
@@ -449,6 +451,17 @@ def judged(ratio: stats.Ratio, margin: float) -> Worth:
     """Returns the verdict of `stats.verdict` on an effect, but "slower" for an ambiguous effect whose interval lies below 1."""
     verdict = stats.verdict(ratio, margin)
     return "slower" if verdict == "ambiguous" and ratio.ci is not None and ratio.ci[1] < 1 else verdict
+
+
+def _is_little(estimate: stats.Ratio) -> bool:
+    """Whether a change with this estimated effect can be left out.
+
+    If little is known, estimates shrink towards no effect, so a vague estimate is no reason to leave out a change.
+    """
+    likely = stats.at_confidence(estimate, LIKELY_CONFIDENCE)
+    is_unlikely = estimate.ratio <= 1 + stats.MARGIN_FRAC or likely is None or likely[0] < 1
+    is_vague = likely is not None and likely[1] > 1 + MOST_LOST_FRAC
+    return estimate.ratio <= 1 + ESTIMATED_FRAC and is_unlikely and not is_vague
 
 
 def _width(ratio: stats.Ratio | None) -> float:

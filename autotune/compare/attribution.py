@@ -11,7 +11,8 @@ change with the largest effect among them is kept. Once the effect of a change i
 in further rounds. Attribution ends when everything is decided or the time is used up.
 
 If there is no time for two rounds, estimates decide (see `effects.estimated`). One more trial is run for each estimate that is
-missing or vague. Then the winner is measured once without the changes that seem ineffective. This configuration goes into the
+missing or vague. If there is no time for this either, only the changes that probably matter most are reverted alone, and all
+others together. Then the winner is measured once without the changes that seem ineffective. This configuration goes into the
 reporting rounds.
 
 The intervals hold simultaneously (see `stats.compare_rounds`), so they stay valid even though they decide which changes are
@@ -29,10 +30,12 @@ from typing import Any
 
 from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
-from autotune.compare.effects import estimated
-from autotune.compare.noise import noise_of, rounds_of
+from autotune.compare.effects import estimated, estimated_together
+from autotune.compare.noise import assumed_noise, noise_of, rounds_of
 from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
+from autotune.knobs.catalogue import knob as knob_of
+from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
@@ -44,6 +47,7 @@ UNTIMED_FRAC = 2.0
 VAGUE = 0.1  # an effect whose interval has a larger half-width (log scale) is vague, and gets another trial
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
+IDLE_LOADER_TIMES = 4.0  # a loader this many times as fast as the step is not the limit, whatever its settings
 PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
 
 
@@ -93,7 +97,7 @@ class Attributor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._estimates: dict[tuple[int, int, int], dict[str, stats.Ratio]] = {}
+        self._estimates: dict[tuple[int, int, int], tuple[dict[str, stats.Ratio], dict[frozenset[str], stats.Ratio]]] = {}
         self.found: Attribution | None = None
 
     def run(self, winner: TrialRecord, kept: Kept) -> TrialRecord:
@@ -116,11 +120,11 @@ class Attributor:
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
             number += 1
-            evidence = self._revert_each_once(winner, unknown, number, kept.least_s)
+            evidence = self._revert_once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
             skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
-            session.listener.notice(f"No time to measure the effects of {', '.join(unknown)}.")
+            session.listener.notice(f"No time to measure the effects of {', '.join(unknown)} one by one.")
         if skipped:
             self._without_idle(winner, number + 1, kept.least_s)
         rules, is_announced = self._rules(knobs, kept.rounds_s), False
@@ -197,19 +201,40 @@ class Attributor:
             rules = self._rules(idle.keys, kept_s)
             self._measure_part(winner, idle.knobs, set(idle.keys), number=number, rules=rules, kept_s=kept_s)
 
-    def _revert_each_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
-        """Reverts each change once. One trial is enough for an estimate, since the spread is known from other rounds."""
-        session, evidence = self._session, self._evidence(winner)
-        is_announced = False
-        for knob in knobs:
-            part = evidence.parts[knob]
-            if self._expected_s(part.knobs) <= self._left_s(kept_s):
-                if not is_announced:
-                    session.listener.attribution_started(winner.number, knobs, self._left_s(kept_s))
-                    is_announced = True
-                rules = self._rules(knobs, kept_s)
-                self._measure_part(winner, part.knobs, {knob}, number=number, rules=rules, kept_s=kept_s)
+    def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
+        """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
+
+        The changes that probably matter most come first. The last trial that there is time for reverts all remaining changes
+        together. So all effects are accounted for, and many changes without an effect are recognized at once.
+        """
+        session, rules = self._session, self._rules(knobs, kept_s)
+        left, is_announced = sorted(knobs, key=lambda knob: -self._likely_effect(winner, knob)), False
+        while left:
+            part, rest = (part_of(session.resolved, winner, keys) for keys in (left[:1], left))
+            each_s, left_s = self._expected_s(part.knobs), self._left_s(kept_s)
+            if 2 * each_s > left_s and rest.key and self._expected_s(rest.knobs) <= left_s:
+                part = rest
+            left = [knob for knob in left if knob not in part.keys]
+            if self._expected_s(part.knobs) > left_s:
+                continue
+            if not is_announced:
+                session.listener.attribution_started(winner.number, knobs, left_s)
+                is_announced = True
+            self._measure_part(winner, part.knobs, set(part.keys), number=number, rules=rules, kept_s=kept_s)
         return self._evidence(winner)
+
+    def _likely_effect(self, winner: TrialRecord, key: str) -> float:
+        """Returns how much a change probably matters, before it is measured: an absolute difference in the log rate.
+
+        Knobs of the loader do not matter if the baseline's loader could serve the winner's step many times over.
+        """
+        supply, demand = self._session.baseline.loader_rate, winner.device_rate
+        usual = abs(knob_of(key).usual_gain)
+        if not key.startswith("loader.") or key == BATCH_SIZE.key or not supply or not demand:
+            return usual
+        if supply >= IDLE_LOADER_TIMES * demand:
+            return 0.0
+        return max(usual, math.log(demand / supply)) if key == NUM_WORKERS.key else usual
 
     def _measure_part(
         self, winner: TrialRecord, knobs: Knobs, missing: set[str], *, number: int, rules: MeasureRules, kept_s: float
@@ -252,14 +277,25 @@ class Attributor:
         others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
         noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
-        key = (winner.number, len(others), len(trials))
-        if key not in self._estimates:
-            self._estimates[key] = estimated(winner.changed, lost, [*others, *trials], noise)
+        assumed = assumed_noise([session.baseline, winner])
         measured: dict[ConfigurationKey, list[float]] = {}
         for one in [*others, *trials]:
             if one.score and one.outcome.may_win:
                 measured.setdefault(configuration_key(one.changed), []).append(one.score)
-        return AblationResults(session.resolved, winner, trials, self._estimates[key], noise, measured)
+        key = (winner.number, len(others), len(trials))
+        if key not in self._estimates:
+            records, spread = [*others, *trials], noise or assumed
+            found = estimated(winner.changed, lost, records, spread)
+            unknown = set(winner.changed) - found.keys()
+            parts = [unknown - dict(one).keys() for one in measured if set(one) <= set(configuration_key(winner.changed))]
+            joint = {
+                frozenset(missing): ratio
+                for missing in parts
+                if len(missing) > 1 and (ratio := estimated_together(sorted(missing), winner.changed, records, spread))
+            }
+            self._estimates[key] = found, joint
+        found, joint = self._estimates[key]
+        return AblationResults(session.resolved, winner, trials, found, noise, measured, joint, assumed)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
         """Returns the ablation trials of this winner."""
@@ -282,7 +318,8 @@ class Attributor:
         Knobs whose estimated effect is clear come last, because they will be kept anyway.
         """
         left_s = self._left_s(kept_s)
-        knobs = sorted(winner.changed, key=lambda knob: (evidence.is_clear(knob), -evidence.estimate(knob)))
+        by_effect = sorted(winner.changed, key=lambda knob: -self._likely_effect(winner, knob))
+        knobs = sorted(by_effect, key=lambda knob: (evidence.is_clear(knob), -evidence.estimate(knob)))
         costs_s = {knob: SCREENING_ROUNDS * self._expected_s(evidence.parts[knob].knobs) for knob in knobs}
         winner_s = SCREENING_ROUNDS * self._expected_s(winner.knobs)
         done = [knob for knob in knobs if evidence.worth(knob) != "not measured"]

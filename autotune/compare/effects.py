@@ -29,7 +29,7 @@ INTERACTION_SCALES = (0.01, 0.03, 0.1, 0.3, 1.0)  # standard deviation of the in
 # Standard deviation of one measurement, on the log scale; the prior weight of each value follows from `noise` (`_log_prior`).
 # The large values are for machines whose speed changes while a study runs, as when another program ends: rates of the search
 # may then differ by a factor of three.
-NOISE_SCALES = (0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
+NOISE_SCALES = (0.004, 0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 MAX_VARIANCE_FRAC = 0.5  # an effect is reported if the trials reduce its variance to at most this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
@@ -82,6 +82,17 @@ def estimated(
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
+
+
+def estimated_together(
+    knobs: Sequence[str], changed: Knobs, records: Sequence[TrialRecord], noise: Noise | None = None
+) -> stats.Ratio | None:
+    """Returns the ratio of a configuration's rate to its rate without several changes; None if the trials do not determine it.
+
+    The changes are those of `knobs`. All other arguments are those of `estimated`.
+    """
+    first, *others = knobs
+    return estimated(changed, {first: others}, records, noise, is_any=True).get(first)
 
 
 def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:

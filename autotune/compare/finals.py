@@ -30,7 +30,7 @@ from autotune.compare.decision import (
     without_finalist,
 )
 from autotune.compare.interleaving import Interleaving, Pair
-from autotune.compare.noise import UNKNOWN_NOISE, noise_besides, noise_of, rounds_of
+from autotune.compare.noise import assumed_noise, noise_besides, noise_of, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
 from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
@@ -181,7 +181,7 @@ class Finals:
 
     def _kept(self, chosen: TrialRecord) -> Kept:
         """Returns the time that the ablation must leave, so that the reporting pairs can prove the gain."""
-        budget, noise, pair_s = self._session.budget, self._noise() or UNKNOWN_NOISE, self._pair_s(chosen)
+        budget, noise, pair_s = self._session.budget, self._noise(chosen), self._pair_s(chosen)
         gain = math.log(max(1.0, (chosen.score or 0.0) / (self._session.baseline.score or math.inf)))
         fracs = (KNOWN_TO_FRAC, WELL_KNOWN_TO_FRAC)
         enough, plenty = (stats.pairs_to_tell(frac * gain, noise, at_most=LOOKS[0]) for frac in fracs)
@@ -192,8 +192,10 @@ class Finals:
         )
         return Kept(least_s=least_s, rounds_s=rounds_s, enough_s=enough_s)
 
-    def _noise(self) -> stats.Noise | None:
-        return stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
+    def _noise(self, *candidates: TrialRecord) -> stats.Noise:
+        """Returns the spread of one measurement; an assumption until a configuration has been measured twice."""
+        known = stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
+        return known or assumed_noise([self._session.baseline, *candidates])
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:
         """Runs at most two choosing rounds, as long as they leave time for the reporting pairs; returns the winner."""
@@ -217,7 +219,7 @@ class Finals:
         rates = _mean_rates(candidates, rounds)
         measured = {number for found in rounds for number in _rates_of(found)}  # only these may win, if there are any
         able = [c for c in candidates if not self._num_lost(c)] or [c for c in candidates if not self._is_out(c)] or candidates
-        noise = self._noise() or UNKNOWN_NOISE
+        noise = self._noise(*candidates)
         spread = noise.spread * (1.0 if measured else SINGLE_SPREADS)
         margin = min(max(stats.MARGIN_FRAC, spread), MAX_LOSS_FRAC)
         found = choose({number: [rate] for number, rate in rates.items() if number in measured}, able, margin, spread=spread)

@@ -24,6 +24,10 @@ OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be
 # Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
+# The same if the GPU sets the pace. On an H200, three processes each of GPT-2 small differed by 0.1 and 0.3 %. A GPU that
+# waits for its host or for input varies as much as a CPU (there, 3.9 %).
+BUSY_GPU_NOISE = Noise(spread=0.01, freedom=2.0)
+BUSY_GPU_FRAC = 0.95  # a GPU sets the pace if a kernel runs for at least this share of the time
 
 Round = Mapping[Hashable, float]
 
@@ -52,6 +56,12 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
     """Returns the spread within some rounds; None if they have no degrees of freedom."""
     reference = next((arm for measured in rounds for arm in measured), None)
     return stats.compare_rounds(rounds, reference).noise if rounds else None
+
+
+def assumed_noise(records: Sequence[TrialRecord]) -> Noise:
+    """Returns the spread to assume for some configurations until one of them has been measured twice."""
+    is_busy = all((record.metrics.get("gpu.utilisation_frac") or 0.0) >= BUSY_GPU_FRAC for record in records)
+    return BUSY_GPU_NOISE if records and is_busy else UNKNOWN_NOISE
 
 
 def noise_besides(pairs: Sequence[Pair], rounds: Sequence[Round], earlier: Noise | None = None) -> Noise | None:

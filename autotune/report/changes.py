@@ -42,7 +42,10 @@ def missing_text(summary: Summary) -> str:
             f"{what} can be measured in about {need['more_minutes']:.0f} more minutes: "
             f"study.budget.minutes={need['minutes']:.0f}"
         )
-    return f"only tried together with other changes: {changes_phrase({e['knob']: e['to'] for e in entries})}; {more}"
+    words = f"only tried together with other changes: {changes_phrase({e['knob']: e['to'] for e in entries})}"
+    if joint := summary.get("effects_together"):
+        words += f", together {ratio_with_interval_text(joint['ratio'], joint['ci'])} (estimated)"
+    return f"{words}; {more}"
 
 
 def dropped_lines(summary: Summary) -> list[str]:

@@ -1,6 +1,6 @@
 """Completes the effects of the best trial's changes for the summary.
 
-It estimates effects that were not measured, and computes the budget that a study needs to measure them.
+It estimates effects that were not measured, alone or together, and computes the budget that a study needs to measure them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any
 from autotune import stats
 from autotune.clock import Clock
 from autotune.compare.ablation import judged
-from autotune.compare.effects import estimated
+from autotune.compare.effects import estimated, estimated_together
 from autotune.compare.noise import from_json, noise_of, rounds_of
 from autotune.records import Kind, StudyRecord, TrialRecord
 from autotune.trials.budget import Budget
 
 NOT_MEASURED = "not measured"
+MAX_JOINT_FACTOR = 1.5  # a joint effect is reported if its interval's upper end is at most this many times the lower end
 MOST_FACTOR = 10  # budgets up to this many times the study's own are considered
 
 
@@ -36,7 +37,7 @@ def with_estimates(
     """
     if not any(entry["verdict"] == NOT_MEASURED for entry in entries):
         return list(entries)
-    noise = stats.pooled([noise_of(rounds_of(records)), from_json(about.noise)])
+    noise = _noise(about, records)
     lost = {entry["knob"]: entry["with"] for entry in entries}
     found = estimated(winner.changed, lost, records, noise, is_any=True)
     margin = max(stats.MARGIN_FRAC, noise.spread if noise else 0.0)
@@ -46,6 +47,26 @@ def with_estimates(
         else entry
         for entry in entries
     ]
+
+
+def together(
+    entries: Sequence[dict[str, Any]], best: TrialRecord, about: StudyRecord, records: Sequence[TrialRecord]
+) -> dict[str, Any] | None:
+    """Returns the joint effect of the changes whose own effects are unknown; None if it is vague or is the whole speed-up.
+
+    For example {"knobs": ["precision.amp", "precision.matmul"], "ratio": 2.9, "ci": [2.8, 3.0]}. The arguments are those of
+    `with_estimates`, with the exported configuration and its entries.
+    """
+    unknown = sorted(entry["knob"] for entry in entries if entry["verdict"] == NOT_MEASURED)
+    if len(unknown) < 2 or len(unknown) == len(best.changed):
+        return None
+    found = estimated_together(unknown, best.changed, records, _noise(about, records))
+    is_known = found and found.ci and found.ci[1] <= MAX_JOINT_FACTOR * found.ci[0]
+    return {"knobs": unknown, "ratio": found.ratio, "ci": found.ci} if found and is_known else None
+
+
+def _noise(about: StudyRecord, records: Sequence[TrialRecord]) -> stats.Noise | None:
+    return stats.pooled([noise_of(rounds_of(records)), from_json(about.noise)])
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:

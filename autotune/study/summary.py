@@ -21,7 +21,7 @@ from autotune.harness.protocol import APPLIED
 from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
 from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.diagnosis import diagnose
-from autotune.study.effects import needed, with_estimates
+from autotune.study.effects import needed, together, with_estimates
 from autotune.study.recording import recorded
 from autotune.trials import finite
 from autotune.trials.budget import START_PHASES
@@ -90,6 +90,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
         "front": _front(records, about, standing),
         "attribution": attribution,
         "effects_need": needed(attribution, about, records),
+        "effects_together": together(attribution, best, about, records) if best else None,
         "minimality": _minimality(best, standing),
         "parity": parity.report(best, records, is_held=GLOBAL_BATCH in about.settings),
         "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],

@@ -4,8 +4,10 @@ import shutil
 
 import pytest
 
+from autotune.compare.noise import BUSY_GPU_NOISE
 from autotune.export.formats import render
 from autotune.records import Kind, Tier
+from autotune.report.changes import missing_text
 from autotune.study import resume_study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.support.rows import more
@@ -22,13 +24,15 @@ def surface(noise_frac, **more):
 class OnlyEverything:
     """A search that tries one configuration, with every knob changed. Noise can lead a real search to such a configuration."""
 
+    wanted = ALL
+
     def __init__(self, session):
         self._session = session
 
     def run(self):
         space = self._session.resolved
         if len(self._session.searched) == 1:
-            self._session.measure(space.active({**space.reference, **ALL}), "everything", origin="expert")
+            self._session.measure(space.active({**space.reference, **self.wanted}), "everything", origin="expert")
         return "found"
 
 
@@ -145,6 +149,46 @@ def test_three_minutes_are_enough_for_a_verdict_and_the_effect_of_every_change(b
     named = {entry["knob"] for entry in summary["attribution"] if entry["verdict"] == "faster"}
     assert named >= {"precision.amp", "layout.channels_last"}
     assert "loader.batch_size" not in summary["best"]["overrides"]  # its gain is at most 1.5 %
+
+
+FEW = {"precision.amp": "bf16", "optimizer.implementation": "fused", "layout.channels_last": True, "loader.num_workers": 2}
+
+
+@pytest.mark.parametrize(("rest", "is_dropped"), [(1.0, True), (1.2, False)])
+def test_without_time_for_every_change_the_likeliest_is_reverted_alone_and_the_rest_together(
+    bench, tmp_path, monkeypatch, rest, is_dropped
+):
+    monkeypatch.setattr("autotune.compare.noise.UNKNOWN_NOISE", BUSY_GPU_NOISE)
+
+    class Everything(OnlyEverything):
+        wanted = FEW
+
+    monkeypatch.setattr("autotune.study.loop.Search", Everything)
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "precision.amp: ['off', bf16]\nlayout.channels_last: [false, true]\noptimizer.implementation: [default, fused]\n"
+        "loader.num_workers: [0, 2]\n"
+    )
+    gains = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): rest}
+    slow = Surface(
+        gains=gains,
+        loader_per_s=1e9,
+        noise_frac=0.002,
+        start_s=2.0,
+        window_s=3.0,
+        losses=lambda *_: [1.0 - 0.01 * n for n in range(40)],
+    )
+    study = bench(slow, f"search_space={space}", minutes=1.0)
+    summary = study.run()
+    missing = [FEW.keys() - trial.changed.keys() for trial in attributed(study)]
+    assert missing[:2] == [{"precision.amp"}, FEW.keys() - {"precision.amp"}]
+    assert set(summary["best"]["overrides"]) == ({"precision.amp"} if is_dropped else FEW.keys())
+    (amp, *others) = summary["attribution"]
+    assert amp["ci"][0] < 1.8 < amp["ci"][1]
+    if not is_dropped:
+        assert {entry["verdict"] for entry in others} == {"not measured"}
+        assert summary["effects_together"]["ci"][0] < rest < summary["effects_together"]["ci"][1]
+        assert "together 1.2" in missing_text(summary)
 
 
 def test_without_time_for_attribution_the_whole_winner_is_exported_with_a_notice(planted):
