@@ -14,6 +14,7 @@ from autotune.trials.session import Session
 
 WORKERS, THREADS = "loader.num_workers", "threads.intra"
 MOST_KNOWN = 20_000  # when this many full configurations are cached, the cache is emptied
+GPU_THREADS_FRAC = 0.25  # a step on a GPU varies with the host's threads this many times as much as a step on a CPU
 USUAL_SPREAD = 0.3  # each knob's spread is passed to the sampler as a multiple of this
 
 
@@ -73,7 +74,7 @@ def inform(
         costly={key: space.reference[key] for _, key, _ in space.costly()},
         gains={key: gains for key, one in knobs.items() if (gains := _usual_gains(one, session))},
         running=running,
-        spreads={key: one.usual_spread / USUAL_SPREAD for key, one in knobs.items()},
+        spreads={key: _usual_spread(one, session) / USUAL_SPREAD for key, one in knobs.items()},
         ladders={
             key: (one.choices, one.step_spread / one.usual_spread) for key, one in knobs.items() if one.step_spread is not None
         },
@@ -81,6 +82,12 @@ def inform(
     sampler.options = SamplerOptions(
         decomposition=search.decomposition, memory=search.memory_model, cost=search.cost_aware, stop=search.stop
     )
+
+
+def _usual_spread(knob: Knob, session: Session) -> float:
+    here = session.host_context
+    is_idle = knob.key == THREADS and here is not None and here.has_cuda
+    return knob.usual_spread * (GPU_THREADS_FRAC if is_idle else 1.0)
 
 
 def _usual_gains(knob: Knob, session: Session) -> dict[KnobValue, float]:

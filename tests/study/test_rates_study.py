@@ -156,3 +156,18 @@ def test_late_proposals_wait_for_running_trials_unless_few_are_running(num_searc
     proposals = list(Search._late(search))
     assert [proposal.knobs for proposal in proposals] == [{"a": 0, "b": 0, best: 1}] * 2
     assert all(f"trial {({'a': 3, 'b': 4})[best]}" in proposal.why for proposal in proposals)
+
+
+def test_threads_of_the_host_are_not_among_the_first_trials_on_a_gpu(bench):
+    """On a made-up GPU like an H200, an earlier version spent three of its first six trials on thread counts."""
+    facts = {"torch": "2.11.0", "device": "cuda", "compute_capability": [9, 0], "has_compiler": True}
+    gains = {("precision.amp", "bf16"): 2.5, ("precision.matmul", "high"): 1.1, ("compile.mode", "default"): 1.3}
+    surface = Surface(
+        gains=gains, base_per_s=100.0, loader_per_s=3_000.0, half_batch=3.0, noise_frac=0.003, start_s=10.0, facts=facts
+    )
+    gpu = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "index": 0, "uuid": "GPU-1", "compute_capability": [9, 0]}
+    study = bench(surface, minutes=5, machine={**MACHINE, "num_cores": 16, "num_cpus": 16, "gpus": [gpu]})
+    study.run()
+    searched = [trial for trial in study.trials if trial.kind is Kind.search]
+    assert len(searched) >= 5
+    assert not any("threads.intra" in trial.changed for trial in searched[:5])
