@@ -84,7 +84,9 @@ def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}
-    first = next((trial for trial in trials if trial["number"] == best.get("trial")), best)
+    # The search's trial is the one to compare with: the best without ineffective changes may have been measured later.
+    number = (summary.get("minimality") or {}).get("winner", best.get("trial"))
+    first = next((trial for trial in trials if trial["number"] == number), best)
     whole, found = score_of(summary, first), dict[tuple[str, KnobValue], float | str]()
     for trial in trials:
         outcome, score = Outcome(str(trial["outcome"])), score_of(summary, trial)

@@ -268,6 +268,10 @@ def test_values_that_were_tried_and_not_kept_are_named_with_their_ratio(tmp_path
     summary["trials"].append(more)
     (line,) = [line for line in lines(summary, folder.path) if line.startswith("tried")]
     assert " threads 1 0.49x, batch 128 0.39x, batch 4096 host_oom and 1 more (" in line
+    late = {**summary["best"], "trial": 13}  # the best without ineffective changes, measured late on a slower machine
+    summary["trials"].append({**foreach, "number": 13, "kind": "attribution", "changed": late["overrides"], "value": 30.0})
+    (line,) = [one for one in lines({**summary, "best": late}, folder.path) if one.startswith("tried")]
+    assert line.startswith("tried  not kept: foreach optimizer 0.97x, "), "relative to the search's trial"
     kept = {**summary, "best": {**summary["baseline"], "overrides": {}}, "minimality": None, "attribution": []}
     (line,) = [line for line in lines(kept, folder.path) if line.startswith("tried")]
     assert line.startswith("tried  not kept: bf16 2.42x, channels_last 2.42x, workers 2 2.42x, batch 64 2.42x and ")
