@@ -327,3 +327,17 @@ def test_doubted_configuration_is_repeated_in_only_one_slot(bench, tiny, monkeyp
     study = bench(Surface(**QUIET), *tiny, RATES, "search.stop=false", minutes=60, num_slots=4)
     study.run()
     assert [trial.changed for trial in study.trials if trial.origin == AGAIN] == [doubted]
+
+
+def test_first_trials_run_few_at_a_time_so_that_later_ones_can_learn_from_them(bench):
+    surface = Surface(**QUIET)
+    study = bench(surface, RATES, "study.budget.trials=30", minutes=60, num_slots=16)
+    study.run()
+    found = of_kind(study, Kind.search)
+    for trial in found:
+        others = [one for one in found if one.started_at <= trial.started_at < one.started_at + one.seconds - 1e-6]
+        num_over = sum(one.started_at + one.seconds <= trial.started_at + 1e-6 for one in found)
+        assert len(others) <= max(4, num_over)
+    assert most_at_once(found) > 4
+    (line,) = [line for line in notices(study) if "at once" in line]
+    assert line.startswith("At first, 4 trials run at once")
