@@ -154,7 +154,7 @@ def changes(study: Study) -> Figure:
         if not (is_grouped and entry in unmeasured):
             rows.append(_change_row(entry, begun, reached, scale))
     if is_grouped:
-        label = changes_phrase({entry["knob"]: entry.get("to") for entry in unmeasured})
+        label = changes_phrase({entry["knob"]: entry["to"] for entry in unmeasured})
         rows.append(Row(label=label, value="not measured", marks=[line(scale(1.0), scale(1.0), "one", 0, TRACK_PX)]))
     if ratio and len(entries) > 1:
         rows.append(Row(label="all together", value=ratio_with_interval_text(ratio, ci), marks=[
