@@ -240,8 +240,9 @@ def _gpu_text(folder: Path) -> str:
     said = f"the GPU is busy for {share_text(row['busy_frac'])} of a step"
     if (on_tensor_cores := row.get("tensor_core_frac")) is not None:
         said += f", its kernels spend {share_text(on_tensor_cores)} of their time on Tensor Cores"
-    if row.get("mfu_frac"):
+    if row.get("mfu_frac") and row.get("peak_flops_per_s"):
         said += f"; {flops_text(row['flops_per_s'])}, {share_text(row['mfu_frac'])} of its peak in {row['dtype']}"
+        said += ", " + flops_text(row["peak_flops_per_s"])
     return said
 
 
