@@ -371,6 +371,25 @@ def test_products_slowed_by_a_size_that_is_no_multiple_of_16_bytes_are_found():
     assert rounded.gain.mid == pytest.approx(finding.gain.mid, rel=0.001)
 
 
+def test_most_that_compiling_gains_includes_the_padding_of_products():
+    rows = [SLOW, FAST, {**ADDS, "seconds": 0.03}]
+    documents = made.lines(FORWARD_LINE, device="cuda", device_phases_s=made.phases())
+    given = {
+        "operations": [Operations(count=9, by_operator=rows, busy_s=0.1)],
+        "host_context": GPU,
+        "knobs": {"compile.mode": "off"},
+    }
+    without = made.evidence(documents, **given)
+    both = made.evidence(documents, **given, domains={"compile.mode": ["off", "default"]})
+    padding, fusing, compiling = (
+        next(one for one in found(evidence) if one.cause == cause).gain.high
+        for evidence, cause in (
+            (both, "unaligned products"), (without, "memory-bound operators"), (both, "memory-bound operators"),
+        )
+    )  # fmt: skip
+    assert 1 - 1 / (1 + compiling) == pytest.approx(2 - 1 / (1 + padding) - 1 / (1 + fusing))
+
+
 def test_products_that_no_padding_would_speed_up_are_not_called_unaligned():
     harmless = {
         "shapes": "16384x768, 768x50264", "dtype": "float32", "bound": "memory", "seconds": 0.002, "kind": "convolution",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from autotune.explain.evidence import Evidence
@@ -213,29 +213,20 @@ def unaligned_products(evidence: Evidence) -> Iterable[Finding]:
     If the rows of a matrix do not begin at multiples of 16 bytes, kernels that load one number at a time run. Products count if
     they are bound by computation and much slower than the aligned products of the step.
     """
-    found = _traced(evidence) if evidence.is_cuda and not _waits_for_host(evidence) else []
-    every = [product for entry in found if (product := _product_of(entry, evidence.operations[0].is_tf32)) is not None]
-    for dtype in dict.fromkeys(one.dtype for one in every):
-        products = [one for one in every if one.dtype == dtype]
-        aligned = [one for one in products if not one.odd_sizes]
-        seconds = math.fsum(one.seconds for one in aligned)
-        rate = math.fsum(one.flops for one in aligned) / seconds if aligned else USUAL_PEAK_FRAC * products[0].peak
-        slow = [one for one in products if one.odd_sizes and one.flops <= SLOW_FRAC * rate * one.seconds]
-        if not slow:
-            continue
+    for slow, rate, is_measured in _slow_products(evidence):
         slow_s, slow_flops = math.fsum(one.seconds for one in slow), math.fsum(one.flops for one in slow)
-        saved_s = math.fsum(max(0.0, one.seconds - one.padded_flops / rate) for one in slow)
         sizes = list(dict.fromkeys(size for one in slow for size in one.odd_sizes))[:MAX_SIZES]
-        low, mid, high = (saved_s * times for times in ALIGNED_SAVES)
+        low, mid, high = (_saved_by_padding_s(slow, rate) * times for times in ALIGNED_SAVES)
+        is_compiled = evidence.value(COMPILE) not in (None, "off")
         yield Finding(
             cause="unaligned products",
             where=f"{slow[0].operator} ({slow[0].shapes})",
             evidence=f"{len(slow)} products with a size of {' or '.join(map(str, sizes))}: {evidence.of_step(slow_s)}, "
             f"{flops_text(slow_flops / slow_s)} instead of {flops_text(rate)}",
             gain=_gain_on_device(evidence, (low, mid, high), "predicted"),
-            basis="the rate of the step's aligned products" if aligned else "half of the peak of the GPU",
+            basis="the rate of the step's aligned products" if is_measured else "half of the peak of the GPU",
             code=f"pad {', '.join(f'{size} to {_padded(size)}' for size in sizes)} (a vocabulary, a width, a length or a batch "
-            "size), or try torch.compile, which may pad such sizes itself",
+            f"size){'' if is_compiled else ', or try torch.compile, which may pad such sizes itself'}",
         )
 
 
@@ -259,6 +250,26 @@ class _Product(NamedTuple):
     padded_flops: float
     odd_sizes: list[int]
     peak: float
+
+
+def _slow_products(evidence: Evidence) -> Iterator[tuple[list[_Product], float, bool]]:
+    """Yields, for each dtype, the products that padding would make faster, longest first.
+
+    With them: the FLOPs per second of aligned products, and whether these were measured in the same step.
+    """
+    found = _traced(evidence) if evidence.is_cuda and not _waits_for_host(evidence) else []
+    every = [product for entry in found if (product := _product_of(entry, evidence.operations[0].is_tf32)) is not None]
+    for dtype in dict.fromkeys(one.dtype for one in every):
+        products = [one for one in every if one.dtype == dtype]
+        aligned = [one for one in products if not one.odd_sizes]
+        seconds = math.fsum(one.seconds for one in aligned)
+        rate = math.fsum(one.flops for one in aligned) / seconds if aligned else USUAL_PEAK_FRAC * products[0].peak
+        if slow := [one for one in products if one.odd_sizes and one.flops <= SLOW_FRAC * rate * one.seconds]:
+            yield slow, rate, bool(aligned)
+
+
+def _saved_by_padding_s(slow: Iterable[_Product], rate: float) -> float:
+    return math.fsum(max(0.0, one.seconds - one.padded_flops / rate) for one in slow)
 
 
 def _product_of(entry: Mapping[str, Any], is_tf32: bool) -> _Product | None:
@@ -415,12 +426,16 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     shapes = _summed((str(entry.get("shapes") or "").split(", ")[0], entry["seconds"]) for entry in bound)
     knob, value = next((setting for setting in FEWER_BYTES if evidence.may_set(*setting)), ("", None))
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
+    padded_s = (
+        math.fsum(_saved_by_padding_s(slow, rate) for slow, rate, _ in _slow_products(evidence)) if knob == COMPILE else 0
+    )
+    also = "; compiling may also pad the unaligned products" if padded_s else ""
     yield Finding(
         cause="memory-bound operators",
         where=next(iter(by_operator)),
         evidence=f"{evidence.of_step(seconds)} are spent on moving memory: {_listed(by_operator)}{_largest(shapes, seconds)}",
-        gain=_gain_on_device(evidence, (low, mid, high), "bound"),
-        basis=f"operators that use at least {percent_text(least)} of the memory's bandwidth, by the roofline",
+        gain=_gain_on_device(evidence, (low, mid, high + ALIGNED_SAVES[-1] * padded_s), "bound"),
+        basis=f"operators that use at least {percent_text(least)} of the memory's bandwidth, by the roofline{also}",
         code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=knob,
         value=value,
