@@ -325,11 +325,13 @@ def test_operators_bound_by_memory_bandwidth_are_found():
 
 def test_memory_bound_operators_are_summed_by_name_and_by_their_tensors():
     rows = [{**ADDS, "operator": f"aten::{name}", "shapes": f"{size}, 8", "seconds": seconds} for name, size, seconds in (
-        ("mul", "32x512x3072", 0.01), ("copy_", "32x512x3072", 0.01), ("mul", "16384x50257", 0.005),
-        ("add", "1x8", 0.004), ("pow", "1x8", 0.003), ("tanh", "1x8", 0.002),
+        ("mul", "32x512x3072", 0.01), ("copy_", "16384x3072", 0.01), ("mul", "16384x50257", 0.008),
+        ("add", "1x8", 0.004), ("pow", "1x8", 0.001), ("tanh", "2 tensors", 0.001),
     )]  # fmt: skip
     finding = top(made.evidence(made.lines(FORWARD_LINE), operations=[Operations(count=9, by_operator=rows)]))
-    said = "aten::mul 15.0 ms, aten::copy_ 10.0 ms, aten::add 4.00 ms and 2 more; 20.0 ms on tensors of 32x512x3072"
+    said = (
+        "aten::mul 18.0 ms, aten::copy_ 10.0 ms, aten::add 4.00 ms and 2 more; 20.0 ms on 32x512x3072, 8.00 ms on 16384x50257"
+    )
     assert finding.where == "aten::mul"
     assert finding.evidence.endswith(said)
 

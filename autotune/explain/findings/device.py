@@ -423,7 +423,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     if not bound or seconds < MEMORY_BOUND_FRAC * evidence.step_s or _waits_for_host(evidence):
         return
     by_operator = _summed((str(entry["operator"]), entry["seconds"]) for entry in bound)
-    shapes = _summed((str(entry.get("shapes") or "").split(", ")[0], entry["seconds"]) for entry in bound)
+    shapes = _by_shape(bound)
     knob, value = next((setting for setting in FEWER_BYTES if evidence.may_set(*setting)), ("", None))
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
     padded_s = (
@@ -461,10 +461,21 @@ def _listed(by_name: Mapping[str, float]) -> str:
     return named + (f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else "")
 
 
+def _by_shape(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns shape of the first input -> seconds, most seconds first. Shapes with equally many elements are one."""
+    names: dict[int, str] = {}
+    pairs = []
+    for entry in entries:
+        shape = str(entry.get("shapes") or "").split(", ")[0]
+        if all(size.isdecimal() for size in shape.split("x")):
+            pairs.append((names.setdefault(math.prod(map(int, shape.split("x"))), shape), entry["seconds"]))
+    return _summed(pairs)
+
+
 def _largest(by_shape: Mapping[str, float], seconds: float) -> str:
-    """Returns the shape of the tensors that take the most of these seconds; "" if it is unknown or takes little."""
-    shape, most_s = next(iter(by_shape.items()))
-    return f"; {step_time_text(most_s)} on tensors of {shape}" if shape and most_s >= LEAST_SHAPE_FRAC * seconds else ""
+    """Returns which tensors take much of these seconds: "; 29.3 ms on 32x512x3072, 12.9 ms on 32x512x50257"."""
+    large = [f"{step_time_text(each)} on {shape}" for shape, each in by_shape.items() if each >= LEAST_SHAPE_FRAC * seconds]
+    return f"; {', '.join(large)}" if large else ""
 
 
 def padded_tokens(evidence: Evidence) -> Iterable[Finding]:
