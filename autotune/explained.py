@@ -142,13 +142,13 @@ def limit_lines(summary: Mapping[str, Any]) -> list[str]:
 def phases_text(entry: Mapping[str, Any]) -> str:
     """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward".
 
-    If passes are missing, there may be a large cause, so the text begins with "a step is".
+    If passes are missing, they might show a large cause, so the text begins with "no large cause so far".
     """
     phases_s = entry["phases_s"]
     whole = sum(phases_s.values())
     parts = sorted(((100 * seconds / whole, name) for name, seconds in phases_s.items() if whole), reverse=True)
     shares = ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
-    return f"{'' if _missing_passes(entry) else 'no large cause: '}a step is {shares}"
+    return f"no large cause{' so far' if _missing_passes(entry) else ''}: a step is {shares}"
 
 
 def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -364,7 +364,7 @@ def test_passes_that_did_not_run_are_named_where_no_cause_was_found():
     assert limit_lines(summary) == ["no large cause: a step is 60 % backward, 40 % forward", "no known cause costs 3 % or more"]
     entry["passes"] = {"lines": passes["lines"], "memory": {**passes["memory"], "outcome": "timeout"}}
     assert limit_lines(summary) == [
-        "a step is 60 % backward, 40 % forward",
+        "no large cause so far: a step is 60 % backward, 40 % forward",
         "no known cause costs 3 % or more in what was recorded so far; `autotune explain mine` records more: trace and memory",
     ]
     entry["phases_s"] = {}
