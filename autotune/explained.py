@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autotune.harness.explain.documents import PASSES
 from autotune.knobs.base import value_text
+from autotune.plain_text import shell_word
 
 LARGE_FRAC = 0.1  # if all findings gain less than this, `limit_lines` begins with "no large cause"
 LEAST_SHARE = 5.0  # percent of a step; phases with a smaller share are not named
@@ -103,12 +105,27 @@ def finding_lines(summary: Mapping[str, Any]) -> list[str]:
     return [advice_text(finding, unit) for finding in (entry.get("findings") or [])[:MAX_SAID]]
 
 
+def nothing_text(entry: Mapping[str, Any], command: str) -> str:
+    """Returns that an explained trial has no findings, and the command that may still show some; "" if that is not known."""
+    if entry["findings"] or not entry["phases_s"]:  # without the time of a step, there are never findings
+        return ""
+    text, missing = "no known cause costs 3 % or more", _missing_passes(entry)
+    if not missing:
+        return text
+    return f"{text} in what was recorded so far; `{command}` records more: {' and '.join(missing)}"
+
+
+def _missing_passes(entry: Mapping[str, Any]) -> list[str]:
+    """Returns the passes that did not run, or failed, for an explained trial."""
+    return [name for name in PASSES if (entry["passes"].get(name) or {}).get("outcome") != "ok"]
+
+
 def why_lines(summary: Mapping[str, Any]) -> list[str]:
     """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known."""
     entry = best_entry(summary)
-    if entry is not None and not entry["findings"] and any(one["outcome"] == "ok" for one in entry["passes"].values()):
-        return ["no known cause costs 3 % or more"]
-    return finding_lines(summary)
+    command = f"autotune explain {shell_word(str(summary.get('study') or ''))}"
+    nothing = nothing_text(entry, command) if entry is not None else ""
+    return [nothing] if nothing else finding_lines(summary)
 
 
 def limit_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -119,14 +136,19 @@ def limit_lines(summary: Mapping[str, Any]) -> list[str]:
     entry = best_entry(summary) or {}
     lines = why_lines(summary) or diagnosis_lines(summary)
     is_small = all(finding["gain"]["mid"] < LARGE_FRAC for finding in entry.get("findings") or [])
-    return [phases_text(entry["phases_s"]), *lines] if is_small and entry.get("phases_s") else lines
+    return [phases_text(entry), *lines] if is_small and entry.get("phases_s") else lines
 
 
-def phases_text(phases_s: Mapping[str, float]) -> str:
-    """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward"."""
+def phases_text(entry: Mapping[str, Any]) -> str:
+    """Returns the shares of a step's phases, largest first: "no large cause: a step is 63 % backward, 29 % forward".
+
+    If passes are missing, they might show a large cause, so the text begins with "no large cause so far".
+    """
+    phases_s = entry["phases_s"]
     whole = sum(phases_s.values())
     parts = sorted(((100 * seconds / whole, name) for name, seconds in phases_s.items() if whole), reverse=True)
-    return "no large cause: a step is " + ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
+    shares = ", ".join(f"{share:.0f} % {name}" for share, name in parts if share >= LEAST_SHARE)
+    return f"no large cause{' so far' if _missing_passes(entry) else ''}: a step is {shares}"
 
 
 def diagnosis_lines(summary: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from autotune.cli.plain import Quiet
 from autotune.cli.show import chosen, read_study, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
-from autotune.explained import ROLES, accuracy_text, other_checks, remedy_text, size_text
+from autotune.explained import ROLES, accuracy_text, nothing_text, other_checks, remedy_text, size_text
 from autotune.harness.explain.documents import PASSES, trace_file
 from autotune.quantities import flops_text, percent_text, share_text, step_time_text
 from autotune.records import Kind, Knobs, Summary
@@ -209,8 +209,8 @@ def _lines(entry: Mapping[str, Any], folder: StudyFolder) -> list[Row]:
         rows += [Row(""), *_finding(number, finding)]
     if len(entry["findings"]) > 1:
         rows += [Row(""), Row("gains do not add up: each is the gain from removing that cost alone", "quiet", 2)]
-    if not entry["findings"] and entry["phases_s"]:
-        rows.append(Row("no finding costs 3 % or more", indent=2))
+    if nothing := nothing_text(entry, _command(entry, folder)):
+        rows.append(Row(nothing, indent=2))
     rows += [Row(f"note: {note}", "quiet", 2) for note in entry["notes"]]
     trace = ran["trace"] / trace_file(0) if "trace" in ran else None
     if trace is not None and trace.is_file():
@@ -240,8 +240,9 @@ def _gpu_text(folder: Path) -> str:
     said = f"the GPU is busy for {share_text(row['busy_frac'])} of a step"
     if (on_tensor_cores := row.get("tensor_core_frac")) is not None:
         said += f", its kernels spend {share_text(on_tensor_cores)} of their time on Tensor Cores"
-    if row.get("mfu_frac"):
+    if row.get("mfu_frac") and row.get("peak_flops_per_s"):
         said += f"; {flops_text(row['flops_per_s'])}, {share_text(row['mfu_frac'])} of its peak in {row['dtype']}"
+        said += ", " + flops_text(row["peak_flops_per_s"])
     return said
 
 
@@ -268,6 +269,10 @@ def _next(entries: Sequence[Mapping[str, Any]], folder: StudyFolder) -> list[Row
     entry = next((entry for entry in entries if entry["findings"]), None)
     if entry is None:
         return []
-    trial = "" if entry["role"] == "best" else f" --trial {entry['trial']}"
-    command = f"autotune explain {call(folder)}{trial} --fixed -- python train_fixed.py"
+    command = f"{_command(entry, folder)} --fixed -- python train_fixed.py"
     return [Row(f"to check a change of the code: {command}", "quiet")]
+
+
+def _command(entry: Mapping[str, Any], folder: StudyFolder) -> str:
+    """Returns the command that explains an entry's trial."""
+    return f"autotune explain {call(folder)}" + ("" if entry["role"] == "best" else f" --trial {entry['trial']}")

@@ -375,7 +375,8 @@ class ExplainOptions:
 
     Attributes:
         auto: whether baseline and best are explained once the best is chosen: where their time goes, what a change would gain.
-            This takes a tenth of the study's time at most; `autotune explain` explains a study at any later time.
+            This takes a tenth of the study's time at most, and for the best also time that is left over; `autotune explain`
+            explains a study at any later time.
     """
 
     auto: bool = True

@@ -67,7 +67,8 @@ _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("random", r"dropout|bernoulli|::rand|normal_|uniform_|multinomial"),
     ("copy and layout", r"copy|::to$|clone|contiguous|::cat$|::_cat|stack|empty|zero|fill|resize|reshape|view|"
                         r"transpose|::t$|permute|expand|slice|select|detach|as_strided|narrow|split|chunk|squeeze|flatten|ones|"
-                        r"full|set_|alias|pin_memory|new_|unbind|repeat"),
+                        r"full|set_|alias|pin_memory|new_|unbind|repeat|"
+                        r"::(item|_local_scalar_dense|is_nonzero)$"),
     ("reduction", r"::(sum|mean|max|min|amax|amin|norm|linalg_vector_norm|var|std|arg(max|min)|any|all|prod|cumsum|topk|sort)"),
     ("autograd", r"^autograd::engine|Backward\d*$|AccumulateGrad"),
     ("elementwise", r"^aten::"),

@@ -180,6 +180,8 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     unique, inverse = np.unique(keys, axis=0, return_inverse=True)
     known = np.array([_work_of(trace, int(name), int(detail)) for name, detail in unique], dtype=np.float64)
     flops[is_operator], num_bytes[is_operator] = known[inverse.ravel()].T
+    repeated = _is_repeated(trace, nesting.chosen, nesting.parents, np.isfinite(flops))
+    flops[repeated] = num_bytes[repeated] = np.nan
     has_formula = np.isfinite(flops)
     inside = _is_inside(nesting.parents, has_formula)
     flops[inside] = np.nan
@@ -194,6 +196,18 @@ def _work_of(trace: Trace, name: int, detail: int) -> tuple[float, float]:
     arguments = trace.arguments[detail] if detail >= 0 else {}
     flops, num_bytes = flops_of(trace.texts[name], arguments), bytes_of(trace.texts[name], arguments)
     return (np.nan if flops is None else flops, np.nan if num_bytes is None else num_bytes)
+
+
+def _is_repeated(trace: Trace, events: Ints, parents: Ints, has_formula: Mask) -> Mask:
+    """Returns which calls only convert their arguments and call the same operator again, as autocast does.
+
+    The call inside computes, in another dtype, so the work counts for that call.
+    """
+    found = np.zeros(len(events), dtype=bool)
+    inside = np.flatnonzero(has_formula & (parents >= 0))
+    above = parents[inside]
+    found[above[has_formula[above] & (trace.names[events[above]] == trace.names[events[inside]])]] = True
+    return found
 
 
 def _is_inside(parents: Ints, marked: Mask) -> Mask:

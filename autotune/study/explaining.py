@@ -140,10 +140,14 @@ class Explaining:
     # At the end of a study --------------------------------------------------------------------------------------------------
 
     def run(self, best: TrialRecord) -> None:
-        """Explains the best trial and the baseline in at most a tenth of the study's time. Leaves out what does not fit."""
+        """Explains the best trial and the baseline in at most a tenth of the study's time. Leaves out what does not fit.
+
+        Passes of the best trial may also use what is left of the study's time, since nothing else will.
+        """
         session, baseline = self._session, self._session.baseline
         session.budget.explain_s = 0.0  # from now on, the time kept for explaining may be used
         ends_s = session.inputs.clock.monotonic() + min(session.budget.explain_max_s, session.budget.left_s)
+        study_ends_s = session.budget.ends_s() or ends_s
         targets = [best] if best is baseline else [best, baseline]
         planned = [(record, LINES) for record in targets]
         planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
@@ -152,8 +156,9 @@ class Explaining:
             self._skip(pass_s(*planned[0]), ends_s - session.inputs.clock.monotonic())
             return
         for record, which in missing:
-            if self._is_time_for(pass_s(record, which), ends_s):
-                self._run_pass(record, which, ends_s=ends_s)
+            until_s = study_ends_s if record is best else ends_s
+            if self._is_time_for(pass_s(record, which), until_s):
+                self._run_pass(record, which, ends_s=until_s)
         for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
 

@@ -116,13 +116,14 @@ def test_show_why_states_how_well_the_gpu_is_used(here):
     row = {
         **dict.fromkeys(roofline.COLUMNS), **dict.fromkeys(("device", "flops_from", "peak_source", "bound"), ""),
         "rank": 0, "busy_frac": 0.97, "tensor_core_frac": 0.287, "flops_per_s": 4.9e13, "mfu_frac": 0.099, "dtype": "tf32",
+        "peak_flops_per_s": 4.95e14,
     }  # fmt: skip
     table = Table(name="roofline", title="", columns=dict.fromkeys(row, ""), rows=[row])
     write_tables(Tables(tables={"roofline": table}), folder.trial_path(5))
     said = " ".join(said_by(["show", "resnet18", "--why"]).split())
     assert (
         "the GPU is busy for 97.0 % of a step, its kernels spend 28.7 % of their time on Tensor Cores; 49.0 TFLOP/s, "
-        "9.9 % of its peak in tf32"
+        "9.9 % of its peak in tf32, 495 TFLOP/s"
     ) in said
 
 

@@ -12,6 +12,7 @@ from autotune.cli.terminal import THEME
 from autotune.cli.verdict import lines, panel
 from autotune.cli.waterfall import Waterfall
 from autotune.explained import limit_lines
+from autotune.harness.explain.documents import PASSES
 from autotune.quantities import number_text
 from autotune.report.first_lines import first_lines
 from autotune.report.study import Study
@@ -350,13 +351,28 @@ def test_step_phases_explain_the_limit_if_no_finding_is_large():
         "cause": "too few workers", "where": "training thread", "remedy": {"knob": "loader.num_workers", "value": 1},
         "gain": {"low": 0.0, "mid": 0.03, "high": 0.07, "kind": "predicted"},
     }  # fmt: skip
-    entry = {"trial": 9, "phases_s": phases, "findings": [finding], "passes": {}}
-    summary = {"best": {"trial": 9}, "explanation": {"explained": [entry]}}
+    passes = {name: {"trial": 10, "outcome": "ok", "reason": ""} for name in PASSES}
+    entry = {"trial": 9, "phases_s": phases, "findings": [finding], "passes": passes}
+    summary = {"study": "mine", "best": {"trial": 9}, "explanation": {"explained": [entry]}}
     first, second = limit_lines(summary)
     assert first == "no large cause: a step is 63 % backward, 29 % forward, 7 % input"
     assert second.startswith("too few workers")
     finding["gain"] = {"low": 0.1, "mid": 0.2, "high": 0.3, "kind": "predicted"}
     assert len(limit_lines(summary)) == 1
+
+
+def test_passes_that_did_not_run_are_named_where_no_cause_was_found():
+    passes = {name: {"trial": 10, "outcome": "ok", "reason": ""} for name in PASSES}
+    entry = {"trial": 9, "phases_s": {"forward": 0.4, "backward": 0.6}, "findings": [], "passes": passes}
+    summary = {"study": "mine", "best": {"trial": 9}, "explanation": {"explained": [entry]}}
+    assert limit_lines(summary) == ["no large cause: a step is 60 % backward, 40 % forward", "no known cause costs 3 % or more"]
+    entry["passes"] = {"lines": passes["lines"], "memory": {**passes["memory"], "outcome": "timeout"}}
+    assert limit_lines(summary) == [
+        "no large cause so far: a step is 60 % backward, 40 % forward",
+        "no known cause costs 3 % or more in what was recorded so far; `autotune explain mine` records more: trace and memory",
+    ]
+    entry["phases_s"] = {}
+    assert limit_lines(summary) == []
 
 
 def test_values_too_long_for_a_table_become_phrases(tmp_path):

@@ -315,11 +315,92 @@ def test_operators_bound_by_memory_bandwidth_are_found():
     assert (finding.knob, finding.value) == ("compile.mode", "default")
     assert finding.gain.low == 0.0
     assert finding.gain.high == pytest.approx(1 / (1 - 0.8 * 0.5) - 1)
-    assert "aten::native_batch_norm and 1 more: 50.0 ms" in finding.evidence
+    assert finding.evidence.startswith("50.0 ms of a step's 100 ms (50 %)")
+    assert finding.evidence.endswith("moving memory: aten::native_batch_norm 30.0 ms, aten::add_ 20.0 ms")
     assert top(of({**MOVES, "seconds": 0.03})).code.startswith("fuse them")
     harmless = {"bound": "compute", "roofline_frac": 0.1, "phase": "optimizer", "kind": "matmul", "seconds": 0.005}
     for key, value in harmless.items():
         assert causes(of({**MOVES, "seconds": 0.03, key: value})) == [], key
+
+
+def test_memory_bound_operators_are_summed_by_name_and_by_their_tensors():
+    rows = [{**ADDS, "operator": f"aten::{name}", "shapes": f"{size}, 8", "seconds": seconds} for name, size, seconds in (
+        ("mul", "32x512x3072", 0.01), ("copy_", "16384x3072", 0.01), ("mul", "16384x50257", 0.008),
+        ("add", "1x8", 0.004), ("pow", "1x8", 0.001), ("tanh", "2 tensors", 0.001),
+    )]  # fmt: skip
+    finding = top(made.evidence(made.lines(FORWARD_LINE), operations=[Operations(count=9, by_operator=rows)]))
+    said = (
+        "aten::mul 18.0 ms, aten::copy_ 10.0 ms, aten::add 4.00 ms and 2 more; 20.0 ms on 32x512x3072, 8.00 ms on 16384x50257"
+    )
+    assert finding.where == "aten::mul"
+    assert finding.evidence.endswith(said)
+
+
+def test_conversions_at_40_percent_of_the_documented_bandwidth_count_on_a_gpu():
+    rows = [{**MOVES, "operator": "aten::copy_", "kind": "copy and layout", "roofline_frac": 0.44, "seconds": 0.03}]
+    given = {"operations": [Operations(count=9, by_operator=rows, busy_s=0.098)], "host_context": GPU}
+    on_gpu = made.evidence(made.lines(FORWARD_LINE, device="cuda", device_phases_s=made.phases()), **given)
+    assert causes(on_gpu) == ["memory-bound operators"]
+    assert causes(made.evidence(made.lines(FORWARD_LINE), operations=[Operations(count=9, by_operator=rows)])) == []
+
+
+# The products of gpt2_small in a step of 108 ms on an H200: 16,384 tokens, and a vocabulary of 50,257.
+SLOW = {
+    "operator": "aten::mm", "kind": "matmul", "phase": "forward", "shapes": "16384x768, 768x50257", "dtype": "bfloat16",
+    "bound": "compute", "count": 1.0, "seconds": 0.0133, "flops": 1.265e12, "roofline_frac": 0.096,
+}  # fmt: skip
+FAST = {**SLOW, "shapes": "3072, 16384x768, 768x3072", "operator": "aten::addmm", "flops": 0.93e12, "seconds": 0.00136}
+
+
+def unaligned(*rows, device="cuda", **more):
+    operations = Operations(count=9, by_operator=list(rows), busy_s=0.098, **more)
+    documents = made.lines(FORWARD_LINE, device=device, device_phases_s=made.phases() if device == "cuda" else None)
+    given = made.evidence(documents, operations=[operations], host_context=GPU if device == "cuda" else made.HOST)
+    return [finding for finding in found(given) if finding.cause == "unaligned products"]
+
+
+def test_products_slowed_by_a_size_that_is_no_multiple_of_16_bytes_are_found():
+    (finding,) = unaligned(SLOW, FAST)
+    assert finding.where == "aten::mm (16384x768, 768x50257)"
+    assert "13.3 ms of a step's 100 ms (13 %), 95.1 TFLOP/s instead of 684 TFLOP/s" in finding.evidence
+    assert "pad 50257 to 50304 " in finding.code
+    aligned_s = SLOW["flops"] * 50264 / 50257 / (FAST["flops"] / FAST["seconds"])
+    assert finding.gain.high == pytest.approx(1 / (1 - 1.05 * (SLOW["seconds"] - aligned_s) / made.STEP_S) - 1, rel=0.001)
+    assert finding.gain.low < finding.gain.mid < finding.gain.high
+    (alone,) = unaligned(SLOW)  # no aligned product shows how fast they can be
+    assert alone.basis == "half of the peak of the GPU"
+    (rounded,) = unaligned({**SLOW, "dtype": "float32"}, {**FAST, "dtype": "float32"}, is_tf32=True)
+    assert rounded.gain.mid == pytest.approx(finding.gain.mid, rel=0.001)
+
+
+def test_most_that_compiling_gains_includes_the_padding_of_products():
+    rows = [SLOW, FAST, {**ADDS, "seconds": 0.03}]
+    documents = made.lines(FORWARD_LINE, device="cuda", device_phases_s=made.phases())
+    given = {
+        "operations": [Operations(count=9, by_operator=rows, busy_s=0.1)],
+        "host_context": GPU,
+        "knobs": {"compile.mode": "off"},
+    }
+    without = made.evidence(documents, **given)
+    both = made.evidence(documents, **given, domains={"compile.mode": ["off", "default"]})
+    padding, fusing, compiling = (
+        next(one for one in found(evidence) if one.cause == cause).gain.high
+        for evidence, cause in (
+            (both, "unaligned products"), (without, "memory-bound operators"), (both, "memory-bound operators"),
+        )
+    )  # fmt: skip
+    assert 1 - 1 / (1 + compiling) == pytest.approx(2 - 1 / (1 + padding) - 1 / (1 + fusing))
+
+
+def test_products_that_no_padding_would_speed_up_are_not_called_unaligned():
+    harmless = {
+        "shapes": "16384x768, 768x50264", "dtype": "float32", "bound": "memory", "seconds": 0.002, "kind": "convolution",
+        "flops": None,
+    }  # fmt: skip
+    for key, value in harmless.items():
+        assert unaligned({**SLOW, key: value}, FAST) == [], key
+    assert unaligned(SLOW, FAST, device="cpu") == []
+    assert unaligned(SLOW, FAST, is_distorted=True) == []
 
 
 def test_operators_are_not_judged_if_the_profiler_distorts_the_step():
@@ -667,7 +748,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 25
+    assert len(RULES) == 26
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])

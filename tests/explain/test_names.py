@@ -60,7 +60,7 @@ def test_precision_comes_from_the_operator_types_if_the_kernel_name_lacks_it(typ
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"), ("aten::native_layer_norm", "normalisation"),
         ("aten::max_pool2d_with_indices", "pooling"), ("aten::nll_loss_forward", "loss"), ("aten::copy_", "copy and layout"),
         ("aten::add_", "elementwise"), ("aten::sum", "reduction"), ("AddmmBackward0", "autograd"),
-        ("c10d::allreduce_", "collective"),
+        ("c10d::allreduce_", "collective"), ("aten::item", "copy and layout"),
         ("Torch-Compiled Region: 0/0", "compiled"), ("mylib::op", "custom operator"), ("aten::native_dropout", "random"),
         ("aten::embedding", "embedding and indexing"),
     ],

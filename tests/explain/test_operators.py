@@ -45,6 +45,28 @@ def test_a_kernel_belongs_to_the_innermost_operator_that_launched_it(tmp_path: P
     assert rows["aten::addmm"]["share_frac"] == 1
 
 
+def test_work_counts_for_the_call_that_autocast_makes_in_16_bits(tmp_path: Path) -> None:
+    """Autocast converts the arguments inside the operator, and calls the same operator again."""
+    dims = [[3072], [16384, 768], [768, 3072]]
+    made = Kineto()
+    made.step(1, 0, 30)
+    made.operator("aten::addmm", 1, 8, dims, ["float", "c10::BFloat16", "float"])
+    made.operator("aten::copy_", 2, 1, [[768, 3072], [768, 3072]], ["c10::BFloat16", "float"])
+    made.kernel("bfloat16_copy_kernel_cuda", 10, 3, launched=2.5)
+    made.operator("aten::addmm", 4, 2, dims, ["c10::BFloat16"] * 3)
+    made.kernel(GEMM_16, 14, 8, launched=5)
+    trace = made.trace(tmp_path)
+    host = host_of(trace)
+    found = operators_of(trace, host)
+    rows = {(row["operator"], row["dtype"]): row for row in operator_rows(trace, host, found, peaks=A100)[0]}
+    flops = 2 * 16384 * 768 * 3072
+    assert rows["aten::addmm", "float32"]["flops"] is None
+    assert rows["aten::addmm", "bfloat16"]["flops_per_s"] == pytest.approx(flops / 8e-3)
+    assert rows["aten::addmm", "bfloat16"]["bound"] == "compute"
+    assert rows["aten::copy_", "bfloat16"]["bound"] == "memory"
+    assert found.a_step(found.flops) == flops
+
+
 def test_bound_of_an_operator_follows_from_the_peaks_of_the_device(tmp_path: Path) -> None:
     made = Kineto()
     made.step(1, 0, 100)

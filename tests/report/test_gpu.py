@@ -75,7 +75,7 @@ def test_step_slowed_by_the_profiler_is_split_into_gpu_work_and_idle_time(study:
 
 def test_memory_category_other_names_an_example_of_its_content(study: Study) -> None:
     figure = what_holds(study)
-    assert "other, such as workspaces of cuBLAS" in str(figure.drawing)
+    assert "other, such as gradients of activations" in str(figure.drawing)
     assert "rank 0" not in " ".join(figure.notes)
 
 

@@ -116,6 +116,15 @@ def test_operator_shares_refer_to_the_whole_step(whole):
     assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms, though no other operator takes time"
 
 
+def test_changes_without_a_measured_effect_share_a_row(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    entries = folder.read_summary()["attribution"]
+    assert len(entries) > 2
+    unknown = [{**one, "ratio": None, "ci": None, "verdict": "not measured", "reason": ""} for one in entries[1:]]
+    drawn = part(page_of(folder, attribution=[entries[0], *unknown], minimality=None), "changes").split("The numbers")[0]
+    assert drawn.count("not measured") == 1
+
+
 def test_values_that_were_tried_and_not_kept_are_named_below_the_effects(tmp_path):
     said = part(page_of(make_study(tmp_path / "runs")), "changes")
     assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (each the fastest trial with" in said
@@ -137,15 +146,15 @@ def test_rates_of_step_and_loader_come_from_the_finals_and_name_their_source(tmp
 
 
 @pytest.mark.parametrize(
-    ("outcome", "words"),
+    ("outcome", "phases_s", "words"),
     [
-        ("ok", "No finding costs 3 % or more."),
-        ("timeout", "Not known, because no pass succeeded."),
+        ("ok", {"forward": 0.1}, "No known cause costs 3 % or more in what was recorded so far;"),
+        ("timeout", {}, "Not known, because no pass timed the steps."),
     ],
 )
-def test_absence_of_findings_is_good_news_only_if_a_pass_succeeded(tmp_path, outcome, words):
+def test_absence_of_findings_is_good_news_only_if_a_pass_succeeded(tmp_path, outcome, phases_s, words):
     passes = {"lines": {"trial": 6, "outcome": outcome, "reason": "it took too long"}}
-    entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": {}, "findings": [], "notes": ["lines: see above"]}
+    entry = {"trial": 5, "role": "best", "passes": passes, "phases_s": phases_s, "findings": [], "notes": ["lines: see above"]}
     explanation = {"explained": [entry], "checks": [], "accuracy": {"checked": 0, "held": 0}, "skipped": ""}
     said = part(page_of(make_study(tmp_path / "runs"), explanation=explanation), "findings")
     assert words in said

@@ -30,6 +30,7 @@ RULES: dict[str, Rule] = {
     "graph breaks": compiling.graph_breaks,
     "32-bit arithmetic": device.low_precision,
     "layout conversions": device.layout_conversions,
+    "unaligned products": device.unaligned_products,
     "unfused optimizer": device.unfused_optimizer,
     "padding": device.padded_tokens,
     "communication": ranks.communication,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.finding import Finding
 from autotune.explain.gains import Gain, Kind
 from autotune.explain.names import CUSTOM, operator_kind
+from autotune.explain.roofline import TF32
 from autotune.harness.explain.documents import (
     BACKWARD,
     CASTS,
@@ -22,7 +23,7 @@ from autotune.harness.explain.documents import (
     TIMED_FRAC,
     WIDE,
 )
-from autotune.quantities import flops_text, percent_text
+from autotune.quantities import flops_text, percent_text, step_time_text
 from autotune.records import KnobValue
 
 AMP, OPTIMIZER_KNOB, BATCH, COMPILE = ("precision.amp", "optimizer.implementation", "loader.batch_size", "compile.mode")
@@ -48,14 +49,27 @@ FASTER_16_BIT = (1.1, 2.0, 8.0)
 # Products are timed alone. In a step, where memory is new and caches are cold, at least this share of the saving remains.
 LEFT_FRAC = 0.5
 HALF_BYTES = 0.5  # in 16 bits, operators other than products move half the bytes and save at most this share of their time
-LEAST_BANDWIDTH_FRAC = 0.5  # an operator that uses a smaller share of the memory's bandwidth is limited by something else
+# An operator that uses a smaller share of the memory's bandwidth is limited by something else. For a GPU, the bandwidth is that
+# of the data sheet, of which a plain copy reaches about 80 % (79 % on an H200), so the same limit is a smaller share of it.
+LEAST_BANDWIDTH_FRAC, LEAST_DOCUMENTED_FRAC = 0.5, 0.4
 MEMORY_BOUND_FRAC = 0.1  # there is a finding only if memory-bound operators take at least this share of the step
+MAX_NAMED = 3  # maximum number of memory-bound operators that a finding names
+LEAST_SHAPE_FRAC = 0.2  # a shape is named if its operators take at least this share of the time of memory-bound operators
 FUSED_FRAC = (0.0, 0.3, 0.8)  # share of memory-bound operators' seconds that fusing them saves: at least, usually, at most
 FEWER_BYTES = ((COMPILE, "default"), (AMP, "bf16"))  # settings that move fewer bytes
 NOT_FUSED = (*MATRIX_KINDS, "embedding and indexing", "collective", "compiled", CUSTOM)  # never count as memory-bound
 # Seconds that channels_last saves, as a multiple of the conversions' seconds: at least, usually, at most. Pooling and
 # normalisation also have faster kernels for channels_last.
 NOT_CONVERTED = (0.5, 1.0, 2.0)
+# Numbers that the fast kernels on Tensor Cores load at once: 16 bytes. Sizes of products should be multiples of these.
+LOADED_AT_ONCE = {"float16": 8, "bfloat16": 8, TF32: 4}
+SLOW_FRAC = 0.5  # an unaligned product is slow if it has at most this share of the aligned products' rate
+USUAL_PEAK_FRAC = 0.5  # assumed share of the peak at which aligned products run, if the program has none
+# Seconds that padding saves, relative to products of the padded sizes at that rate: at least, usually, at most.
+ALIGNED_SAVES = (0.5, 0.85, 1.05)
+# A size is padded to a multiple of the first of these numbers that makes it at most MAX_PADDING times as large, or of the last.
+MULTIPLES, MAX_PADDING = (64, 32, 16, 8), 1.02
+MAX_SIZES = 2  # a finding names at most this many sizes
 FASTER_OPTIMIZER = (1.5, 3.0, 8.0)  # how many times as fast a fused update is: at least, usually, at most
 LEAST_PADDED_FRAC = 0.1  # short runs of equal tokens occur by chance
 BUCKETED_FRAC = 0.8  # share of the padding that is gone if batches consist of samples of similar length
@@ -193,6 +207,93 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
     )
 
 
+def unaligned_products(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if matrix products on a GPU are slow because of a size such as a vocabulary of 50,257.
+
+    If the rows of a matrix do not begin at multiples of 16 bytes, kernels that load one number at a time run. Products count if
+    they are bound by computation and much slower than the aligned products of the step.
+    """
+    for slow, rate, is_measured in _slow_products(evidence):
+        slow_s, slow_flops = math.fsum(one.seconds for one in slow), math.fsum(one.flops for one in slow)
+        sizes = list(dict.fromkeys(size for one in slow for size in one.odd_sizes))[:MAX_SIZES]
+        low, mid, high = (_saved_by_padding_s(slow, rate) * times for times in ALIGNED_SAVES)
+        is_compiled = evidence.value(COMPILE) not in (None, "off")
+        yield Finding(
+            cause="unaligned products",
+            where=f"{slow[0].operator} ({slow[0].shapes})",
+            evidence=f"{len(slow)} products with a size of {' or '.join(map(str, sizes))}: {evidence.of_step(slow_s)}, "
+            f"{flops_text(slow_flops / slow_s)} instead of {flops_text(rate)}",
+            gain=_gain_on_device(evidence, (low, mid, high), "predicted"),
+            basis="the rate of the step's aligned products" if is_measured else "half of the peak of the GPU",
+            code=f"pad {', '.join(f'{size} to {_padded(size)}' for size in sizes)} (a vocabulary, a width, a length or a batch "
+            f"size){'' if is_compiled else ', or try torch.compile, which may pad such sizes itself'}",
+        )
+
+
+class _Product(NamedTuple):
+    """A matrix product of a step that is bound by computation.
+
+    Attributes:
+        operator, shapes: the operator, and the shapes of its inputs.
+        dtype: dtype in which it computes, a key of LOADED_AT_ONCE.
+        seconds, flops: seconds and FLOPs of a step.
+        padded_flops: FLOPs of a step if all sizes were padded to aligned ones.
+        odd_sizes: sizes that are not aligned.
+        peak: the device's peak, FLOPs per second.
+    """
+
+    operator: str
+    shapes: str
+    dtype: str
+    seconds: float
+    flops: float
+    padded_flops: float
+    odd_sizes: list[int]
+    peak: float
+
+
+def _slow_products(evidence: Evidence) -> Iterator[tuple[list[_Product], float, bool]]:
+    """Yields, for each dtype, the products that padding would make faster, longest first.
+
+    With them: the FLOPs per second of aligned products, and whether these were measured in the same step.
+    """
+    found = _traced(evidence) if evidence.is_cuda and not _waits_for_host(evidence) else []
+    every = [product for entry in found if (product := _product_of(entry, evidence.operations[0].is_tf32)) is not None]
+    for dtype in dict.fromkeys(one.dtype for one in every):
+        products = [one for one in every if one.dtype == dtype]
+        aligned = [one for one in products if not one.odd_sizes]
+        seconds = math.fsum(one.seconds for one in aligned)
+        rate = math.fsum(one.flops for one in aligned) / seconds if aligned else USUAL_PEAK_FRAC * products[0].peak
+        if slow := [one for one in products if one.odd_sizes and one.flops <= SLOW_FRAC * rate * one.seconds]:
+            yield slow, rate, bool(aligned)
+
+
+def _saved_by_padding_s(slow: Iterable[_Product], rate: float) -> float:
+    return math.fsum(max(0.0, one.seconds - one.padded_flops / rate) for one in slow)
+
+
+def _product_of(entry: Mapping[str, Any], is_tf32: bool) -> _Product | None:
+    """Returns a row of `Operations.by_operator` as a product; None if it is another operator, or not bound by computation."""
+    dtype = TF32 if is_tf32 and entry.get("dtype") == WIDE else entry.get("dtype")
+    flops, seconds, frac = (entry.get(name) for name in ("flops", "seconds", "roofline_frac"))
+    if entry.get("kind") != "matmul" or dtype not in LOADED_AT_ONCE or entry.get("bound") != "compute":
+        return None
+    factors = [shape.split("x") for shape in str(entry.get("shapes") or "").split(", ")[-2:]]
+    has_sizes = len(factors) == 2 and all(size.isdecimal() for factor in factors for size in factor)
+    if not (flops and seconds and frac and has_sizes):
+        return None
+    least, sizes = LOADED_AT_ONCE[dtype], [int(size) for size in (*factors[0][-2:], factors[1][-1])]
+    padded = math.prod(-(-size // least) * least / size for size in sizes)
+    odd_sizes = [size for size in sizes if size % least]
+    peak = flops / seconds / frac
+    return _Product(entry["operator"], entry["shapes"], dtype, seconds, flops, flops * padded, odd_sizes, peak)
+
+
+def _padded(size: int) -> int:
+    to = [-(-size // multiple) * multiple for multiple in MULTIPLES]
+    return next((each for each in to if each <= MAX_PADDING * size), to[-1])
+
+
 def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the weights are updated one by one although one kernel could update them."""
     seconds, value = evidence.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
@@ -316,29 +417,65 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     Only operators without matrix products count, and only if they use much of the memory's bandwidth. If they were fused, they
     would read and write only once.
     """
-    bound = [entry for entry in _traced(evidence) if _moves_memory(entry)]
+    least = LEAST_DOCUMENTED_FRAC if evidence.is_cuda else LEAST_BANDWIDTH_FRAC
+    bound = [entry for entry in _traced(evidence) if _moves_memory(entry, least)]
     seconds = math.fsum(entry["seconds"] for entry in bound)
     if not bound or seconds < MEMORY_BOUND_FRAC * evidence.step_s or _waits_for_host(evidence):
         return
-    names = list(dict.fromkeys(str(entry["operator"]) for entry in bound))
-    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    by_operator = _summed((str(entry["operator"]), entry["seconds"]) for entry in bound)
+    shapes = _by_shape(bound)
     knob, value = next((setting for setting in FEWER_BYTES if evidence.may_set(*setting)), ("", None))
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
+    padded_s = (
+        math.fsum(_saved_by_padding_s(slow, rate) for slow, rate, _ in _slow_products(evidence)) if knob == COMPILE else 0
+    )
+    also = "; compiling may also pad the unaligned products" if padded_s else ""
     yield Finding(
         cause="memory-bound operators",
-        where=names[0],
-        evidence=f"{names[0]}{others}: {evidence.of_step(seconds)} are spent on moving memory",
-        gain=_gain_on_device(evidence, (low, mid, high), "bound"),
-        basis="operators that use at least half of the memory's bandwidth, by the roofline",
+        where=next(iter(by_operator)),
+        evidence=f"{evidence.of_step(seconds)} are spent on moving memory: {_listed(by_operator)}{_largest(shapes, seconds)}",
+        gain=_gain_on_device(evidence, (low, mid, high + ALIGNED_SAVES[-1] * padded_s), "bound"),
+        basis=f"operators that use at least {percent_text(least)} of the memory's bandwidth, by the roofline{also}",
         code="" if knob else "fuse them with torch.compile, work in place, or use smaller dtypes",
         knob=knob,
         value=value,
     )
 
 
-def _moves_memory(entry: dict[str, Any]) -> bool:
+def _moves_memory(entry: dict[str, Any], least: float) -> bool:
     is_apart = entry.get("kind") in NOT_FUSED or entry.get("phase") == OPTIMIZER
-    return not is_apart and entry.get("bound") == "memory" and (entry.get("roofline_frac") or 0.0) >= LEAST_BANDWIDTH_FRAC
+    return not is_apart and entry.get("bound") == "memory" and (entry.get("roofline_frac") or 0.0) >= least
+
+
+def _summed(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Returns name -> sum of its seconds, most seconds first."""
+    sums: dict[str, float] = {}
+    for name, seconds in pairs:
+        sums[name] = sums.get(name, 0.0) + seconds
+    return dict(sorted(sums.items(), key=lambda pair: -pair[1]))
+
+
+def _listed(by_name: Mapping[str, float]) -> str:
+    """Returns the names with the most seconds: "aten::mul 14.7 ms, aten::copy_ 13.4 ms, aten::add 4.75 ms and 9 more"."""
+    named = ", ".join(f"{name} {step_time_text(seconds)}" for name, seconds in list(by_name.items())[:MAX_NAMED])
+    return named + (f" and {len(by_name) - MAX_NAMED} more" if len(by_name) > MAX_NAMED else "")
+
+
+def _by_shape(entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns shape of the first input -> seconds, most seconds first. Shapes with equally many elements are one."""
+    names: dict[int, str] = {}
+    pairs = []
+    for entry in entries:
+        shape = str(entry.get("shapes") or "").split(", ")[0]
+        if all(size.isdecimal() for size in shape.split("x")):
+            pairs.append((names.setdefault(math.prod(map(int, shape.split("x"))), shape), entry["seconds"]))
+    return _summed(pairs)
+
+
+def _largest(by_shape: Mapping[str, float], seconds: float) -> str:
+    """Returns which tensors take much of these seconds: "; 29.3 ms on 32x512x3072, 12.9 ms on 32x512x50257"."""
+    large = [f"{step_time_text(each)} on {shape}" for shape, each in by_shape.items() if each >= LEAST_SHAPE_FRAC * seconds]
+    return f"; {', '.join(large)}" if large else ""
 
 
 def padded_tokens(evidence: Evidence) -> Iterable[Finding]:

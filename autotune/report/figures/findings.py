@@ -10,6 +10,7 @@ from autotune.explained import (
     check_name,
     diagnosis_lines,
     gain_text,
+    nothing_text,
     other_checks,
     remedy_text,
     signed,
@@ -50,11 +51,11 @@ def _findings(study: Study, number: int, key: str, title: str) -> Figure:
         *([f"Explanations so far: {accuracy}."] if accuracy else []),
     ]
     notes += [sentence(note) for note in entry.get("notes") or []]
-    if not found and not any(one["outcome"] == "ok" for one in (entry.get("passes") or {}).values()):
-        absent = f"Not known, because no pass succeeded. `{_command(study, number)}` runs the passes again."
+    if not found and not entry.get("phases_s"):
+        absent = f"Not known, because no pass timed the steps. `{_command(study, number)}` runs the passes again."
         return Figure(key=key, title=title, absent=absent, notes=notes)
     if not found:
-        return Figure(key=key, title=title, says="No finding costs 3 % or more.", notes=notes)
+        return Figure(key=key, title=title, says=f"{sentence(nothing_text(entry, _command(study, number)))}.", notes=notes)
     says = "The gain of a finding is how much the rate would rise if its cost alone were removed. The gains cannot be summed."
     drawing, grid = _chart(found).html(), _grid(found)
     return Figure(key=key, title=title, says=says, drawing=drawing, grid=grid, is_open=True, notes=notes)

@@ -146,10 +146,16 @@ def changes(study: Study) -> Figure:
         return Figure(key="changes", title=title, absent=absent, notes=reverted)
     ratio, ci = _speedup(summary) or (None, None)
     scale = _factors(entries, ratio, ci)
+    unmeasured = [entry for entry in entries if not entry.get("ratio") and effect_text(entry) in ("", "not measured")]
+    is_grouped = len(unmeasured) > 1
     rows, reached = [], 1.0
     for entry in entries:
         begun, reached = reached, reached * (entry.get("ratio") or 1.0)
-        rows.append(_change_row(entry, begun, reached, scale))
+        if not (is_grouped and entry in unmeasured):
+            rows.append(_change_row(entry, begun, reached, scale))
+    if is_grouped:
+        label = changes_phrase({entry["knob"]: entry["to"] for entry in unmeasured})
+        rows.append(Row(label=label, value="not measured", marks=[line(scale(1.0), scale(1.0), "one", 0, TRACK_PX)]))
     if ratio and len(entries) > 1:
         rows.append(Row(label="all together", value=ratio_with_interval_text(ratio, ci), marks=[
             bar(scale(1.0), scale(ratio), "best"),

@@ -41,7 +41,7 @@ UNITS = (2**40, 2**30, 2**20, 2**10)
 NEAR_FRAC = 0.2
 TEXT_FRAC = 0.07  # height of a text, as a share of a plot
 MAX_NAMED = 5  # maximum number of trials in a sentence
-OTHER = "other, such as workspaces of cuBLAS"
+OTHER = "other, such as gradients of activations"
 MAX_MODULES = 40  # rows of the table of modules
 
 
