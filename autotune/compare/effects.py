@@ -33,6 +33,7 @@ NOISE_SCALES = (0.004, 0.01, 0.025, 0.06, 0.15, 0.4, 1.0)
 LEVEL_SCALE = 3.0  # standard deviation of the log rate's level: so wide that it assumes nothing about the level
 MAX_VARIANCE_FRAC = 0.5  # an effect is reported if the trials reduce its variance to at most this share of the prior variance
 QUANTILE = 2.3  # half-width of a 95 % interval in standard deviations: 1.96, widened because the winner was picked by its rates
+MAX_NEAR_CHANGES = 5  # an effect is reported only if trials that differ in at most this many changes determine it
 MAX_CONFIGURATIONS = 60  # only the nearest configurations are used; others add almost nothing
 
 Feature = tuple[str, Any]
@@ -78,7 +79,7 @@ def estimated(
     means, variances, priors = _averaged(design, centres, counts, contrasts, noise)
     found = {}
     for knob, contrast, mean, variance, prior in zip(known, contrasts, means, variances, priors, strict=True):
-        if variance <= MAX_VARIANCE_FRAC * prior or (is_any and _is_determined(design, contrast)):
+        if (is_any or variance <= MAX_VARIANCE_FRAC * prior) and _is_determined(design, contrast):
             ratio, half = math.exp(mean), QUANTILE * math.sqrt(variance)
             found[knob] = stats.Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=0)
     return found
@@ -96,8 +97,15 @@ def estimated_together(
 
 
 def _is_determined(design: np.ndarray[Any, Any], contrast: np.ndarray[Any, Any]) -> bool:
-    """Whether a contrast is a weighted sum of differences between trials, so only noise and interactions make it uncertain."""
-    differences = design - design.mean(axis=0)
+    """Whether a contrast is a weighted sum of differences between near trials: then only noise and interactions disturb it.
+
+    Trials that differ in many changes do not count, since they have many interactions. An 18 times slower baseline would
+    otherwise give a change that two other trials share with different changes a third of the effect of the largest.
+    """
+    own = contrast != 0  # changes that are reverted together count as one
+    num_changes = design.sum(axis=1) - np.where((design[:, own] != 0).all(axis=1), own.sum() - 1, 0)
+    near = design[num_changes <= MAX_NEAR_CHANGES]
+    differences = near - near.mean(axis=0)
     rank = np.linalg.matrix_rank(differences)
     return bool(np.linalg.matrix_rank(np.vstack([differences, contrast])) == rank)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.compare.effects import estimated
+from autotune.compare.effects import estimated, estimated_together
 from autotune.compare.noise import assumed_noise, noise_of, rounds_of
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.stats import Noise
@@ -173,3 +173,32 @@ def test_gain_of_a_batch_on_a_busy_gpu_is_distinguished_from_none_after_few_tria
     assert 1.0 < found["batch"].ci[0] < 1.087 < found["batch"].ci[1]
     assert estimated(best, {"workers": ["persistent"]}, records, assumed_noise(records[:2]))["batch"].ci[0] < 1.0
     assert "amp" not in found
+
+
+def test_change_that_was_only_reverted_with_others_is_not_estimated_from_a_far_baseline():
+    """Rates of a simulated GPU that waits for a loader without workers, where a baseline is 18 times slower.
+
+    An earlier version gave persistent workers, which have no effect here, 2.5x [1.02, 6.08].
+    """
+    winner = {
+        "batch": 256, "workers": 16, "pin": True, "persistent": True, "amp": "bf16", "matmul": "high", "layout": True,
+        "compile": "max-autotune", "fused": True, "cudnn": True,
+    }  # fmt: skip
+    few = {**winner, "workers": 8, "compile": "off", "batch": 32}
+    searched = [few, {**few, "batch": 128}, {**few, "batch": 128, "workers": 16}]
+    searched += [{**winner, "batch": 128, "compile": "graphs"}, {**winner, "compile": "graphs"}, winner]
+    group = ("persistent", "pin", "matmul", "layout", "fused", "cudnn")
+    without = [("workers", "persistent"), ("amp",), group]
+    records = [trial(0, {}, 1.0, Kind.baseline)]
+    for changed, rate in zip(searched, (9.24, 9.91, 14.26, 17.07, 17.47, 18.25), strict=True):
+        own = {knob: value for knob, value in changed.items() if (knob, value) not in {("batch", 32), ("compile", "off")}}
+        records.append(trial(len(records), own, rate))
+    for missing, rate in zip(without, (1.18, 12.13, 13.68), strict=True):
+        own = {knob: value for knob, value in winner.items() if knob not in missing}
+        records.append(trial(len(records), own, rate, Kind.attribution))
+    found = estimated(winner, {"workers": ["persistent"]}, records, is_any=True)
+    assert not found.keys() & set(group)
+    assert found["workers"].ci[0] < 18.25 / 1.18 < found["workers"].ci[1]
+    assert found["amp"].ci[0] < 18.25 / 12.13 < found["amp"].ci[1]
+    together = estimated_together(group, winner, records)
+    assert together.ci[0] < 18.25 / 13.68 < together.ci[1] < 1.6
