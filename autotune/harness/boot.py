@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List
 
-from . import adapters, keeping, protocol, state
+from . import adapters, keeping, libraries, protocol, state
 from .imports import Awaited
 from .patches import patches
 
@@ -78,6 +78,8 @@ def wait_for_torch(spec_path: str) -> None:
         session = _begin(spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
+        if not state.is_called:  # a warm start: in a fresh one, libraries would be imported from now on
+            _guarded(lambda: patches.reach(libraries.loaded()))
         return
 
     def around(execute: Callable[[], None], _: Any) -> None:
@@ -88,6 +90,8 @@ def wait_for_torch(spec_path: str) -> None:
         if session is not None:
             _guarded(session.torch_is_there)
 
+    if state.startup.get("is_first"):
+        _guarded(libraries.begin)
     sys.meta_path.insert(0, Awaited("torch", around))
 
 
