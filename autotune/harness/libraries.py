@@ -15,6 +15,7 @@ import importlib.machinery
 import json
 import os
 import pickle
+import random
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ INSTALLED = ("site-packages", "dist-packages")  # folders of installed libraries
 STANDARD = os.path.dirname(os.__file__) + os.sep
 # Each of these loaders belongs to a single module. Other loaders may come from import hooks of the program.
 LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader)
+MOST_DRAWN = 1000  # numbers that an import may draw
 OWN = ("autotune", __name__.partition(".")[0])
 TRACKERS = {name.partition(".")[0] for name in adapters.KEEP_RECORDS_AWAY}  # they read variables that differ between trials
 
@@ -46,7 +48,7 @@ class Libraries(importlib.abc.MetaPathFinder):
         self._thread = threading.get_ident()
         self._path = list(sys.path)
         self._script_folder: Optional[str] = None  # which the interpreter puts first on the path before it runs the program
-        self._settings = _settings()
+        self._settings, self._drawn = _settings(), random.getstate()
         self._seen = set(sys.modules)
         self._developed = _developed()
 
@@ -85,11 +87,12 @@ class Libraries(importlib.abc.MetaPathFinder):
         finally:
             self._is_importing = False
         seconds = time.perf_counter() - began_s
-        if effects is None or not self._guarded(lambda: self._is_repeatable(name, effects)):
+        settings = self._guarded(lambda: _settings() if effects is not None and self._is_repeatable(name, effects) else None)
+        if settings is None:
             self._is_over = True
             return
         self.seconds[name] = seconds
-        self._settings, self._path = _settings(), list(sys.path)
+        self._settings, self._path, self._drawn = settings, list(sys.path), random.getstate()
 
     def _guarded(self, look: Callable[[], Any]) -> Any:
         # An error of this module must not be an error of the program's import.
@@ -103,7 +106,10 @@ class Libraries(importlib.abc.MetaPathFinder):
         """Whether a fork of a process that has done an import is like this process, which has just done it."""
         is_own = any(self._is_own(each) for each in self._new_modules())
         # Importing torch also makes the harness begin, which may set seeds. Whether torch may be imported is decided elsewhere.
-        is_same = name == "torch" or _is_unchanged(before, _effects())
+        after = _effects()
+        if before[0] == self._drawn and _is_drawn(before[0], after[0]):
+            before = (after[0], *before[1:])  # nothing has set it yet, so its numbers are different in each process anyway
+        is_same = name == "torch" or _is_unchanged(before, after)
         return is_same and not is_own and not self._is_shadowed and not TRACKERS & sys.modules.keys()
 
     def _is_as_after_last_import(self) -> bool:
@@ -211,11 +217,11 @@ def _settings() -> Tuple[Any, ...]:
 
 
 def _effects() -> Tuple[Any, ...]:
-    """Returns the states of the generators (None for those that do not exist yet), and the number of threads."""
-    random, numpy, torch = (sys.modules.get(name) for name in ("random", "numpy.random", "torch"))
+    """Returns the states of the generators (None for those that are not imported yet), and the number of threads."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     state_of_numpy = numpy.get_state(legacy=False) if hasattr(numpy, "get_state") else None  # type: ignore[union-attr]
     return (
-        random.getstate() if random else None,
+        random.getstate(),
         pickle.dumps(state_of_numpy) if state_of_numpy else None,
         torch.get_rng_state() if hasattr(torch, "get_rng_state") else None,  # type: ignore[union-attr]
         threading.active_count(),
@@ -223,10 +229,21 @@ def _effects() -> Tuple[Any, ...]:
 
 
 def _is_unchanged(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
-    """Whether no generator was used or set, and no thread was started. Drawing from a new generator does no harm."""
-    *states, of_torch, num_threads = before
-    is_same = all(one is None or one == other for one, other in zip(states, after)) and num_threads == after[-1]
-    return is_same and (of_torch is None or sys.modules["torch"].equal(of_torch, after[-2]))
+    """Whether no generator was used or set, and no thread was started, between two results of `_effects`."""
+    of_random, of_numpy, of_torch, num_threads = before
+    is_torch_same = of_torch is None or sys.modules["torch"].equal(of_torch, after[2])
+    return of_random == after[0] and of_numpy in (None, after[1]) and is_torch_same and num_threads == after[3]
+
+
+def _is_drawn(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
+    """Whether numbers drawn from Python's generator explain its new state, so that it was not set."""
+    twin = random.Random()
+    twin.setstate(before)
+    for _ in range(MOST_DRAWN):
+        twin.getrandbits(32)
+        if twin.getstate()[1] == after[1]:
+            return True
+    return False
 
 
 _libraries: Optional[Libraries] = None

@@ -1,7 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
 The process also imports torchvision and torch's compiler if the program imports them. (Constructing an optimizer imports the
-compiler.) If other installed libraries take long to import, it imports those that the baseline has found (harness/libraries.py).
+compiler.) If other installed libraries take long to import, it imports them, too, as far as harness/libraries.py found it safe.
 
 Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
 attribution, compared losses) are made with a fresh start, as in the user's own runs.

@@ -20,6 +20,8 @@ LIBRARIES = {
     "package/__init__.py": "",
     "package/part.py": "",
     "seeding.py": "import random; random.seed(1)",
+    "drawing.py": "import random; random.random()",
+    "drawing_too.py": "import random; random.random()",
     "starting.py": "import threading, time; threading.Thread(target=time.sleep, args=(0.2,)).start()",
     "looking.py": "import importlib.util; importlib.util.find_spec('local')",
     "plugged.py": "import own",
@@ -57,6 +59,8 @@ def imports(trial: Trial, tmp_path: Path, body: str) -> list[str]:
         ("import setting, second", ["setting", "second"]),  # the server repeats what a library sets
         ("import random; random.seed(0); random.random(); import first", ["first"]),
         ("import logging, json; import first", ["first"]),
+        ("import random, drawing, drawing_too, second", ["drawing", "drawing_too", "second"]),
+        ("import first, random; random.seed(0)\nimport drawing, second", ["first"]),
         ("import edited, second", ["second"]),  # the user's own package, installed from a folder
     ],
 )

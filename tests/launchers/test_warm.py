@@ -189,6 +189,7 @@ def test_program_sees_the_same_state_as_in_a_fresh_start(launcher, study, argv):
 def test_torch_has_the_same_state_as_after_a_fresh_import(launcher, study):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(study.parent / "compiled")}  # as in every trial; otherwise torch sets it
     fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env=env)
+    assert next(iter(fresh["startup"].pop("imports"))) == "torch"
     assert (fresh["startup"], found[0]["startup"]) == ({"is_first": True, "changed": [], "changed_before_compiler": []}, {})
     assert fresh["seen"]["result"]["status"] == "ended"
     extra = {name for one in found for name in one["modules"]} - set(fresh["modules"])
