@@ -32,17 +32,19 @@ import sys
 import time
 import types
 import warnings
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
+READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this variable
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
 OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
 LONGEST = 1 << 16  # bytes of what imports print that each trial prints
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
+LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
 BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
 IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
@@ -60,8 +62,8 @@ def main() -> None:
         before = held()
         printed = load(modules)
         check()
-        if {name.partition(".")[0] for name in modules} - OF_TORCH and (left := held() - before):
-            raise RuntimeError(f"an import left behind {', '.join(sorted(left))}, which forked processes share or lack")
+        if {name.partition(".")[0] for name in modules} - OF_TORCH:
+            check_nothing_is_left(before)
     except BaseException as error:  # importing a library may raise anything
         answer(control, {"failed": f"{type(error).__name__}: {error}"})
         return
@@ -80,15 +82,13 @@ def load(modules: List[str]) -> Dict[int, bytes]:
     Raises:
         RuntimeError: an import initialised CUDA, which no forked child could then use.
     """
-    own = CUDA_CHECK not in os.environ
-    if own:
-        os.environ[CUDA_CHECK] = "1"
     files = {number: os.memfd_create("printed") for number in (1, 2)}
     others = {number: os.dup(number) for number in files}
     for number, file in files.items():
         os.dup2(file, number)
     for name in modules:
-        importlib.import_module(name)
+        with cuda_unused():
+            importlib.import_module(name)
     sys.stdout.flush()
     sys.stderr.flush()
     printed = {number: os.pread(file, LONGEST, 0) for number, file in files.items()}
@@ -96,11 +96,45 @@ def load(modules: List[str]) -> Dict[int, bytes]:
         os.dup2(other, number)
         os.close(other)
         os.close(files[number])
-    if own:
-        del os.environ[CUDA_CHECK]
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         raise RuntimeError("an import initialised CUDA")
     return printed
+
+
+@contextlib.contextmanager
+def cuda_unused() -> Iterator[None]:
+    """Lets torch check for CUDA without initialising it.
+
+    Once torch is imported, its function is replaced, not the variable set: a library may set the variable for the program.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if hasattr(cuda, READS_CHECK):
+        usual = getattr(cuda, READS_CHECK)
+        setattr(cuda, READS_CHECK, lambda: True)
+        yield
+        setattr(cuda, READS_CHECK, usual)
+    elif CUDA_CHECK in os.environ:
+        yield
+    else:
+        os.environ[CUDA_CHECK] = "1"
+        yield
+        del os.environ[CUDA_CHECK]
+
+
+def check_nothing_is_left(before: Set[str]) -> None:
+    """Checks that imports left nothing behind that forked processes lack or share.
+
+    Args:
+        before: result of `held` before the imports.
+
+    Raises:
+        RuntimeError: they did.
+    """
+    until_s = time.monotonic() + LEAVE_S
+    while left := held() - before:
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"an import left behind {', '.join(sorted(left))}, which forked processes lack or share")
+        time.sleep(0.01)
 
 
 def held() -> Set[str]:

@@ -443,11 +443,14 @@ def test_each_warm_trial_prints_what_an_import_printed(launcher, folder, tmp_pat
         assert "old version" in ended.evidence["log_tail"]
 
 
+# The harness replaces the function. Lightning sets the variable, which the server sets for torch, too.
+LIBRARY = "import os; from os import remove; os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] = '1'"
 LANGUAGE_MODEL = """
 import os, sys
 IMPORTED = [name in sys.modules for name in ("transformers.models.gpt2.modeling_gpt2", "cleaner")]
 import torch
 import cleaner
+CHECKS = [os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"), torch.cuda._nvml_based_avail()]
 def main():
     torch.manual_seed(0)
     import transformers
@@ -461,7 +464,7 @@ def main():
         loss.backward()
         optimizer.step()
         print(loss.item())
-    print(IMPORTED, cleaner.remove is os.remove)
+    print(IMPORTED, cleaner.remove is os.remove, *CHECKS)
 main()
 """
 
@@ -473,7 +476,7 @@ def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, s
     (tmp_path / "train.py").write_text(LANGUAGE_MODEL)
     installed = tmp_path / "site-packages"
     installed.mkdir()
-    (installed / "cleaner.py").write_text("from os import remove")  # the harness replaces this function
+    (installed / "cleaner.py").write_text(LIBRARY)
     starts, seen = WarmStarts("auto"), []
     for number in range(2):
         modules = starts.modules(Kind.search, changed={}, pinned={})
@@ -485,7 +488,7 @@ def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, s
         *losses, found = ended.evidence["stdout_tail"].splitlines()
         lines = [line for line in ended.evidence["log_tail"].splitlines() if "warm_server" not in line]
         seen.append((losses, lines, ended.results[0].observed))
-        assert found == f"{[bool(modules)] * 2} True"
+        assert found == f"{[bool(modules)] * 2} True 1 True"
     assert len(seen[0][0]) == 16
     assert seen[0] == seen[1]
 
