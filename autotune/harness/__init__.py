@@ -12,6 +12,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
+    libraries.py              which libraries the warm server may import for the program, besides torch
     applied.py, sites.py      apply a file's knobs to a real run, report what took effect, then leave the program alone
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines

@@ -78,6 +78,8 @@ def wait_for_torch(spec_path: str) -> None:
         session = _begin(spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
+        if not state.is_called:  # a warm start: in a fresh one, libraries would be imported from now on
+            _guarded(_reach_libraries)
         return
 
     def around(execute: Callable[[], None], _: Any) -> None:
@@ -88,7 +90,21 @@ def wait_for_torch(spec_path: str) -> None:
         if session is not None:
             _guarded(session.torch_is_there)
 
+    if state.startup.get("is_first"):
+        _guarded(_note_libraries)
     sys.meta_path.insert(0, Awaited("torch", around))
+
+
+def _reach_libraries() -> None:
+    from . import libraries
+
+    patches.reach(libraries.loaded())
+
+
+def _note_libraries() -> None:
+    from . import libraries  # only where it is needed: it imports more of the standard library
+
+    libraries.begin()
 
 
 def keep_records_away() -> None:

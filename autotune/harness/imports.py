@@ -32,11 +32,12 @@ class Awaited(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    self._wrap(spec.loader)
+                    self.wrap(spec.loader)
                 return spec
         return None
 
-    def _wrap(self, loader: Any) -> None:
+    def wrap(self, loader: Any) -> None:
+        """Has `around` execute the module that a loader executes next."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:

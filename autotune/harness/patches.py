@@ -152,6 +152,19 @@ class Patches:
         for owner in owners:
             self.install(owner, name, wrap_once)
 
+    def reach(self, modules: Iterable[Any]) -> None:
+        """Replaces the functions also in modules that hold them by name, as `from torch import save` does.
+
+        A module that is imported after a patch holds the new function anyway. A warm start imports modules before the patches.
+        """
+        with _lock:
+            layers = [site._layers for site in self._sites.values() if site._layers]
+            functions = {id(each[0].below): each[-1].function for each in layers}
+            for module in modules:
+                for name, value in list(vars(module).items()):
+                    if id(value) in functions:
+                        setattr(module, name, functions[id(value)])
+
     def uninstall_all(self) -> List[str]:
         """Removes all patches, the newest first; returns the names of attributes that others have patched over."""
         with _lock:

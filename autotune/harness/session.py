@@ -12,7 +12,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
-from . import process, protocol
+from . import libraries, process, protocol
 from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
@@ -101,6 +101,7 @@ class Session(TrialContext):
     def activate(self) -> None:
         """Makes this process report for its rank; called before the first optimizer step is counted."""
         self.is_active = True
+        libraries.end()
         self.phases.speak()
         self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
         self.device = self.modules.device_type()

@@ -14,7 +14,8 @@ session: Optional[TrialContext] = None  # the session of this process; None unti
 is_called = False  # whether the program itself started the harness by `autotune.apply`
 # How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
 # variables that the program had changed before the import, "changed_before_compiler": those that torch's compiler reads and
-# that had changed before it was imported; absent if it never was}. {} in a warm start, where torch is already imported.
+# that had changed before it was imported; absent if it never was, "imports": module -> seconds, for the imports that a warm
+# server may repeat (see libraries.py); absent before the first step}. {} in a warm start, where torch is already imported.
 startup: Dict[str, Any] = {}
 
 

@@ -1,9 +1,9 @@
-"""Runs a warm server: it imports torch in the program's interpreter and starts trials by forking, where that is possible.
+"""Runs a warm server: it imports libraries in the program's interpreter and starts trials by forking, where that is possible.
 
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
-MODULE is one that the server imports, such as torch. FD is the server's end of a socket pair. PARENT is the
-supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single multi-threaded
-operation, such operations would hang in every child.
+MODULE is one that the server imports: torch, and others that libraries.py has found. FD is the server's end of a socket pair.
+PARENT is the supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single
+multi-threaded operation, such operations would hang in every child. What an import prints, each trial prints.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
@@ -17,6 +17,7 @@ socket and reads one line of JSON: {"argv", "cwd", "env"}. From then on it behav
 from __future__ import annotations
 
 import builtins
+import contextlib
 import ctypes
 import importlib
 import importlib.machinery
@@ -31,15 +32,19 @@ import sys
 import time
 import types
 import warnings
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Set
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 HARNESS = "_autotune_harness"
 SPEC_VARIABLE, MARK_VARIABLE = "AUTOTUNE_SPEC", "AUTOTUNE_MARK"
 CUDA_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"  # lets torch check for CUDA without initialising it
+READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this variable
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
+OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
+LONGEST = 1 << 16  # bytes of what imports print that each trial prints
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
+LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
 BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
 IS_PATH_SAFE = bool(getattr(sys.flags, "safe_path", False))  # the script's folder is not put on sys.path
@@ -52,33 +57,100 @@ def main() -> None:
         del sys.path[0]  # this folder
     control = socket.socket(fileno=int(descriptor))
     control.set_inheritable(False)
+    del sys.argv[1:]  # a library that reads the program's arguments finds none
     try:
-        load(modules)
+        before = held()
+        printed = load(modules)
         check()
+        if {name.partition(".")[0] for name in modules} - OF_TORCH:
+            check_nothing_is_left(before)
     except BaseException as error:  # importing a library may raise anything
         answer(control, {"failed": f"{type(error).__name__}: {error}"})
         return
     answer(control, {"ready": True})
     trial = serve(control, int(parent))
-    if trial is not None:
-        run(trial["argv"])
+    if trial is None:
+        os._exit(0)  # without the libraries' exit handlers, which are for the trials
+    for number, text in printed.items():
+        os.write(number, text)
+    run(trial["argv"])
 
 
-def load(modules: List[str]) -> None:
-    """Imports the modules that trials should find imported.
+def load(modules: List[str]) -> Dict[int, bytes]:
+    """Imports the modules that trials should find imported; returns what this prints to descriptors 1 and 2.
 
     Raises:
         RuntimeError: an import initialised CUDA, which no forked child could then use.
     """
-    own = CUDA_CHECK not in os.environ
-    if own:
-        os.environ[CUDA_CHECK] = "1"
+    files = {number: os.memfd_create("printed") for number in (1, 2)}
+    others = {number: os.dup(number) for number in files}
+    for number, file in files.items():
+        os.dup2(file, number)
     for name in modules:
-        importlib.import_module(name)
-    if own:
-        del os.environ[CUDA_CHECK]
+        with cuda_unused():
+            importlib.import_module(name)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    printed = {number: os.pread(file, LONGEST, 0) for number, file in files.items()}
+    for number, other in others.items():
+        os.dup2(other, number)
+        os.close(other)
+        os.close(files[number])
     if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
         raise RuntimeError("an import initialised CUDA")
+    return printed
+
+
+@contextlib.contextmanager
+def cuda_unused() -> Iterator[None]:
+    """Lets torch check for CUDA without initialising it.
+
+    Once torch is imported, its function is replaced, not the variable set: a library may set the variable for the program.
+    """
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if hasattr(cuda, READS_CHECK):
+        usual = getattr(cuda, READS_CHECK)
+        setattr(cuda, READS_CHECK, lambda: True)
+        yield
+        setattr(cuda, READS_CHECK, usual)
+    elif CUDA_CHECK in os.environ:
+        yield
+    else:
+        os.environ[CUDA_CHECK] = "1"
+        yield
+        del os.environ[CUDA_CHECK]
+
+
+def check_nothing_is_left(before: Set[str]) -> None:
+    """Checks that imports left nothing behind that forked processes lack or share.
+
+    Args:
+        before: result of `held` before the imports.
+
+    Raises:
+        RuntimeError: they did.
+    """
+    until_s = time.monotonic() + LEAVE_S
+    while left := held() - before:
+        if time.monotonic() > until_s:
+            raise RuntimeError(f"an import left behind {', '.join(sorted(left))}, which forked processes lack or share")
+        time.sleep(0.01)
+
+
+def held() -> Set[str]:
+    """Returns the threads, child processes, sockets, pipes and the like of this process.
+
+    OpenBLAS ends its threads before a fork, so they are not found after `check`.
+    """
+    found = {f"thread {name}" for name in os.listdir("/proc/self/task")}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the list itself
+            place = os.readlink(f"/proc/self/fd/{name}")
+            found |= {place} if place.startswith(("socket:", "pipe:", "anon_inode:")) else set()
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        found.add("a child process")
+    return found
 
 
 def check() -> None:

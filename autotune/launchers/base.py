@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # psutil, which `watch` imports, may be missing where `autotu
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
 Start = Literal["fresh", "warm"]
+OF_TORCH = ("torch", "torch._dynamo", "torchvision")  # the modules that a warm start imports for every program that has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +52,8 @@ class Launch:
         spec: the request to the harness; the launcher writes it to a file. `spec.folder` is the absolute path of `folder`.
         deadlines: when to give up.
         slot: name of the trial's slot, which is part of the value of protocol.MARK_VARIABLE; "" for the whole machine.
-        warm: modules that may be imported before the program's first line: torch and perhaps torchvision. The launcher may
-            then fork a process that has imported them, instead of starting a fresh interpreter. () requires a fresh start.
+        warm: modules that may be imported before the program's first line. The launcher may then fork a process that has
+            imported them or those in OF_TORCH, instead of starting a fresh interpreter. () requires a fresh start.
     """
 
     argv: list[str]
@@ -89,7 +90,8 @@ class Ended:
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
             "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
-            launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible)}.
+            launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible),
+            "why_less" (why a warm start imported only the modules in OF_TORCH)}.
             Depending on the cause, it also has "deadline" and "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason".
             A launcher for other machines adds "node" ({"host", "boot_id", "job"}) and, if that node was lost, "node_lost".
             All values are plain JSON.

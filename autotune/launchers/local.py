@@ -207,6 +207,8 @@ class LocalRunning(Running):
                 server.give_up(f"the warm server did not fork: {error}")
             else:
                 self._is_warm = True
+                if server.why_less:
+                    self._why["why_less"] = server.why_less
                 return
         if server is not None:
             self._why["why_fresh"] = server.why_not

@@ -24,6 +24,7 @@ from autotune.process_ends import signal_name
 
 READ_BYTES = 1 << 16
 ANSWER_S = 30.0  # longest wait for an answer; a start takes milliseconds, or seconds on a machine that swaps
+GONE_S = 30.0  # longest wait until a warm server that cannot be used is gone
 CLOSE_S = 5.0  # longest wait for the supervisor's exit, not counting grace periods
 Message = dict[str, Any]
 
@@ -116,7 +117,7 @@ class SupervisorProcess:
             raise
 
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
-        """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used.
+        """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used once it has exited.
 
         Args:
             mark: the server's mark.
@@ -133,8 +134,9 @@ class SupervisorProcess:
         self._ask({"do": "serve", "trial": mark, "argv": argv, "cwd": cwd, "env": env, "stdout": null, "stderr": null})
         give_up_s = time.monotonic() + patience_s
         why = f"it was not ready after {patience_s:g} s"
+        said: dict[str, Message] = {}
         while (left_s := give_up_s - time.monotonic()) > 0 and self._end is None:
-            said = {message["is"]: message for message in self.messages(mark)}
+            said.update((message["is"], message) for message in self.messages(mark))
             if "ready" in said:
                 why = said["ready"]["why"]
                 break
@@ -144,6 +146,10 @@ class SupervisorProcess:
             self.wait(left_s)
         if why:
             self.end_trial(mark, after_s=0.0)
+            give_up_s = time.monotonic() + GONE_S
+            while "gone" not in said and (left_s := give_up_s - time.monotonic()) > 0 and self._end is None:
+                self.wait(left_s)
+                said.update((message["is"], message) for message in self.messages(mark))
         return why
 
     def _ask(self, message: Message) -> None:

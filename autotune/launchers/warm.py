@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.harness import protocol
-from autotune.launchers.base import Launch
+from autotune.launchers.base import OF_TORCH, Launch
 from autotune.launchers.environment import SERVER, mark_of, server_environment, study_of
 from autotune.launchers.injection import with_harness
 from autotune.launchers.supervision import SupervisorProcess
@@ -45,11 +45,12 @@ class WarmServer:
     Attributes:
         mark: mark of the server that can fork the trial last passed to `prepare`; "" if no server can.
         why_not: why no server can fork that trial; "" if one can.
+        why_less: why the server has imported only the modules in OF_TORCH, not all that it was asked for; "" if it has.
         start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
     """
 
     def __init__(self) -> None:
-        self.mark = self.why_not = ""
+        self.mark = self.why_not = self.why_less = ""
         self.start_s = 0.0
         self._key: Key | None = None
         self._supervisor: SupervisorProcess | None = None
@@ -81,6 +82,15 @@ class WarmServer:
             self._supervisor.end_trial(self.mark, after_s=0.0)
         self.mark, self.why_not, self._key = "", why, None
 
+    def _serve(self, key: Key, modules: Sequence[str], mark: str, *, patience_s: float) -> str:
+        """Starts a server that imports the modules, and waits until it is ready; returns why it cannot be used."""
+        assert self._supervisor is not None
+        argv = [key.interpreter, str(SERVER_SCRIPT), *modules]
+        try:
+            return self._supervisor.serve(mark, argv=argv, cwd=key.cwd, env=dict(key.environment), patience_s=patience_s)
+        except OSError as error:
+            return str(error)
+
     def _is_there(self, mark: str, supervisor: SupervisorProcess) -> bool:
         if self._supervisor is not supervisor or supervisor.end is not None:
             return False
@@ -92,11 +102,13 @@ class WarmServer:
             return
         self._num_started += 1
         self._supervisor, began_s = supervisor, time.monotonic()
-        argv = [key.interpreter, str(SERVER_SCRIPT), *key.modules]
-        try:
-            why = supervisor.serve(mark, argv=argv, cwd=key.cwd, env=dict(key.environment), patience_s=patience_s)
-        except OSError as error:
-            why = str(error)
+        of_torch = tuple(name for name in key.modules if name in OF_TORCH)
+        modules = of_torch if self.why_less else key.modules
+        why = self._serve(key, modules, mark, patience_s=patience_s)
+        if why and "torch" in of_torch and modules != of_torch:
+            self.why_less = why
+            began_s = time.monotonic()
+            why = self._serve(key, of_torch, mark, patience_s=patience_s)
         self.start_s = time.monotonic() - began_s
         self._key = None if why else key
         self.why_not = self._unusable = f"the warm server cannot be used: {why}" if why else ""

@@ -1,7 +1,7 @@
 """Decides which trials may start warm: as a fork of a process that has imported torch, not in a new interpreter.
 
 The process also imports torchvision and torch's compiler if the program imports them. (Constructing an optimizer imports the
-compiler.)
+compiler.) If other installed libraries take long to import, it imports them, too, as far as harness/libraries.py found it safe.
 
 Only search trials may start warm. The baseline shows whether the program allows it. All reported measurements (finals,
 attribution, compared losses) are made with a fresh start, as in the user's own runs.
@@ -9,8 +9,11 @@ attribution, compared losses) are made with a fresh start, as in the user's own 
 
 from __future__ import annotations
 
+import re
+
 from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
+from autotune.launchers.base import OF_TORCH
 from autotune.records import Kind, Knobs, Outcome, TrialRecord
 
 AUTO, WARM = "auto", "warm"
@@ -19,6 +22,9 @@ DOUBTFUL = frozenset({Outcome.crash, Outcome.error, Outcome.timeout})
 # A trial that failed after a warm start is repeated with a fresh start, until this many repeats have failed, too.
 MAX_IN_VAIN = 2
 COMPILER = "torch._dynamo"
+WORTH_S = 0.2  # importing other libraries than torch is worth it if they take this long in the baseline
+NAME = re.compile(r"[\w.]{1,200}")
+MAX_LIBRARIES = 1000
 
 
 class WarmStarts:
@@ -41,7 +47,9 @@ class WarmStarts:
         found = first.facts.get("startup") or {}
         has_compiler = found.get("changed_before_compiler") == []  # imported, and no variable that it reads was changed before
         modules = {"torch": True, COMPILER: has_compiler, "torchvision": bool(first.facts.get("torchvision"))}
-        self._modules = tuple(name for name, is_there in modules.items() if is_there)
+        libraries = _worthwhile(found.get("imports"))
+        of_torch = [name for name, is_there in modules.items() if is_there and name not in libraries]
+        self._modules = (*libraries, *of_torch)
         if first.world_size > 1:
             self.why_never = "several processes train"
         elif not found.get("is_first"):
@@ -79,3 +87,17 @@ class WarmStarts:
             f"Trial {again.number} failed when forked from a process that had imported torch{reason}, but ran in a fresh "
             "interpreter. From now on every trial starts in a fresh interpreter; launch.warm=off does this from the beginning."
         )
+
+
+def _worthwhile(imports: object) -> tuple[str, ...]:
+    """Returns the modules that a warm server imports in the program's order; () if they take too little time.
+
+    Args:
+        imports: module -> seconds, from the baseline's result, which the program may have overwritten.
+    """
+    if not isinstance(imports, dict) or len(imports) > MAX_LIBRARIES:
+        return ()
+    if not all(NAME.fullmatch(name) and isinstance(seconds, (int, float)) for name, seconds in imports.items()):
+        return ()
+    others_s = sum(seconds for name, seconds in imports.items() if name.partition(".")[0] not in OF_TORCH)
+    return tuple(imports) if others_s >= WORTH_S else ()

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_uninstalled_patch_can_be_installed_again(patches: Patches) -> None:
     assert Owner().method() == "a(b(own))"
     assert upper.uninstall()
     assert Owner().method() == "a(own)"
+
+
+def test_patches_reach_modules_that_imported_the_function_before(patches: Patches) -> None:
+    source, library, other = (types.ModuleType(name) for name in ("source", "library", "other"))
+    original = source.save = library.keep = lambda: "own"  # type: ignore[attr-defined]
+    other.keep = lambda: "own"  # type: ignore[attr-defined]
+    patch = patches.install(source, "save", around("a"))
+    patches.install(source, "save", around("b"))
+    patches.reach([library, other])
+    assert (library.keep(), other.keep()) == ("b(a(own))", "own")
+    patch.uninstall()
+    patches.uninstall_all()
+    assert source.save is original  # type: ignore[attr-defined]
 
 
 def test_each_thread_counts_its_own_module_calls() -> None:

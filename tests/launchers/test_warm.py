@@ -14,6 +14,8 @@ from autotune.harness.protocol import KEEPING
 from autotune.launchers import warm
 from autotune.launchers.environment import server_environment
 from autotune.launchers.local import LocalLauncher
+from autotune.records import Kind
+from autotune.trials.warm import WarmStarts
 from tests.launchers.test_local import SHORT
 from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
@@ -187,6 +189,7 @@ def test_program_sees_the_same_state_as_in_a_fresh_start(launcher, study, argv):
 def test_torch_has_the_same_state_as_after_a_fresh_import(launcher, study):
     env = {"TORCHINDUCTOR_CACHE_DIR": str(study.parent / "compiled")}  # as in every trial; otherwise torch sets it
     fresh, found = compared(launcher, study, ["dump.py"], modules=("torch",), env=env)
+    assert next(iter(fresh["startup"].pop("imports"))) == "torch"
     assert (fresh["startup"], found[0]["startup"]) == ({"is_first": True, "changed": [], "changed_before_compiler": []}, {})
     assert fresh["seen"]["result"]["status"] == "ended"
     extra = {name for one in found for name in one["modules"]} - set(fresh["modules"])
@@ -391,6 +394,103 @@ def test_trials_start_fresh_if_the_server_cannot_import_a_module(launcher, folde
         ended = wait(LocalLauncher.start(launcher, launch))
         assert (ended.cause, ended.start) == ("result", "fresh")
         assert why in ended.evidence["why_fresh"]
+
+
+TORCH = """
+from types import SimpleNamespace
+cuda = SimpleNamespace(is_initialized=lambda: False, _is_in_bad_fork=lambda: False)
+default_generator = SimpleNamespace(seed=lambda: None)
+def ones(size): return SimpleNamespace(sum=lambda: None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("", ""),
+        ("raise RuntimeError('no such device')", "no such device"),
+        ("import os; os._exit(3)", "status 3"),
+        ("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "thread"),
+        ("import subprocess; child = subprocess.Popen(['sleep', '60'])", "a child process"),
+        ("import socket; connection = socket.socket()", "socket:"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "initialised CUDA"),
+    ],
+)
+def test_server_imports_only_torch_if_another_library_prevents_forks(launcher, folder, tmp_path, source, why):
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "library.py").write_text(source)
+    script = tmp_path / "script.py"
+    script.write_text(program("import sys; result(detected={'has': 'library' in sys.modules})")[3])
+    for _ in range(2):
+        launch = a_launch(folder, [sys.executable, str(script)], env={"PYTHONPATH": str(tmp_path)})
+        launch.warm = ("torch", "library")
+        ended = wait(LocalLauncher.start(launcher, launch))
+        assert (ended.cause, ended.start) == ("result", "warm"), ended.evidence
+        assert (why in ended.evidence["why_less"]) if why else ("why_less" not in ended.evidence)
+        assert ended.results[0].detected == {"has": not why}
+
+
+def test_each_warm_trial_prints_what_an_import_printed(launcher, folder, tmp_path):
+    (tmp_path / "library.py").write_text("import sys; print('welcome'); print('old version', file=sys.stderr)")
+    for _ in range(2):
+        launch = a_launch(folder, program("print('training'); result()"), env={"PYTHONPATH": str(tmp_path)})
+        script = tmp_path / "script.py"
+        script.write_text(launch.argv[3])
+        launch.argv, launch.warm = [sys.executable, str(script)], ("library",)
+        ended = wait(LocalLauncher.start(launcher, launch))
+        assert ended.start == "warm"
+        assert ended.evidence["stdout_tail"].splitlines() == ["welcome", "training"]
+        assert "old version" in ended.evidence["log_tail"]
+
+
+# The harness replaces the function. Lightning sets the variable, which the server sets for torch, too.
+LIBRARY = "import os; from os import remove; os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] = '1'"
+LANGUAGE_MODEL = """
+import os, sys
+IMPORTED = [name in sys.modules for name in ("transformers.models.gpt2.modeling_gpt2", "cleaner")]
+import torch
+import cleaner
+CHECKS = [os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"), torch.cuda._nvml_based_avail()]
+def main():
+    torch.manual_seed(0)
+    import transformers
+    small = transformers.GPT2Config(vocab_size=50, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    model = transformers.GPT2LMHeadModel(small)
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.utils.data.TensorDataset(torch.randint(50, (64, 8)))
+    for (tokens,) in torch.utils.data.DataLoader(data, batch_size=4, shuffle=True):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    print(IMPORTED, cleaner.remove is os.remove, *CHECKS)
+main()
+"""
+
+
+@pytest.mark.thorough
+def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, study, tmp_path):
+    pytest.importorskip("transformers")
+    (study / "trials").mkdir(parents=True)
+    (tmp_path / "train.py").write_text(LANGUAGE_MODEL)
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "cleaner.py").write_text(LIBRARY)
+    starts, seen = WarmStarts("auto"), []
+    for number in range(2):
+        modules = starts.modules(Kind.search, changed={}, pinned={})
+        launch = a_launch(study / "trials" / f"{number:04d}", [sys.executable, "train.py"], env={"PYTHONPATH": str(installed)})
+        launch.cwd, launch.warm, launch.spec.trial = str(tmp_path), modules, number
+        ended = wait(LocalLauncher.start(launcher, launch))
+        assert ended.start == ("warm" if modules else "fresh"), ended.evidence
+        starts.learn(ended.results[0])
+        *losses, found = ended.evidence["stdout_tail"].splitlines()
+        lines = [line for line in ended.evidence["log_tail"].splitlines() if "warm_server" not in line]
+        seen.append((losses, lines, ended.results[0].observed))
+        assert found == f"{[bool(modules)] * 2} True 1 True"
+    assert len(seen[0][0]) == 16
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize(("ask", "words"), [("", ""), ("torch._C._cuda_getDeviceCount()", "asked the CUDA driver")])

@@ -38,6 +38,25 @@ def test_server_imports_the_compiler_if_the_program_does_before_changing_variabl
     assert modules(warm_starts(startup=startup)) == (("torch", "torch._dynamo", "torchvision") if is_imported else BOTH)
 
 
+SLOW = {"pandas": 0.4, "torch": 2.0, "transformers.models.gpt2": 0.0, "torch._dynamo": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("imports", "imported"),
+    [
+        (SLOW, (*SLOW, "torchvision")),  # in the program's order
+        ({"pandas": 0.4}, ("pandas", *BOTH)),
+        ({"numpy": 0.1, "torch": 2.0, "torchvision": 1.0, "torch.fx": 1.0}, BOTH),  # not worth it
+        ({"-c import os": 9.0}, BOTH),  # a program may write anything to its result
+        ({"pandas": "9"}, BOTH),
+        (["pandas"], BOTH),
+        (None, BOTH),
+    ],
+)
+def test_server_imports_other_libraries_that_take_long(imports, imported):
+    assert modules(warm_starts(startup={**ALLOWS, "imports": imports})) == imported
+
+
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.search])
 def test_all_trials_except_search_trials_start_fresh(kind):
     assert modules(warm_starts(), kind) == ()
