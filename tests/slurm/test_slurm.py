@@ -74,6 +74,16 @@ def test_tuner_inside_an_allocation_runs_its_trials_as_a_step_of_it(slurm, tmp_p
 
 
 @pytest.mark.thorough
+def test_launcher_within_a_step_is_told_that_the_step_has_all_cpus(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    command = ["srun", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
+    command += [*SLURM, "launch.queue_minutes=0.3", "--", sys.executable, "-S", "train.py", "0.2"]
+    done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.search(r"launch\.queue_minutes: .*autotune runs in step \d+\.0, .* leave out launcher=slurm\)", done.stderr)
+
+
+@pytest.mark.thorough
 def test_slot_without_room_in_the_allocation_is_refused(slurm, tmp_path):
     study = QuickStudy(tmp_path)
     command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
