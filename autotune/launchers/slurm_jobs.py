@@ -158,7 +158,8 @@ def not_over(notes: Sequence[Path]) -> set[str] | None:
 
 def shorter_than(budget_s: float, job: str) -> str:
     """Returns a warning if a job of the user's own ends before a study's budget is used; "" if not, or if it is unknown."""
-    left_s = _seconds(next(iter(_squeue(f"--jobs={job}", "--format=%L") or ()), ""))  # "UNLIMITED" gives 0
+    rows = [line.split("|") for line in _squeue(f"--jobs={job}", "--format=%A|%L") or ()]  # an array's number lists all tasks
+    left_s = next((_seconds(row[-1]) for row in rows if row[0].strip() == job), 0.0)  # 0 if the job has no limit
     if not 0 < left_s < budget_s:
         return ""
     fitting = max(0.1, math.floor(left_s / 6 - 5) / 10)  # half a minute less

@@ -283,7 +283,7 @@ def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, mo
     [("28:30", "28 min 30 s", "28"), ("0:20", "20 s", "0.1"), ("1:05:00", "", ""), ("UNLIMITED", "", ""), ("", "", "")],
 )
 def test_budget_that_is_longer_than_the_own_job_is_noted(scancel, left, ends, fitting):
-    scancel(f"echo {left}", "squeue")
+    scancel(f"echo '11|0:05'; echo '12|{left}'", "squeue")  # as for the first task of an array
     said = slurm_jobs.shorter_than(1800.0, "12")
     assert bool(said) == bool(ends)
     assert not ends or f"job 12 ends in {ends}, before the budget of 30 min is used" in said
