@@ -72,6 +72,9 @@ class Claim:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._descriptor is not None:
+            if self.problem:  # without locks, only the file tells other hosts that the study is free
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
 

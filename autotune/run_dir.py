@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -14,8 +15,8 @@ from typing import Any
 
 from autotune.documents import as_json, make_folder, parsed, read_json, read_text, write_text
 from autotune.errors import BadInput, FolderLost
-from autotune.owner import OWNER_FILE, Claim, Owned, owner_of
-from autotune.plain_text import shell_word
+from autotune.owner import MAX_HOST, OWNER_FILE, Claim, Owned, owner_of
+from autotune.plain_text import escaped, shell_word
 from autotune.records import StudyRecord, Summary, TrialRecord, TrialRequest
 from autotune.summaries import checked_summary
 
@@ -127,9 +128,12 @@ class StudyFolder:
             raise self._taken(Owned(owner))
 
     def _taken(self, owned: Owned) -> BadInput:
+        host, gone = owned.owner.get("host"), ""
+        if host and host != platform.node():  # the lock of a host that was lost may remain, or there are no locks
+            gone = f" If {escaped(host[:MAX_HOST])} does not run it any more, remove {self.path / OWNER_FILE}."
         return BadInput(
             f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait until it has ended, or end it with "
-            "Ctrl-C."
+            f"Ctrl-C.{gone}"
         )
 
     # Documents -------------------------------------------------------------------------------------------------------------

@@ -152,8 +152,15 @@ def _shutting_out(argv: list[str]) -> list[str]:
 
     Whether it does cannot be checked later, because the program replaces this process.
     """
-    from autotune.config.program import ELSEWHERE, program_of
+    from autotune.config.program import ELSEWHERE, program_of, spread_by
 
+    if (how := spread_by(argv)) and not any(protocol.SPEC_VARIABLE in word for word in argv):
+        name = how.split()[0]
+        return [
+            f"processes that {how} starts on other machines run without the settings, unless {name} passes on the environment "
+            f"({protocol.SPEC_VARIABLE} and PYTHONPATH). Start them with srun, let {name} start `autotune apply`, or call "
+            "autotune.apply() in the program"
+        ]
     if (name := Path(argv[0]).name) in ELSEWHERE:
         return [f"{name} runs the program where autotune cannot set anything: run `autotune apply` inside {name}"]
     if name == "env" and CLEARING & {*argv[1:2]}:

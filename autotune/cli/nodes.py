@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from autotune.cli.signals import stoppable
 from autotune.cli.terminal import can_redraw, console
+from autotune.errors import BadInput
 
 if TYPE_CHECKING:
     from autotune.config.compose import Composed
@@ -27,12 +29,15 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
         facts: `machine.host_facts()` of this machine.
 
     Raises:
-        BadInput: no machine is available, or the study cannot run there.
+        BadInput: no machine is available, the study cannot run there, or srun has started several autotunes.
         Interrupted: the user stopped the wait.
     """
+    from autotune.config.cluster import problems_of_copies
     from autotune.config.schema import LOCAL
     from autotune.launchers import make_launcher
 
+    if problems := problems_of_copies(os.environ):
+        raise BadInput(problems)
     launcher = make_launcher(composed.config, composed.command, facts)
     if composed.config.launcher == LOCAL:
         return launcher, facts

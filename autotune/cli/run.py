@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -91,9 +92,20 @@ def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
     check_named(composed.config.search.warm_start, Path(composed.config.runs_dir))
     inputs = inputs_of(composed, facts)
     folder = create(Path(composed.config.runs_dir), composed.name)
-    for note in composed.notes:
+    for note in filter(None, (*composed.notes, _limit_of_job(composed.config.study.budget.minutes))):
         print(f"autotune: {note}", file=sys.stderr)
     return inputs, folder
+
+
+def _limit_of_job(minutes: float | None) -> str:
+    """Returns a warning if the Slurm job that this process runs in ends before the budget is used; otherwise ""."""
+    from autotune.config.cluster import JOB
+
+    if minutes is None or JOB not in os.environ:
+        return ""
+    from autotune.launchers.slurm_jobs import shorter_than
+
+    return shorter_than(60 * minutes, os.environ[JOB])
 
 
 def carry_out(

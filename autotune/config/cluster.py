@@ -43,6 +43,13 @@ REFUSED = {
 MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # srun's option for the variables that it passes on to the tasks, and its default
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # default of --export for every srun of a job; `sbatch --export` sets it
+# Starters of tasks, and the variables that tell a task how many there are, and which one it is.
+COPIED = (
+    (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpirun", "PMI_SIZE", "PMI_RANK"),
+)
+PTY = "SLURM_PTY_PORT"  # set in the shell that `srun --pty` starts
 NAMES = {SLURM: "Slurm", RAY: "Ray"}
 GPUS = {SLURM: "launch.slurm.gres=gpu:{}", RAY: "launch.ray.gpus={}"}  # the option that requests GPUs
 ADDRESS = re.compile(r"auto|(?:[\w.-]+|\[[\da-fA-F:]+\]):\d{1,5}")
@@ -110,6 +117,23 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
         f"COMMAND: srun does not pass the environment on to the ranks, so no setting can reach them, got {shown(got)}. Write "
         f"srun {EXPORT}={EVERYTHING}, or {EXPORT}={EVERYTHING},NAME=VALUE."
     ]
+
+
+def problems_of_copies(environment: Mapping[str, str]) -> list[str]:
+    """Returns a problem if srun or mpirun has started several autotunes: each would tune the program beside the others.
+
+    A shell of `srun --pty` is task 0 of its step, and the step's other tasks have no terminal.
+    """
+    for starter, name, number in COPIED:
+        num = environment.get(name, "")
+        if not num.isdecimal() or int(num) < 2 or (PTY in environment and environment.get(number) == "0"):
+            continue
+        return [
+            f"launcher: {starter} has started {num} autotunes, got {name}={num}. They would measure the program at the same "
+            f"time, and its processes would find each other. Start one autotune, which starts {starter}: autotune run -- "
+            f"{starter} python train.py."
+        ]
+    return []
 
 
 def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:

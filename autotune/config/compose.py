@@ -39,7 +39,7 @@ from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
 from autotune.config.parts import problems_of_parts
-from autotune.config.program import ELSEWHERE
+from autotune.config.program import ELSEWHERE, spread_by
 from autotune.config.recipe import is_recipe
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
@@ -199,6 +199,11 @@ def _notes_of_command(command: Sequence[str], secrets: Secrets) -> list[str]:
     if command and Path(command[0]).name in ELSEWHERE:
         name = Path(command[0]).name
         notes.append(f"COMMAND: {name} runs the program where autotune cannot measure it. Run autotune itself inside {name}.")
+    if how := spread_by(command):
+        notes.append(
+            f"COMMAND: processes that {how} starts on other machines run without autotune, unless {how.split()[0]} passes on "
+            "the environment. Start them with srun."
+        )
     for word in command:
         key, equals, _ = word.lstrip("+").partition("=")
         if equals and "." in key and (key in LEAVES or is_knob(key)):

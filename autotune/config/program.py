@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,15 @@ WRAPPERS = {
 }
 # Programs that run a command in a container, on another machine or as another user, out of the harness's reach.
 ELSEWHERE = ("docker", "podman", "singularity", "apptainer", "enroot", "ssh", "sbatch", "kubectl", "sudo", "su")
+# Starters -> options that name the machines on which they start processes. Usually these do not inherit the environment.
+SPREADERS = {
+    "deepspeed": ("-H", "--hostfile"),
+    "accelerate": ("--deepspeed_hostfile", "--mpirun_hostfile"),
+    **dict.fromkeys(
+        ("mpirun", "mpiexec", "orterun", "horovodrun"),
+        ("-H", "-host", "--host", "-hosts", "--hosts", "-hostfile", "--hostfile", "-machinefile", "--machinefile"),
+    ),
+}
 MOVES = ("-C", "--chdir", "--directory", "--cwd")  # options that change where the script is looked up
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SCRIPT = re.compile(r".+\.(py|sh)", re.DOTALL)
@@ -110,6 +120,20 @@ def program_of(command: list[str]) -> Program:
         return Program(script=command[0])
     moves = any(word.partition("=")[0] in MOVES for word in words)
     return replace(found, is_certain=found.is_certain and name in WRAPPERS and not moves)
+
+
+def spread_by(command: Sequence[str]) -> str:
+    """Returns the starter and the option by which a command starts processes on other machines, "mpirun -H"; "" if none.
+
+    srun is left out, even if DeepSpeed calls it, because it passes the environment on.
+    """
+    at = next((at for at, word in enumerate(command) if Path(word).name in SPREADERS), None)
+    if at is None:
+        return ""
+    name, words = Path(command[at]).name, command[at + 1 :]
+    own = list(itertools.takewhile(lambda word: not (SCRIPT.fullmatch(word) or PYTHON.fullmatch(Path(word).name)), words))
+    option = next((word for word in (each.partition("=")[0] for each in own) if word in SPREADERS[name]), "")
+    return f"{name} {option}" if option and not {"slurm", "--launcher=slurm"} & {*own} else ""
 
 
 def _of_python(words: list[str]) -> Program:

@@ -64,6 +64,7 @@ OPTIONS = {
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
+STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are steps of Slurm's own that hold no CPUs, as of salloc
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation
 
 
@@ -208,7 +209,7 @@ class Srun(ChildTransport):
         if not job or JOB in os.environ:
             # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
             is_long = bool(job) and time.monotonic() - self._began_s > STEP_S
-            return self.last_words().removeprefix("srun: ") or (f"no free place for a step in job {job}" if is_long else "")
+            return self.last_words().removeprefix("srun: ") or (_no_place(job, os.environ.get(STEP, "")) if is_long else "")
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"
@@ -286,6 +287,13 @@ class Srun(ChildTransport):
         """Returns srun's error messages on one line; if there are none, the last line of its output."""
         lines = [line.partition("error: ")[2].strip() for line in self.text().splitlines() if "error: " in line]
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it printed nothing", 400)
+
+
+def _no_place(job: str, step: str) -> str:
+    """Returns why no step of the user's own job starts; `step` is the number of the step that the tuner runs in, if any."""
+    if not step.isdecimal() or int(step) > MAX_STEP:
+        return f"no free place for a step in job {job}"
+    return f"autotune runs in step {job}.{step}, as after `srun --pty`, which has the job's CPUs: leave out launcher=slurm"
 
 
 def has_steps(slurm: SlurmOptions, program: str) -> bool:

@@ -6,6 +6,7 @@ The jobs of killed tuners are found by notes in the runs folder.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from autotune.launchers.remote import is_free, left_by_killed
 from autotune.launchers.user_files import NOTES
+from autotune.quantities import seconds_text
 
 SQUEUE_S = SCANCEL_S = 5.0
 BEGIN_S = 300.0  # longest time from the job's start to the agent's first message; a site's prolog may take minutes
@@ -152,6 +154,20 @@ def not_over(notes: Sequence[Path]) -> set[str] | None:
     names = ",".join(job_of(note) for note in notes)
     jobs = _squeue(f"{NAME}{names}", "--states=PENDING,RUNNING,SUSPENDED", "--format=%i") if names else []
     return None if jobs is None else {job.strip() for job in jobs}
+
+
+def shorter_than(budget_s: float, job: str) -> str:
+    """Returns a warning if a job of the user's own ends before a study's budget is used; "" if not, or if it is unknown."""
+    rows = [line.split("|") for line in _squeue(f"--jobs={job}", "--format=%A|%L") or ()]  # an array's number lists all tasks
+    left_s = next((_seconds(row[-1]) for row in rows if row[0].strip() == job), 0.0)  # 0 if the job has no limit
+    if not 0 < left_s < budget_s:
+        return ""
+    fitting = max(0.1, math.floor(left_s / 6 - 5) / 10)  # half a minute less
+    left, budget = seconds_text(left_s), seconds_text(budget_s)
+    return (
+        f"study.budget.minutes: job {job} ends in {left}, before the budget of {budget} is used, "
+        f"so the finals may not run. Give study.budget.minutes={fitting:g}, or finish with `autotune resume` in another job."
+    )
 
 
 def named(job: str) -> str:

@@ -218,7 +218,7 @@ class _Study:
                 self._explain()
         except (Ending, KeyboardInterrupt) as ending:
             self._session.schedule.stop()
-            return "interrupted", str(ending) or "stopped by the user", None
+            return "interrupted", str(ending) or self._session.interrupts.reason, None
         except NothingWorked as failure:
             return "failed", str(failure).partition("\n")[0], failure
         return "complete", ended_because, None
@@ -481,7 +481,8 @@ class _Study:
                 tracking.wait(timeout=LETTING_GO_S)
         if not isinstance(fault, FolderLost):
             is_ours = not isinstance(fault, BadInput | KeyboardInterrupt)
-            reason = f"internal error: {fault!r}" if is_ours else str(fault).partition("\n")[0] or "stopped by the user"
+            told = str(fault).partition("\n")[0] or self._session.interrupts.reason
+            reason = f"internal error: {fault!r}" if is_ours else told
             with contextlib.suppress(FolderLost):
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 

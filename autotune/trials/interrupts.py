@@ -14,6 +14,7 @@ from typing import Any
 
 # Once a stop has begun, further signals are ignored for this long: enough for the launcher's grace periods and the summary.
 STOP_S = 15.0
+BY_USER = "stopped by the user"
 
 
 class Interrupts:
@@ -23,10 +24,11 @@ class Interrupts:
 
     Attributes:
         is_requested: whether the study should end after the running trial.
+        reason: who stopped the study, for its record.
     """
 
     def __init__(self, notice: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_requested = False
+        self.is_requested, self.reason = False, BY_USER
         self._notice, self._clock = notice, clock
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
@@ -52,6 +54,7 @@ class Interrupts:
         self._silence_closed_terminals()
         if self._stopping_since_s is not None and self._clock() - self._stopping_since_s < STOP_S:
             return  # already stopping: a further interrupt would prevent recording the running trial
+        self.reason = BY_USER if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
         if self.is_requested or number != signal.SIGINT:  # SIGTERM and SIGHUP do not wait for the trial
             self.is_requested = True
             self._stopping_since_s = self._clock()

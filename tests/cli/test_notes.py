@@ -54,6 +54,9 @@ def test_command_that_runs_the_program_elsewhere_is_noted(capsys, place, monkeyp
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(place), prepend=":")
     assert "docker runs the program where autotune cannot measure it" in dry_run(capsys, "--", "docker", "run", "image").err
+    tool.rename(place / "mpirun")
+    said = dry_run(capsys, "--", "mpirun", "-H", "n1,n2", sys.executable, "train.py").err
+    assert "processes that mpirun -H starts on other machines run without autotune" in said
 
 
 def test_dry_run_searches_only_knobs_that_can_be_changed_here_or_are_named(capsys):
@@ -107,6 +110,14 @@ def test_note_warns_of_a_command_that_would_run_without_the_settings(place):
         ("python -mIPython train.py -S", ""),
         ("python -Werror::ImportWarning -s -P train.py", ""),
         ("env -u A python train.py", ""),
+        ("deepspeed --hostfile hosts train.py", "processes that deepspeed --hostfile starts on other machines run without"),
+        ("nohup deepspeed -H=hosts train.py", "processes that deepspeed -H starts on other machines run without"),
+        ("deepspeed --hostfile hosts --launcher slurm train.py", ""),
+        ("deepspeed --num_gpus 2 train.py --hostfile hosts", ""),
+        ("accelerate launch --deepspeed_hostfile=h train.py", "processes that accelerate --deepspeed_hostfile starts on"),
+        ("mpirun -np 2 -H n1,n2 python train.py", "processes that mpirun -H starts on other machines run without the settings"),
+        ("mpirun -H n1,n2 -x AUTOTUNE_SPEC -x PYTHONPATH python train.py", ""),
+        ("mpirun -np 2 python train.py -H 8", ""),
     ],
 )
 def test_note_warns_of_an_option_that_keeps_the_settings_out(command, expected):

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.config.checks import problems_of
-from autotune.config.cluster import problems_of_cluster, problems_of_export
+from autotune.config.cluster import problems_of_cluster, problems_of_copies, problems_of_export
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, RayOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
@@ -229,3 +229,31 @@ def test_srun_that_hides_the_settings_from_its_ranks_is_refused(words, variable,
     problems = problems_of_export(words.split(), {"SLURM_EXPORT_ENV": variable} if variable else {})
     assert [problem for problem in problems if f"got '{got}'. Write srun --export=ALL" in problem] == problems
     assert bool(problems) == (got is not None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "starter"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}, "srun"),
+        ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_PTY_PORT": "7"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, "mpirun"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "mpirun"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, ""),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "7"}, ""),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, ""),
+        ({}, ""),
+    ],
+    ids=[
+        "srun",
+        "task of srun --pty",
+        "Open MPI",
+        "other MPI",
+        "one task",
+        "shell of srun --pty",
+        "batch script",
+        "no launcher",
+    ],
+)
+def test_several_autotunes_started_at_once_are_refused(environment, starter):
+    problems = problems_of_copies(environment)
+    assert [problem.split(" has started")[0] for problem in problems] == [f"launcher: {starter}"] * bool(starter)

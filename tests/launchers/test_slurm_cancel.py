@@ -276,3 +276,15 @@ def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, mo
         scancel(f'cat >>{tmp_path}/given; test -z "$SCANCEL_STATE$SQUEUE_STATES"', command)
         assert slurm_jobs.ask(command, timeout_s=5.0).returncode == 0
     assert (tmp_path / "given").read_text() == "", "standard input is empty, so no question of scancel is answered"
+
+
+@pytest.mark.parametrize(
+    ("left", "ends", "fitting"),
+    [("28:30", "28 min 30 s", "28"), ("0:20", "20 s", "0.1"), ("1:05:00", "", ""), ("UNLIMITED", "", ""), ("", "", "")],
+)
+def test_budget_that_is_longer_than_the_own_job_is_noted(scancel, left, ends, fitting):
+    scancel(f"echo '11|0:05'; echo '12|{left}'", "squeue")  # as for the first task of an array
+    said = slurm_jobs.shorter_than(1800.0, "12")
+    assert bool(said) == bool(ends)
+    assert not ends or f"job 12 ends in {ends}, before the budget of 30 min is used" in said
+    assert not ends or f"Give study.budget.minutes={fitting}, or" in said

@@ -246,6 +246,23 @@ def test_srun_that_does_not_pass_the_environment_to_the_ranks_is_refused(slurm, 
 
 
 @pytest.mark.thorough
+def test_several_tuners_started_by_srun_are_refused_before_a_study_is_made(slurm, tmp_path):
+    tuner = [sys.executable, "-m", "autotune", "run", *QUICK, "--", *TASK]
+    done = subprocess.run(
+        ["srun", "--ntasks=2", *tuner],
+        cwd=tmp_path,
+        env=own_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("launcher: srun has started 2 autotunes, got SLURM_STEP_NUM_TASKS=2") == 2
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.thorough
 def test_a_killed_tuner_leaves_no_rank_on_either_node(slurm, tmp_path, meeting):
     command = [sys.executable, "-m", "autotune", "run", *QUICK, "study.name=s", "study.budget.minutes=5", "--", *SRUN, *TASK]
     tuner = subprocess.Popen(

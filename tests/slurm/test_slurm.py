@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,7 +15,9 @@ from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
 from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.launchers.slurm import SlurmLauncher
+from autotune.run_dir import StudyFolder
 from tests.faults.quick_study import QuickStudy
+from tests.faults.stub_study import wait_until
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
 from tests.slurm.private import FAR, PrivateSlurm, why_not
@@ -68,6 +71,16 @@ def test_tuner_inside_an_allocation_runs_its_trials_as_a_step_of_it(slurm, tmp_p
     done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
     assert "verdict" in done.stdout, done.stderr
     assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_launcher_within_a_step_is_told_that_the_step_has_all_cpus(slurm, tmp_path):
+    study = QuickStudy(tmp_path)
+    command = ["srun", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
+    command += [*SLURM, "launch.queue_minutes=0.3", "--", sys.executable, "-S", "train.py", "0.2"]
+    done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.search(r"launch\.queue_minutes: .*autotune runs in step \d+\.0, .* leave out launcher=slurm\)", done.stderr)
 
 
 @pytest.mark.thorough
@@ -208,3 +221,27 @@ def test_private_slurm_leaves_no_daemon_if_a_job_ends_while_it_stops(tmp_path, m
     made.stop()
     words = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert [line for line in words if str(tmp_path) in line] == []
+
+
+@pytest.mark.thorough
+def test_batch_script_of_the_docs_continues_its_study_after_a_requeue(slurm, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "on-a-cluster.md").read_text(encoding="utf-8")
+    script = page[page.index("#!/bin/bash\n#SBATCH --gres") :].partition("```")[0]
+    usual, study = "study.budget.minutes=50 -- python train.py", QuickStudy(tmp_path, trial_s=1.0)
+    assert usual in script
+    quick = f"{' '.join(SLURM[2:])} tracker.uri=none device.kind=cpu -- {sys.executable} -S train.py 1.0"
+    (tmp_path / "tune.sh").write_text(script.replace(usual, quick).replace("autotune ", f"{sys.executable} -m autotune "))
+    submit = ["sbatch", "--parsable", "--partition=other", "--cpus-per-task=2", "--output=out", "tune.sh"]
+    submitted = subprocess.run(submit, cwd=tmp_path, env=study._environment, capture_output=True, text=True, check=True)
+    job = submitted.stdout.strip()
+    folder = StudyFolder(tmp_path / "runs" / f"tune-{job}")
+    wait_until(lambda: len([*folder.path.glob("trials/*/trial.json")]) > 1, "two trials")
+    slurm.ask("scontrol", "requeue", job)
+    wait_until(lambda: f"{job} PENDING" in slurm.jobs(), "the job in the queue")
+    slurm.ask("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
+    wait_until(lambda: f"{job} RUNNING" in slurm.jobs(), "the job's second start")
+    assert slurm.is_idle(within_s=100)
+    out = (tmp_path / "out").read_text()
+    assert out.count("resumed  ") == 1, out
+    assert folder.read_summary()["status"] == "complete", out
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [folder.name]

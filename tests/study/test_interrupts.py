@@ -30,6 +30,7 @@ def test_first_ctrl_c_requests_a_stop_and_the_second_stops_at_once(heard, clock)
         assert "Press Ctrl-C again to stop now" in heard[0]
         with pytest.raises(KeyboardInterrupt):
             press()
+        assert interrupts.reason == "stopped by the user"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -38,6 +39,7 @@ def test_sigterm_and_sighup_stop_at_once(heard, clock, number):
         with pytest.raises(KeyboardInterrupt):
             press(number)
         assert interrupts.is_requested
+        assert interrupts.reason == f"stopped by {number.name}"
 
 
 def test_signals_during_a_stop_are_ignored_for_a_limited_time(heard, clock):

@@ -207,18 +207,22 @@ def test_child_process_does_not_keep_the_ownership_of_a_study(tmp_path):
         child.wait()
 
 
-@pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["owner alive", "owner gone"])
-def test_without_file_locks_the_owner_counts_while_its_process_lives(tmp_path, monkeypatch, pid, is_alive):
-    """The system call fails as it would on a network file system without locks."""
+@pytest.fixture
+def no_locks(monkeypatch):
+    """Makes the system call fail as on a network file system without locks."""
 
     def refused(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
+    monkeypatch.setattr(fcntl, "flock", refused)
+
+
+@pytest.mark.parametrize(("pid", "is_alive"), [(None, True), (2**22 + 1, False)], ids=["owner alive", "owner gone"])
+def test_without_file_locks_the_owner_counts_while_its_process_lives(tmp_path, no_locks, pid, is_alive):
     folder = make_study(tmp_path / "runs", status="running")
     started_at = psutil.Process().create_time()
     owner = {"host": platform.node(), "pid": pid or os.getpid(), "started_at": started_at}
     (folder.path / OWNER_FILE).write_text(json.dumps(owner))
-    monkeypatch.setattr(fcntl, "flock", refused)
     assert folder.is_owned is is_alive
     if is_alive:
         with pytest.raises(BadInput, match="another autotune is working on it"):
@@ -226,6 +230,22 @@ def test_without_file_locks_the_owner_counts_while_its_process_lives(tmp_path, m
     else:
         with folder.claimed() as problem:
             assert problem == "No locks available"
+
+
+def test_without_file_locks_a_study_that_has_ended_is_free_on_every_host(tmp_path, no_locks, monkeypatch):
+    folder = make_study(tmp_path / "runs")
+    with folder.claimed():
+        monkeypatch.setattr(platform, "node", lambda: "other")
+        assert folder.is_owned
+    assert not folder.is_owned
+    folder.check_free()
+
+
+def test_an_owner_on_another_host_is_refused_with_the_file_that_makes_it_the_owner(tmp_path, no_locks):
+    folder = make_study(tmp_path / "runs")
+    (folder.path / OWNER_FILE).write_text(json.dumps({"host": "n1", "pid": 7, "started_at": 1.0}))
+    with pytest.raises(BadInput, match=r"process 7 on host n1.* If n1 does not run it any more, remove .*/owner\.json\."):
+        folder.check_free()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"pid": "x"}'])
