@@ -1,8 +1,8 @@
 """Lets workers that a knob has added (loader.num_workers) yield the samples that the program would get without workers.
 
-Without workers, a sampler draws its order at the first batch. Torch asks workers for batches as soon as the iteration begins, so
-the sampler would draw earlier. If the program draws between the two, as a loop over two zipped loaders does, all later draws
-would differ. So the workers are asked at the first batch.
+Without workers, a sampler draws its order at the first batch. Torch asks workers for batches as soon as the iteration begins,
+so the sampler would draw earlier. If the program draws between the two, as a loop over two zipped loaders does, all later
+draws would differ. So the workers are asked at the first batch.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
 the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers

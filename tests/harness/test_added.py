@@ -119,7 +119,8 @@ def sides(num_workers: int, *, are_persistent: bool = False) -> list[Any]:
         added.watch(second)
     if are_persistent:
         persistent.watch(second)
-    return [(x.tolist(), y.tolist(), float(torch.rand(()))) for _ in range(2) for (x,), (y,) in zip(first, second)]
+    pairs = itertools.chain.from_iterable(zip(first, second, strict=True) for _ in range(2))
+    return [(x.tolist(), y.tolist(), float(torch.rand(()))) for (x,), (y,) in pairs]
 
 
 @pytest.mark.parametrize("are_persistent", [False, True])
