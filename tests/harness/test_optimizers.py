@@ -37,6 +37,12 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
 
 
+@pytest.mark.parametrize(("flags", "samples"), [((), {12}), (("twice",), {24, 36})])
+def test_batch_at_which_an_epoch_is_left_early_is_not_counted(trial: Trial, flags: tuple[str, ...], samples: set[int]) -> None:
+    """If a step takes several batches, it is not known which of them are used, so all are counted."""
+    assert set(trial("kinds.py", "left_early", *flags).result().steps["samples"]) == samples
+
+
 def test_model_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
     run = trial("kinds.py", "compiled_late", knobs={"precision.amp": "bf16"})
     found = run.result()
