@@ -49,6 +49,10 @@ UNTRAINED = (
     "written after backward passes. Give the command that trains, not one that only prepares or evaluates. If its steps cannot "
     "be detected, let it call autotune.trial_step() after each"
 )
+OVER = (
+    "no optimizer step was seen: the program loaded the checkpoint {}, perhaps saved by an earlier trial, and seems to have "
+    "found nothing left to train. Let each run of the command start anew"
+)
 WITHOUT_TORCH = (
     "no Python process of the program imported torch: autotune measures PyTorch training. Give the command that trains; "
     "training inside a container or on another machine cannot be measured"
@@ -116,7 +120,7 @@ def _of_results(facts: Facts) -> Verdict:
             if facts.exit_code:  # the program exited without an exception: sys.exit(3)
                 return _of_status(facts)
             num_steps = _steps_of(result)
-            return Outcome.error, f"{_ended_after(num_steps) if num_steps else UNTRAINED}{_rank_note(result, facts)}"
+            return Outcome.error, f"{_ended_after(num_steps) if num_steps else _untrained(facts)}{_rank_note(result, facts)}"
         if result.window is not None and not (result.throughput_per_s or 0.0) > 0:  # NaN is not a rate, either
             return Outcome.error, f"no usable rate was measured, got {result.throughput_per_s}{_rank_note(result, facts)}"
     for result in facts.results:
@@ -203,6 +207,10 @@ def _unapplied(result: RankResult, asked: Knobs) -> str:
     if is_compiled and result.compiled.get("recompile_limit_hit"):
         return "compile: torch hit its recompile limit and continued eagerly"
     return ""
+
+
+def _untrained(facts: Facts) -> str:
+    return OVER.format(facts.loaded) if facts.loaded else UNTRAINED
 
 
 def _ended_after(num_steps: int) -> str:
@@ -378,7 +386,7 @@ def _unseen(facts: Facts) -> str:
     if facts.phase == "spawn":
         return WITHOUT_TORCH
     if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
-        return f"{UNTRAINED} (last phase: {facts.phase})"
+        return f"{_untrained(facts)} (last phase: {facts.phase})"
     return _ended_after(max(1, facts.num_steps))
 
 

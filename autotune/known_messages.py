@@ -43,6 +43,7 @@ class Facts:
         oom_kills: number of processes of autotune's cgroup that the kernel killed for memory during the trial.
         is_harness_seen: whether the harness left any sign: a progress line or a result.
         num_steps: optimizer steps seen.
+        loaded: a checkpoint from which the program continued a training; "" if it loaded none.
         asked: knobs that the harness had to apply or to check.
         mode: the spec's mode; only "measure" must yield a rate.
         device_used_frac: largest share of device memory seen in use; None when unknown.
@@ -66,6 +67,7 @@ class Facts:
     oom_kills: int = 0
     is_harness_seen: bool = False
     num_steps: int = 0
+    loaded: str = ""
     asked: Knobs = field(default_factory=dict)
     mode: str = "measure"
     device_used_frac: float | None = None

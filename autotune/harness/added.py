@@ -1,4 +1,8 @@
-"""Ends the use of workers that a knob has added (loader.num_workers) once their copies of the data set are outdated.
+"""Lets workers that a knob has added (loader.num_workers) yield the samples that the program would get without workers.
+
+Without workers, a sampler draws its order at the first batch. Torch asks workers for batches as soon as the iteration begins,
+so the sampler would draw earlier. If the program draws between the two, as a loop over two zipped loaders does, all later
+draws would differ. So the workers are asked at the first batch.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
 the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers
@@ -38,16 +42,24 @@ def _install() -> None:
 
     def around_start(start: Callable[..., None]) -> Any:
         def __init__(iterator: Any, loader: Any) -> None:
-            copies = Copies(loader.__dict__) if ADDED in loader.__dict__ else None
+            iterator.__dict__[ADDED] = Copies(loader.__dict__) if ADDED in loader.__dict__ else None
             start(iterator, loader)
-            iterator.__dict__[ADDED] = copies
 
         return __init__
+
+    def around_reset(reset: Callable[..., None]) -> Any:
+        def _reset(iterator: Any, *args: Any, **kwargs: Any) -> None:
+            copies = iterator.__dict__.get(ADDED)
+            if copies is not None:
+                copies.is_waiting = True
+            reset(iterator, *args, **kwargs)
+
+        return _reset
 
     def around_send(send: Callable[[Any], None]) -> Any:
         def _try_put_index(iterator: Any) -> None:
             copies = iterator.__dict__.get(ADDED)
-            if copies is None or not copies.are_stale:
+            if copies is None or not (copies.are_stale or copies.is_waiting):
                 send(iterator)
 
         return _try_put_index
@@ -60,6 +72,7 @@ def _install() -> None:
         return _next_data
 
     patches.install(_MultiProcessingDataLoaderIter, "__init__", around_start)
+    patches.install(_MultiProcessingDataLoaderIter, "_reset", around_reset)
     patches.install(_MultiProcessingDataLoaderIter, "_try_put_index", around_send)
     patches.install(_MultiProcessingDataLoaderIter, "_next_data", around_advance)
 
@@ -72,10 +85,11 @@ class Copies:
 
     Attributes:
         are_stale: whether the program has changed its map-style data set since the start; workers then get no more indices.
+        is_waiting: whether the workers have not been asked for batches yet.
     """
 
     def __init__(self, loader: Dict[str, Any]) -> None:
-        self.are_stale = False
+        self.are_stale = self.is_waiting = False
         self._parts, self._record = [loader.get("dataset"), loader.get("collate_fn")], loader.get("_autotune")
         self._sent = persistent.facts(self._parts)
         self._next_look_s = time.monotonic() + LOOK_S
@@ -83,6 +97,10 @@ class Copies:
 
     def next(self, iterator: Any, advance: Callable[[Any], Any]) -> Any:
         """Returns the next batch; `advance` returns the workers' next batch."""
+        if self.is_waiting:
+            self.is_waiting = False
+            for _ in range(iterator._prefetch_factor * iterator._num_workers):
+                iterator._try_put_index()
         now_s = time.monotonic()
         if now_s >= self._next_look_s and not self.are_stale:
             self._look(iterator, now_s)

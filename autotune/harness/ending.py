@@ -150,6 +150,19 @@ class Ending:
 
         return _bootstrap
 
+    def around_exit(self, exit_now: Any) -> Any:
+        """Returns `os._exit`, wrapped so that the training process writes its result first: this call runs no exit handlers.
+
+        A status other than 0 is left to the log, and forked children are left to `around_process`.
+        """
+
+        def _exit(status: Any) -> None:
+            if not status and not self._context.is_child:
+                self.at_exit()
+            exit_now(status)
+
+        return _exit
+
     def _end(self) -> None:
         context = self._context
         try:

@@ -4,12 +4,16 @@ If the file system supports leases, the tuner's keeper (launchers/keeper.py) gua
 protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
 these functions). The replacements do not change the files listed in protocol.KEPT_FILE and do everything else as before. To the
 program, the calls seem to succeed. Data that the program saves to such a file go to the trial's folder.
+
+A replacement of `torch.load` records from which checkpoints the program continues its training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import itertools
 import os
 import sys
 from typing import Any, Callable, Dict, Optional, Set
@@ -19,6 +23,8 @@ from .patches import patches
 
 Call = Callable[..., None]
 MAX_FOLDERS = 1000  # maximum number of folders made by one process that are recorded
+MAX_LOADED = 16  # maximum number of checkpoints loaded by one process that are recorded
+MAX_VALUES = 100  # in a loaded dictionary, at most this many values are looked at
 
 
 def keep(folder: str) -> None:
@@ -34,10 +40,11 @@ def keep(folder: str) -> None:
 
 
 def torch_is_there() -> None:
-    """Replaces `torch.save` as well; called once torch is imported."""
+    """Replaces `torch.save` and `torch.load` as well; called once torch is imported."""
     if kept is not None:
         torch: Any = sys.modules["torch"]
         patches.install_in((torch, torch.serialization), "save", kept.saving)
+        patches.install_in((torch, torch.serialization), "load", kept.loading)
 
 
 def _put(name: str, around: Callable[[Call], Call]) -> None:
@@ -73,18 +80,21 @@ class Kept:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        names = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)
-        self._file, self._spared, self._made = (os.path.join(folder, name) for name in names)
+        names = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
+        self._file, self._spared, self._made, self._loaded = (os.path.join(folder, name) for name in names)
         self._version: Any = None
         self._paths: Dict[str, str] = {}  # path -> the file's name
         self._removed: Set[str] = set()  # folders that the program believes it has removed
         self._folders: Set[str] = set()  # folders that this process has made
+        self._known: Set[str] = set()  # files that this process has saved or renamed, or that are recorded as loaded
+        self._num_loaded = 0
 
     def saving(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a `torch.save` that does not change guarded files, and records new files that it is about to make."""
 
         def saved(obj: Any, f: Any, *arguments: Any, **named: Any) -> Any:
             if isinstance(f, (str, os.PathLike)):
+                self._know(f)
                 kept = self._kept(f, None)
                 if kept is not None:
                     self._spare(kept)
@@ -94,6 +104,26 @@ class Kept:
             return save(obj, f, *arguments, **named)
 
         return saved
+
+    def loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a `torch.load` that records checkpoints of a training: files with the state of an optimizer."""
+
+        def loaded(f: Any, *arguments: Any, **named: Any) -> Any:
+            found = load(f, *arguments, **named)
+            if self._num_loaded < MAX_LOADED and _is_of_training(found):
+                with contextlib.suppress(Exception):  # it was loaded from memory, for example
+                    path = os.path.realpath(f if isinstance(f, (str, os.PathLike)) else f.name)
+                    if path not in self._known:
+                        self._num_loaded += 1
+                        self._known.add(path)
+                        _append(self._loaded, path)
+            return found
+
+        return loaded
+
+    def _know(self, path: Any) -> None:
+        if len(self._known) < MAX_FOLDERS:
+            self._known.add(os.path.realpath(path))
 
     def renaming(self, rename: Call) -> Call:
         """Returns an `os.rename` or `os.replace` that does not change guarded names."""
@@ -105,6 +135,7 @@ class Kept:
             if taken is None and source is None and not is_folder:
                 is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                self._know(target)
                 if is_new and (os.path.isfile(target) or os.path.realpath(origin) in self._folders):
                     _append(self._made, os.path.realpath(target))
                 return
@@ -202,6 +233,15 @@ class Kept:
         folder = os.path.join(self._folder, "scratch", "instead")
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, os.path.basename(path))
+
+
+def _is_of_training(loaded: Any) -> bool:
+    """Whether an object is the state of an optimizer, or a dictionary that holds one, perhaps in a list."""
+    if not isinstance(loaded, dict):
+        return False
+    values = list(itertools.islice(dict.values(loaded), MAX_VALUES))
+    inner = [each for value in values if type(value) in (list, tuple) for each in value[:MAX_VALUES]]
+    return any(isinstance(each, dict) and "param_groups" in each and "state" in each for each in (loaded, *values, *inner))
 
 
 def _append(file: str, line: str) -> None:

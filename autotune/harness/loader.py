@@ -11,6 +11,7 @@ from . import batches, collating, members, persistent, sites, startable, worker
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
+MIN_STEPS = 3  # after this many steps of an epoch, it is known whether each takes one batch
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -69,6 +70,8 @@ class Loader:
         self.fed_step = -1
         self.made_step = 0  # steps before it was made, or made anew
         self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
+        self._before_epoch = 0.0, 0  # batches, and steps fed, before this epoch
+        self._epoch_length: Optional[int] = None  # its number of batches; None if not known
         self._reading_began = -1  # steps before the last iteration that began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
@@ -175,6 +178,18 @@ class Loader:
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
         self._reading_began = -1 if _is_grad_enabled() else num_steps
+
+    def leaves_unused(self) -> bool:
+        """Whether the program leaves an epoch early with a batch that it does not train on; called as the next epoch begins.
+
+        This is the batch at which a loop ends by `break`, if each step takes one batch.
+        """
+        taken, num_steps = self.total_batches - self._before_epoch[0], self.num_steps_fed - self._before_epoch[1]
+        is_early = self._epoch_length is not None and taken + self.num_yields < self._epoch_length
+        is_unused = is_early and self.num_yields > 0 and MIN_STEPS <= num_steps == taken
+        self._before_epoch = self.total_batches + (0 if is_unused else self.num_yields), self.num_steps_fed
+        self._epoch_length = _length(self._made())
+        return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
         """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.

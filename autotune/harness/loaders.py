@@ -164,6 +164,9 @@ class LoaderWatch:
         """
         try:
             context, num_steps = self._context, self._context.num_steps
+            if info.leaves_unused() and info in self.touched:
+                info.take()
+                self.touched.remove(info)
             if info is self.training and info.was_only_read(num_steps):
                 context.modules.evaluated()
             info.begins_epoch(num_steps)

@@ -46,7 +46,7 @@ HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `e
 # end is free (M_TRIM_THRESHOLD).
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
-KEPT_FILE, SPARED_FILE, MADE_FILE = "kept.txt", "spared.txt", "made.txt"
+KEPT_FILE, SPARED_FILE, MADE_FILE, LOADED_FILE = "kept.txt", "spared.txt", "made.txt", "loaded.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
 # In the folder "scratch": the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"

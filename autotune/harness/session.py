@@ -79,6 +79,7 @@ class Session(TrialContext):
         atexit.register(self.ending.at_exit)
         if not self.is_applying:
             patches.install(BaseProcess, "_bootstrap", self.ending.around_process)
+            patches.install(os, "_exit", self.ending.around_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
 

@@ -89,9 +89,9 @@ class Ended:
         spared_s: time that the warm start saved: a fresh start would have reached the program's first line this much later.
         evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
             None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
-            "files_aside", "files_unguarded" (what happened to the user's files, see user_files.Report), "ready_s" (from
-            launch until torch was imported; None if it was not), "why_fresh" (why a requested warm start was not possible),
-            "why_less" (why a warm start imported only the modules in OF_TORCH)}.
+            "files_aside", "files_unguarded", "files_loaded", "files_continued" (what happened to the user's files, see
+            user_files.Report), "ready_s" (from launch until torch was imported; None if it was not), "why_fresh" (why a
+            requested warm start was not possible), "why_less" (why a warm start imported only the modules in OF_TORCH)}.
             Depending on the cause, it also has "deadline" and "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason".
             A launcher for other machines adds "node" ({"host", "boot_id", "job"}) and, if that node was lost, "node_lost".
             All values are plain JSON.
@@ -134,6 +134,7 @@ class Ended:
             oom_kills=self.evidence.get("oom_kills") or 0,
             is_harness_seen=bool(self.evidence.get("is_harness_seen")),
             num_steps=int(self.evidence.get("num_steps", 0)),
+            loaded=next(iter(self.evidence.get("files_loaded") or []), ""),
             asked={**spec.knobs, **spec.passed},
             mode=spec.mode,
             device_used_frac=device_used_frac,

@@ -14,9 +14,9 @@ one JSON object per line, through the keeper's stdin and stdout:
                                                                    trials made; place: the trial's folder
     keeper  {"is": "ready"}                                       guards and watches are in force: the trial may start
     tuner   {"do": "end"}                                         the trial's processes have exited
-    keeper  {"is": "ended", "kept", "aside", "open", "wrote"}     kept: files that the guard kept the trial from changing;
-            aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote: files
-            that the trial was seen writing, anywhere
+    keeper  {"is": "ended", "kept", "aside", "open", "wrote", "loaded"}   kept: files that the guard kept the trial from
+            changing; aside: changed or removed file -> copy of the original; open: file -> why it could not be guarded; wrote:
+            files that the trial was seen writing, anywhere; loaded: checkpoints from which it continued a training
 
 The guarded paths are listed in `place`/protocol.KEPT_FILE, each ended by a NUL. The harness prevents the trial from removing
 them or renaming other files over them (harness/keeping.py), which no lease can do. The harness also records which files the
@@ -161,6 +161,7 @@ class Trial:
                 **{str(path): f"at most {MAX_GUARDED} files are guarded" for path in self._refused},
             },
             "wrote": sorted(map(str, self._wrote - self._own)),
+            "loaded": sorted(map(str, self._listed_by_harness(protocol.LOADED_FILE))),
         }
 
     def _guard(self, path: Path) -> None:

@@ -383,6 +383,8 @@ class LocalRunning(Running):
             "files_kept": files.kept,
             "files_aside": files.aside,
             "files_unguarded": files.unguarded,
+            "files_loaded": files.loaded,
+            "files_continued": files.continued,
             **self._why,
         }
 
@@ -393,8 +395,8 @@ def _prepare(launch: Launch) -> None:
     for pattern in ("result.rank*.json", "*.tmp", "loader*.bin", "peer*.json"):
         for file in launch.folder.glob(pattern):
             file.unlink()
-    files = (protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE)
-    for name in (*files, protocol.STDOUT_FILE, protocol.STDERR_FILE):
+    files = (protocol.KEPT_FILE, protocol.SPARED_FILE, protocol.MADE_FILE, protocol.LOADED_FILE)
+    for name in (*files, protocol.PROGRESS_FILE, protocol.STOP_FILE, protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).touch(mode=0o600)

@@ -55,6 +55,8 @@ class Report:
         kept: user files that the trial would have changed without the guard.
         aside: user files that the trial changed or removed -> copy of the original.
         unguarded: user files that could not be guarded -> reason.
+        loaded: checkpoints from which the trial continued a training.
+        continued: those among them that earlier trials made.
     """
 
     left: dict[str, int] = field(default_factory=dict)
@@ -62,6 +64,8 @@ class Report:
     kept: list[str] = field(default_factory=list)
     aside: dict[str, str] = field(default_factory=dict)
     unguarded: dict[str, str] = field(default_factory=dict)
+    loaded: list[str] = field(default_factory=list)
+    continued: list[str] = field(default_factory=list)
 
 
 class UserFiles:
@@ -109,7 +113,8 @@ class UserFiles:
             self.close()
             self._keeper = None
             said = {"open": dict.fromkeys(self._asked, "the process that guards it has ended")}
-        wrote = [Path(path) for path in said.get("wrote", [])]
+        wrote, loaded = ([Path(path) for path in said.get(name, [])] for name in ("wrote", "loaded"))
+        continued = [path for path in loaded if any(map(path.is_relative_to, self.made))]
         made, new = folders.new(wrote)
         new = [path for path in new if path not in self.made]  # leaves out files of trials on other slots
         self.made.update(wrote)
@@ -121,6 +126,8 @@ class UserFiles:
             kept=said.get("kept", []),
             aside=said.get("aside", {}),
             unguarded=said.get("open", {}),
+            loaded=[folders.name(path) for path in loaded],
+            continued=[folders.name(path) for path in continued],
         )
 
     def close(self) -> None:
@@ -239,9 +246,10 @@ class Folders:
 
     def sizes(self, paths: list[Path]) -> dict[str, int]:
         """Returns the sizes of files and folders in bytes, by name."""
-        return {self._name(path): _size_bytes(path) for path in paths}
+        return {self.name(path): _size_bytes(path) for path in paths}
 
-    def _name(self, path: Path) -> str:
+    def name(self, path: Path) -> str:
+        """Returns a path as reports show it: relative to the working directory if it is inside."""
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _others(self, wrote: Iterable[Path]) -> list[Path]:

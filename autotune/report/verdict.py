@@ -186,14 +186,20 @@ def file_lines(summary: Summary) -> list[tuple[str, str]]:
     if new := _listed([f"{_sized(entry)})" for entry in others.values()]):
         said.append(("new", f"{new}: written during the study, by a trial or by another program"))
     for entry in files.get("kept") or []:
-        numbers = entry["trials"]
-        who = f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
-        said.append(("kept", f"{entry['path']}: {who} would have changed it; it is unchanged"))
+        said.append(("kept", f"{entry['path']}: {_trials(entry)} would have changed it; it is unchanged"))
+    for entry in files.get("continued") or []:
+        why = "which an earlier trial had saved: their losses belong to a later part of the training. Let each run start anew"
+        said.append(("continued", f"{entry['path']}: {_trials(entry)} continued from this checkpoint, {why}"))
     for entry in files.get("aside") or []:
         said.append(("overwritten", f"{entry['path']}: by trial {entry['trial']}; its previous content is in {entry['copy']}"))
     if open_ := [f"{entry['path']} ({entry['why']})" for entry in files.get("unguarded") or []]:
         said.append(("not guarded", f"{_listed(open_)}: a trial that saves there overwrites it"))
     return said
+
+
+def _trials(entry: dict[str, Any]) -> str:
+    numbers = entry["trials"]
+    return f"trial{'s' if len(numbers) > 1 else ''} {_listed([str(number) for number in numbers])}"
 
 
 def _sized(entry: dict[str, Any]) -> str:

@@ -422,10 +422,7 @@ def _files(records: list[TrialRecord]) -> dict[str, Any]:
         ]
         for what, key in named.items()
     }
-    kept: dict[str, list[int]] = {}
-    for record in records:
-        for path in record.evidence.get("files_kept", []):
-            kept.setdefault(path, []).append(record.number)
+    kept, continued = _trials_of("files_kept", records), _trials_of("files_continued", records)
     aside = [
         {"path": path, "copy": copy, "trial": record.number}
         for record in records
@@ -435,9 +432,19 @@ def _files(records: list[TrialRecord]) -> dict[str, Any]:
     return {
         **sizes,
         "kept": [{"path": path, "trials": numbers} for path, numbers in kept.items()],
+        "continued": [{"path": path, "trials": numbers} for path, numbers in continued.items()],
         "aside": aside,
         "unguarded": [{"path": path, "why": why} for path, why in unguarded.items()],
     }
+
+
+def _trials_of(key: str, records: list[TrialRecord]) -> dict[str, list[int]]:
+    """Returns path -> numbers of the trials whose evidence lists it under `key`."""
+    found: dict[str, list[int]] = {}
+    for record in records:
+        for path in record.evidence.get(key, []):
+            found.setdefault(path, []).append(record.number)
+    return found
 
 
 def trial_entry(record: TrialRecord) -> dict[str, Any]:

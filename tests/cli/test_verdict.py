@@ -23,6 +23,7 @@ from tests.support.studies import make_study
 FASTER = {"ratio": 2.41, "ci": [2.36, 2.46], "verdict": "faster", "reason": ""}
 UNPROVEN = {"ratio": 1.5, "ci": None, "verdict": "ambiguous", "reason": "the finals have not run: the search's own numbers"}
 NOTHING = {"ratio": None, "ci": None, "verdict": "ambiguous", "reason": "nothing but the baseline was measured"}
+LABELS = ("left", "new", "kept", "continued", "overwritten", "not guarded")
 SLOWER = {"ratio": None, "ci": None, "verdict": "same", "reason": "no configuration that trained came close to the baseline"}
 
 
@@ -57,14 +58,17 @@ def test_verdict_reports_what_happened_to_the_user_files(tmp_path):
         "left": [{"name": "out", "bytes": 4, "trial": 2}],
         "new": [{"name": "out", "bytes": 4, "trial": 3}, {"name": "notes.txt", "bytes": 4, "trial": 2}],
         "kept": [{"path": "/w/best.pt", "trials": [0, 1, 2, 3, 4, 5, 6]}],
+        "continued": [{"path": "out/last.pt", "trials": [3]}],
         "aside": [{"path": "/w/last.pt", "copy": "/w/runs/x/trials/0001/kept/last.pt", "trial": 1}],
         "unguarded": [{"path": "/nfs/a.pt", "why": "Invalid argument"}],
     }
     said = lines({**folder.read_summary(), "files": files}, folder.path)
-    assert [line for line in said if line.partition("  ")[0] in ("left", "new", "kept", "overwritten", "not guarded")] == [
+    assert [line for line in said if line.partition("  ")[0] in LABELS] == [
         "left  out (4 B, trial 2): written by trials, not removed",
         "new  notes.txt (4 B): written during the study, by a trial or by another program",
         "kept  /w/best.pt: trials 0, 1, 2, 3, 4 and 2 more would have changed it; it is unchanged",
+        "continued  out/last.pt: trial 3 continued from this checkpoint, which an earlier trial had saved: their losses belong "
+        "to a later part of the training. Let each run start anew",
         "overwritten  /w/last.pt: by trial 1; its previous content is in /w/runs/x/trials/0001/kept/last.pt",
         "not guarded  /nfs/a.pt (Invalid argument): a trial that saves there overwrites it",
     ]

@@ -185,7 +185,13 @@ def test_reason_of_an_early_end_names_the_exit_status():
 def test_reason_of_a_result_without_steps_says_that_no_step_was_seen():
     outcome, reason = classify(answered(answer(status="ended", window=None, throughput_per_s=None)))
     assert outcome is Outcome.error
-    assert reason.startswith("no optimizer step was seen")
+    assert reason.startswith("no optimizer step was seen: the program imported torch")
+
+
+def test_reason_of_no_step_after_a_loaded_checkpoint_names_that_checkpoint():
+    _, reason = classify(answered(answer(status="ended", window=None, throughput_per_s=None), loaded="out/last.pt"))
+    assert reason.startswith("no optimizer step was seen: the program loaded the checkpoint out/last.pt, perhaps saved by an")
+    assert "Give the command that trains" not in reason
 
 
 @pytest.mark.parametrize("rate", [0.0, float("nan"), -1.0])

@@ -1,4 +1,4 @@
-"""A knob adds workers, and the program changes its data set later: what happens to the workers."""
+"""A knob adds workers: their samples are those of one process, also if the program changes its data set later."""
 
 import dataclasses
 import itertools
@@ -107,3 +107,22 @@ def test_added_workers_are_reported_as_overridden_if_the_data_set_changes(
     assert found.status == "measured"
     report = found.knobs["loader.num_workers"]
     assert (report.status, report.reason, report.observed) == (status, added.STALE if status == OVERRIDDEN else "", observed)
+
+
+def sides(num_workers: int, *, are_persistent: bool = False) -> list[Any]:
+    """Returns what two epochs over two zipped loaders yield, of which the second has workers, and a draw after each batch."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.arange(12))
+    first = DataLoader(data, 4, shuffle=True)
+    second = DataLoader(data, 4, shuffle=True, num_workers=num_workers, persistent_workers=are_persistent)
+    if num_workers:
+        added.watch(second)
+    if are_persistent:
+        persistent.watch(second)
+    pairs = itertools.chain.from_iterable(zip(first, second, strict=True) for _ in range(2))
+    return [(x.tolist(), y.tolist(), float(torch.rand(()))) for (x,), (y,) in pairs]
+
+
+@pytest.mark.parametrize("are_persistent", [False, True])
+def test_order_with_added_workers_is_that_without_in_zipped_loaders(are_persistent: bool) -> None:
+    assert sides(2, are_persistent=are_persistent) == sides(0)

@@ -1,6 +1,7 @@
 """What counts as a step, and how many samples a step holds."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from autotune.harness.knobs.module import IN_FUNCTION
-from autotune.harness.knobs.optimizer import OptimizerKnobs, _problem
+from autotune.harness.knobs.optimizer import KEY, OptimizerKnobs, _problem
 from autotune.harness.optimizers import ADDED_TOGETHER, Overflows
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, UNMEASURABLE
 from autotune.harness.session import OTHER_DEVICE
@@ -34,6 +35,12 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert found.status == "measured"
     assert (found.unit, found.unit_source) == ("samples", source)
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
+
+
+@pytest.mark.parametrize(("flags", "samples"), [((), {12}), (("twice",), {24, 36})])
+def test_batch_at_which_an_epoch_is_left_early_is_not_counted(trial: Trial, flags: tuple[str, ...], samples: set[int]) -> None:
+    """If a step takes several batches, it is not known which of them are used, so all are counted."""
+    assert set(trial("kinds.py", "left_early", *flags).result().steps["samples"]) == samples
 
 
 def test_model_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
@@ -150,6 +157,30 @@ def test_a_fused_implementation_for_the_cpu_alone_is_not_chosen_on_a_gpu(kind: A
     problem = f"{kind.__name__} of this torch has a fused implementation only for the CPU" if is_refused else ""
     assert _problem(on_gpu, "fused") == problem
     assert _problem(kind([torch.nn.Parameter(torch.ones(2))]), "fused") == _problem(on_gpu, "foreach") == ""
+
+
+class Orthogonal(torch.optim.Optimizer):
+    """Has no implementations to choose from, as torch's Muon."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_implementation_is_set_beside_an_optimizer_that_has_no_choice(is_reversed: bool) -> None:
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizers = [Orthogonal([first]), torch.optim.AdamW([second])]
+    optimizers = optimizers[::-1] if is_reversed else optimizers
+    knobs = OptimizerKnobs(context({KEY: "fused"}, optimizers=SimpleNamespace(clock=lambda: optimizers[0])))
+    baseline = OptimizerKnobs(context())
+    for optimizer in optimizers:
+        baseline.on_optimizer(optimizer)
+        knobs.on_optimizer(optimizer)
+    assert (baseline.observe(), baseline.applicability()) == ({KEY: "default"}, {})
+    assert knobs.verify()[KEY].status == APPLIED
 
 
 class OwnStep(torch.optim.SGD):

@@ -94,6 +94,16 @@ def test_program_that_ends_early_is_reported_with_its_number_of_steps(trial: Tri
     assert found.throughput_per_s is None
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_program_that_ends_by_os_exit_0_writes_its_result_first(trial: Trial, status: int) -> None:
+    run = trial("basic.py", "steps=7", f"exit={status}", is_fresh=True)
+    assert run.returncode == status
+    assert run.has_result is (status == 0)  # after another status, the log says more than a result could
+    if not status:
+        found = run.result()
+        assert (found.status, found.error, found.detected["num_steps"]) == ("ended", None, 7)
+
+
 def test_loss_that_is_not_finite_is_reported(trial: Trial) -> None:
     loss = trial("basic.py", "nan=1").result().loss
     assert loss is not None

@@ -34,10 +34,8 @@ PATHLIB = HARNESS + "import pathlib; pathlib.Path('new').write_bytes(b'worthless
 MOVE = HARNESS + "import shutil; open('new', 'wb').write(b'worthless'); shutil.move('new', sys.argv[1])"
 REMOVE = HARNESS + "os.remove(sys.argv[1])"
 RENAME_AWAY = HARNESS + "os.rename(sys.argv[1], 'old'); assert open('old', 'rb').read(8) == b'precious'"
-SAVE = (
-    HARNESS + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; "
-    "torch_is_there(); torch.save(torch.zeros(1), sys.argv[1])"
-)
+TORCH = HARNESS + f"sys.path.append({str(Path(torch.__file__).parents[1])!r}); import torch; torch_is_there()\n"
+SAVE = TORCH + "torch.save(torch.zeros(1), sys.argv[1])"
 READ = "import sys; open(sys.argv[1], 'rb').read()"
 WITHOUT_HARNESS = (
     "import os, sys, time; file = open('new', 'wb'); time.sleep(0.3); file.write(b'worthless'); file.close()\n"
@@ -336,6 +334,24 @@ def test_file_left_by_an_earlier_trial_is_not_guarded(files, cwd):
     report = trial(files, cwd, APPEND, path)
     assert (report.kept, report.left) == ([], {})
     assert path.read_bytes() == b"worthless" * 2
+
+
+@pytest.mark.parametrize("name", ["out/last.pt", "out/part"])
+def test_checkpoint_of_an_earlier_trial_that_is_continued_is_reported(files, cwd, name):
+    state = "{'model': {}, 'optimizers': [torch.optim.SGD([torch.zeros(1)], 0.1).state_dict()]}"
+    save = f"{TORCH}torch.save({state}, {name!r}); os.replace({name!r}, 'out/last.pt')\n"
+    report = trial(files, cwd, save + "torch.load('out/last.pt')", "x")
+    assert (report.loaded, report.continued) == ([], [])  # the trial itself has saved it
+    report = trial(files, cwd, f"{TORCH}torch.load(open('out/last.pt', 'rb'))\n" + save + "torch.load('out/last.pt')", "x")
+    assert (report.loaded, report.continued) == (["out/last.pt"], ["out/last.pt"])
+
+
+@pytest.mark.parametrize(("what", "loaded"), [("torch.zeros(1)", []), ("{'state': {}, 'param_groups': []}", ["own.pt"])])
+def test_checkpoint_of_the_user_does_not_count_as_continued(files, cwd, what, loaded):
+    run(cwd, f"{TORCH}torch.save({what}, 'own.pt')")
+    (place_of(cwd) / protocol.LOADED_FILE).unlink(missing_ok=True)
+    report = trial(files, cwd, f"{TORCH}torch.load('own.pt')", "x")
+    assert (report.loaded, report.continued) == (loaded, [])
 
 
 def test_new_folder_is_reported_with_its_size(files, cwd):

@@ -33,15 +33,17 @@ class OptimizerKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._report: Optional[KnobReport] = None
-        self._own: Optional[str] = None  # the program's implementation, from the optimizer that stepped first
+        # The program's implementation, and why others cannot be chosen: from the first optimizer that has most to choose from.
+        self._own: Optional[str] = None
         self._applicability = {KEY: NO_STEP}
 
     def on_optimizer(self, optimizer: Any) -> None:
         """Sets the implementation; called before an optimizer's first step."""
-        if self._own is None:
-            self._own = implementation(optimizer)
-            problems = {KEY: _problem(optimizer, "foreach"), FUSED: _problem(optimizer, "fused")}
-            self._applicability = {key: problem for key, problem in problems.items() if problem}
+        if self._own is None or self._applicability:
+            found = {KEY: _problem(optimizer, "foreach"), FUSED: _problem(optimizer, "fused")}
+            problems = {key: problem for key, problem in found.items() if problem}
+            if self._own is None or len(problems) < len(self._applicability):
+                self._own, self._applicability = implementation(optimizer), problems
         if self.asked:
             with applying(KEY):
                 self._set(optimizer, self.asked[KEY])
@@ -73,7 +75,8 @@ class OptimizerKnobs(KnobHandler):
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.clock()
-        if report.status == APPLIED and stepping is not None and implementation(stepping) != asked:
+        can_be_set = report.status == APPLIED and stepping is not None and not _problem(stepping, asked)
+        if can_be_set and implementation(stepping) != asked:
             return KnobReport(OVERRIDDEN, "the program has changed the optimizer's flags since", implementation(stepping))
         return report
 

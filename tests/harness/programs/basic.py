@@ -1,5 +1,6 @@
 """A plain training program with switches for what real programs do. It does not use autotune."""
 
+import os
 import resource
 import sys
 import time
@@ -54,6 +55,8 @@ def main():
                 if steps == option("raise", -1):
                     raise ArithmeticError("the program's own trouble")
                 if steps == stop:
+                    if "exit" in OPTIONS:
+                        os._exit(option("exit", 0))
                     return
                 if "half" in OPTIONS:
                     x = x.bfloat16()

@@ -287,6 +287,22 @@ def kept_batches():
         time.sleep(0.005)
 
 
+def left_early():
+    """Each epoch ends by `break`, after its sixth batch was fetched. With `twice`, each step takes two batches."""
+    model = nn.Linear(4, 2)
+    next(iter(loader))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        for number, (x, _) in enumerate(loader):
+            if number == 5:
+                break
+            if "twice" in FLAGS:
+                x = torch.cat([x, next(iter(loader))[0]])
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
 def beside():
     """Each EVERY-th step takes a batch of a second loader as well, and takes longer."""
     every, others = int(FLAGS[0]), DataLoader(data, batch_size=4, shuffle=True)
