@@ -79,7 +79,7 @@ def test_synchronisations_are_attributed_to_the_line_of_the_program(trial: Trial
 def test_evaluations_are_excluded_from_the_pass_lines(trial: Trial, words: tuple[str, ...]) -> None:
     found = document(explain(trial, LINES, *words), LINES)
     step_s = found["seconds"] / found["steps"]
-    assert step_s < 0.008  # with evaluations of 40 ms after every fourth step, it would be 10 ms or more
+    assert step_s < 0.012  # with evaluations of 40 ms after every fourth step, it would be 14 ms or more
     assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
     assert found["samples"] / found["steps"] == pytest.approx(8, rel=0.05)
     assert not [site for site in found["syncs"] if site["function"] == "report"]
