@@ -52,6 +52,7 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     assert best.data.metrics["interval/low per second"] < 40.7 < best.data.metrics["interval/high per second"]
     assert "power W" not in best.data.metrics  # it was not a number
     assert best.data.tags["outcome"] == "ok"
+    assert {name for name, run in found.items() if run.data.tags["best"] == "yes"} == {best.info.run_name}
     assert best.info.end_time - best.info.start_time == 21_500
 
 
@@ -203,6 +204,14 @@ def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     assert restore in sync(folder).problem
     client.restore_experiment(experiment)
     assert sync(folder).is_complete
+
+
+def test_best_of_a_resumed_study_is_no_longer_called_the_best(runs):
+    folder = make_study(runs)
+    sync(folder)
+    folder.write_summary(folder.read_summary() | {"status": "running"})
+    assert sync(folder).written == 1
+    assert {run.data.tags["best"] for run in read_back(runs).values()} == {"-"}
 
 
 def test_sync_of_a_growing_study_writes_only_new_trials(runs):
