@@ -135,6 +135,32 @@ def test_next_command_of_an_interrupted_study_resumes_that_study(tmp_path):
     assert not any(command.startswith("autotune export") for command in commands), "the study has no winner"
 
 
+@pytest.mark.parametrize(
+    ("uri", "command"),
+    [
+        ("null", "autotune ui --runs-dir {runs}"),
+        ("none", ""),
+        ("http://host:5000", "autotune ui --runs-dir {runs} --uri http://host:5000"),
+        ("postgresql://***@host/db", ""),
+    ],
+)
+def test_next_command_opens_mlflow_where_the_study_is_tracked(tmp_path, uri, command):
+    folder = make_study(tmp_path / "runs")
+    folder.config_file.write_text(f"tracker:\n  uri: {uri}\n", encoding="utf-8")
+    named = [each for each in next_commands(folder.read_summary(), folder.path) if each.startswith("autotune ui")]
+    assert named == ([command.format(runs=tmp_path / "runs")] if command else [])
+
+
+def test_finalist_that_lost_is_not_listed_with_its_ratio_of_the_search(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    lost = {**summary["speedup"], "verdict": "ambiguous", "ratio": 0.56, "overrides": {"precision.amp": "bf16"}}
+    summary |= {"speedup": lost, "minimality": None, "attribution": [], "best": {**summary["baseline"], "overrides": {}}}
+    (tried,) = (line for line in lines(summary, folder.path) if line.startswith("tried"))
+    assert "bf16" not in tried
+    assert "batch 128" in tried
+
+
 def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()

@@ -239,6 +239,17 @@ def test_invalid_tracking_address_is_refused(runs):
         sync(make_study(runs), "carrier-pigeon://home")
 
 
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [("mlruns", "MLFLOW_ALLOW_FILE_STORE=true"), ("databricks", "credential"), ("mssql+pymssql://h/d", "pymssql")],
+)
+def test_store_that_mlflow_refuses_is_reported_with_the_cause(runs, monkeypatch, tmp_path, uri, problem):
+    monkeypatch.chdir(tmp_path)
+    state = sync(make_study(runs), uri)
+    assert problem in state.problem
+    assert len(state.pending) == 8
+
+
 def test_tracker_uri_none_tracks_nothing(runs):
     folder = make_study(runs)
     folder.config_file.write_text("tracker:\n  uri: none\n", encoding="utf-8")
