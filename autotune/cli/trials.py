@@ -57,7 +57,7 @@ def legend(width: int | None, about: Summary) -> Text | None:
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = [f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"] if not _is_narrow(width) else []
     baseline = about.get("baseline") or {}
-    if (width is None or width >= WIDE) and baseline.get("measured_in") == "finals":  # not trial 0, so its own ratio is not 1.00x
+    if (width is None or width >= WIDE) and baseline.get("measured_in") == "finals":  # the ratio of trial 0 is not 1.00x
         words.append("ratio: to the baseline's mean in the finals")
     if TIME in _others(about) and samples:
         words.append(f"{head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)")

@@ -57,9 +57,9 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
 
 
 def _ui_command(path: Path) -> list[str]:
-    """Returns the command that shows a study in MLflow, with the study's own address; [] if it is not tracked, or if the address is not known."""
+    """Returns the command that shows a study in MLflow; [] if it is not tracked, or if its address is not known."""
     uri = study_uri(StudyFolder(path))
-    if uri and (uri == NONE or is_masked(uri) or "${" in uri):  # credentials and variables are not stored with the study
+    if uri and (uri == NONE or is_masked(uri) or "${" in uri):  # credentials and variables are not stored with a study
         return []
     return [f"autotune ui{where(path.parent)}{f' --uri {shell_word(uri)}' if uri else ''}"]
 
@@ -146,11 +146,14 @@ def origin_text(summary: Summary, side: dict[str, Any]) -> str:
     number = side.get("trial")
     if side.get("measured_in") != "finals":
         return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
-    rounds = (summary.get("speedup") or {}).get("num_rounds")
-    mean = f"trial {number}, {'one round' if rounds == 1 else f'mean of {rounds} rounds' if rounds else 'mean'} of the finals"
     trials: list[dict[str, Any]] = summary.get("trials") or []
     first: dict[str, Any] = next((trial for trial in trials if trial.get("number") == number), {})
     rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
+    rounds, num_unpaired = (summary.get("speedup") or {}).get("num_rounds"), side.get("num_unpaired")
+    what = "one round" if rounds == 1 else f"mean of {rounds} rounds" if rounds else "mean"
+    mean = f"trial {number}, {what} of the finals"
+    if num_unpaired:
+        mean = f"trial {number}, mean of {num_unpaired} measurements, {when or 'first'} and in the finals"
     return f"{mean}; {rate} {when}" if when and first.get("value") and rate != number_text(side.get("value")) else mean
 
 

@@ -134,7 +134,7 @@ def trial_tags(
 
 
 def best_number(summary: Summary) -> int | None:
-    """Returns the number of the best trial; None while the study runs, because the best may still change, or if there is none."""
+    """Returns the number of the best trial; None if there is none, or while the study runs and the best may still change."""
     is_over = summary.get("status", "running") != "running"
     return (summary.get("best") or {}).get("trial") if is_over else None
 

@@ -5,7 +5,7 @@ MLflow 3.17 reads the state from a compressed text next to the view's name; MLfl
 So the tag contains the compressed text as well as the fields.
 
 Trials are not sorted by date, because then MLflow would hide all of them below the folded row of their study. They are sorted
-by a tag: the best, then trials that may win, by ratio; then trials whose rate does not count; then failures; last, trials stopped early.
+by a tag: the best; other trials that may win, by ratio; trials whose rate does not count; failures; trials stopped early.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", 
 # Columns of the tables, each with its width in pixels.
 _WIDTH = 160
 _NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
+_BEST = (f"tags.`{BEST}`", 90)
 _FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
 # MLflow 3.10 fails without these; newer versions fill them in.
 _DEFAULTS: dict[str, Any] = {
@@ -144,7 +145,7 @@ def _state(first: TrialRecord | None, knobs: Sequence[str], shown: str = "") -> 
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "searchFilter": shown,
-        **_columns([*_OUTCOME, (f"tags.`{BEST}`", 90), *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
+        **_columns([*_OUTCOME, _BEST, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
         "isAccordionReordered": True,

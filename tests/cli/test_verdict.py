@@ -324,6 +324,11 @@ def test_missing_effects_are_noted_once_and_not_in_every_row(tmp_path):
         ({"measured_in": "finals", "value": 40.7}, 3, "trial 5, mean of 3 rounds of the finals"),
         ({"measured_in": "finals"}, 1, "trial 5, one round of the finals; 40.7 in the search"),
         ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
+        (
+            {"measured_in": "finals", "num_unpaired": 2},
+            None,
+            "trial 5, mean of 2 measurements, in the search and in the finals; 40.7 in the search",
+        ),
     ],
 )
 def test_rate_names_the_measurement_it_comes_from(tmp_path, side, rounds, said):

@@ -421,6 +421,19 @@ def test_comparison_of_two_studies_says_what_differs(tmp_path):
     assert len(ids) == len(set(ids))
 
 
+def test_comparison_names_the_study_that_kept_its_baseline(tmp_path):
+    folders = [make_study(tmp_path / "runs"), make_study(tmp_path / "runs", "other")]
+    kept = []
+    for folder, words in zip(folders, ("bf16", "fp16"), strict=True):
+        summary = folder.read_summary()
+        lost = {"ratio": 0.9, "ci": [0.5, 1.5], "verdict": "ambiguous", "reason": "", "overrides": {"precision.amp": words}}
+        summary |= {"speedup": lost, "attribution": [], "minimality": None, "best": {**summary["baseline"], "overrides": {}}}
+        kept.append(read(folder, summary))
+    said = page(kept)
+    assert "other: The baseline was kept. It was compared with: fp16." in part(said, "beside-rates")
+    assert "No study has a change to hand over." in part(said, "beside-effects")
+
+
 def test_studies_of_the_same_name_are_named_by_their_folders(tmp_path):
     folders = [make_study(tmp_path / place / "runs") for place in ("here", "there")]
     said = page([read(folder, folder.read_summary()) for folder in folders])
