@@ -5,7 +5,8 @@ slots are those of StudyRecord. Explanations of the shapes below:
 
 - status is "complete", "running", "interrupted" or "failed".
 - why_no_ci says why the ci next to it is null. measured_in "search" means a single measurement, which is too high if it was
-  picked as the best of many.
+  picked as the best of many. num_unpaired: the value is the mean of that many measurements, in the search and in the finals,
+  because the finals ended before their first pair; absent otherwise.
 - baseline: is_barred is true if the baseline violates a constraint, which reason names; otherwise is_barred is absent.
 - speedup: a ratio of scores, null if nothing was compared. The word "faster" means better whatever the objective is.
 - failed_finalists: configurations that looked faster in the search and then failed; empty if the best is not the baseline.
@@ -68,7 +69,8 @@ SPEEDUP = {
 }  # fmt: skip
 SIDE = {
     "trial": whole_number, "value": (None, number), "ci": (None, interval), "why_no_ci?": text, "objectives?": NUMBERS,
-    "objectives_ci?": {ANY: (None, interval)}, "measured_in?": text, "reason?": text, "knobs?": KNOBS,
+    "objectives_ci?": {ANY: (None, interval)}, "measured_in?": text, "num_unpaired?": whole_number,
+    "reason?": text, "knobs?": KNOBS,
 }  # fmt: skip
 ENTRY = {**SIDE, "overrides": KNOBS, "speedup?": SPEEDUP, "parity?": text, "worker_start?": text}
 CHANGE = {

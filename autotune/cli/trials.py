@@ -56,6 +56,9 @@ def legend(width: int | None, about: Summary) -> Text | None:
     """Returns the line that explains the column heads; None if no column shown needs an explanation."""
     unit, samples = str(about.get("unit") or "samples"), (about.get("terms") or {}).get("samples")
     words = [f"D: rate of the training step alone, L: rate of the loader alone ({unit}/s)"] if not _is_narrow(width) else []
+    baseline = about.get("baseline") or {}
+    if (width is None or width >= WIDE) and baseline.get("measured_in") == "finals":  # the ratio of trial 0 is not 1.00x
+        words.append("ratio: to the baseline's mean in the finals")
     if TIME in _others(about) and samples:
         words.append(f"{head_text(TIME, unit)}: from launch to the end of {samples:,.0f} samples (h:min:s)")
     return Text(", ".join(words), style="quiet") if words else None

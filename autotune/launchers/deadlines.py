@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
+from autotune.quantities import number_text
 
 STARTING = ("spawn", "import", "init", "first_batch")
 MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
@@ -19,10 +20,10 @@ def passed(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, no
     else:
         what, limit_s, since_s = f"step: nothing moved in phase {phase}", deadlines.step_s, progress.changed_s
     if now_s - since_s > limit_s:
-        return f"{what} within {limit_s:g} s"
+        return f"{what} within {number_text(limit_s)} s"
     if now_s - started_s > deadlines.total_s:
         steps = ", still making steps" if is_moving(progress, now_s=now_s) else ""
-        return f"total: the trial was not over within {deadlines.total_s:g} s (last phase: {phase}{steps})"
+        return f"total: the trial was not over within {number_text(deadlines.total_s)} s (last phase: {phase}{steps})"
     return ""
 
 

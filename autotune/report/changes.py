@@ -84,6 +84,9 @@ def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
     best, trials = summary.get("best") or {}, summary.get("trials") or []
     dropped = (summary.get("minimality") or {}).get("dropped") or []
     said = {*(best.get("overrides") or {}).items(), *((entry["knob"], entry["to"]) for entry in dropped)}
+    speedup = summary.get("speedup") or {}
+    if speedup.get("num_rounds") or speedup.get("ci"):  # the verdict has the ratio from the finals, without bias
+        said |= {*(speedup.get("overrides") or {}).items()}
     # The search's trial is the one to compare with: the best without ineffective changes may have been measured later.
     number = (summary.get("minimality") or {}).get("winner", best.get("trial"))
     first = next((trial for trial in trials if trial["number"] == number), best)

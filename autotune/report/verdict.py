@@ -9,12 +9,14 @@ from typing import Any
 
 from autotune.export.claims import speedup_of
 from autotune.knobs.catalogue import CATALOGUE
-from autotune.plain_text import one_line
+from autotune.masking import is_masked
+from autotune.plain_text import one_line, shell_word
 from autotune.quantities import bytes_text, number_text, ratio_interval_text, ratio_text
 from autotune.records import THROUGHPUT, Summary, Tier, objective_names
 from autotune.report import claims
 from autotune.run_dir import StudyFolder, where
 from autotune.studies import call
+from autotune.trackers.store import NONE, study_uri
 from autotune.wording import break_even_text, changes_phrase, objective_text
 
 MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a line, and of characters of each reason
@@ -51,7 +53,15 @@ def next_commands(summary: Summary, path: Path) -> list[str]:
             commands.append(f"autotune apply {study} -- {typed if len(typed) <= MAX_COMMAND else 'COMMAND'}")
         elif summary.get("is_recipe"):
             commands.append(f"autotune apply {study}")
-    return [*commands, f"autotune report {study} --open", f"autotune show {study}", f"autotune ui{where(path.parent)}"]
+    return [*commands, f"autotune report {study} --open", f"autotune show {study}", *_ui_command(path)]
+
+
+def _ui_command(path: Path) -> list[str]:
+    """Returns the command that shows a study in MLflow; [] if it is not tracked, or if its address is not known."""
+    uri = study_uri(StudyFolder(path))
+    if uri and (uri == NONE or is_masked(uri) or "${" in uri):  # credentials and variables are not stored with a study
+        return []
+    return [f"autotune ui{where(path.parent)}{f' --uri {shell_word(uri)}' if uri else ''}"]
 
 
 def more_time(summary: Summary) -> str:
@@ -136,11 +146,14 @@ def origin_text(summary: Summary, side: dict[str, Any]) -> str:
     number = side.get("trial")
     if side.get("measured_in") != "finals":
         return f"trial {number}" + (", measured once" if side.get("measured_in") else "")
-    rounds = (summary.get("speedup") or {}).get("num_rounds")
-    mean = f"trial {number}, {'one round' if rounds == 1 else f'mean of {rounds} rounds' if rounds else 'mean'} of the finals"
     trials: list[dict[str, Any]] = summary.get("trials") or []
     first: dict[str, Any] = next((trial for trial in trials if trial.get("number") == number), {})
     rate, when = number_text(first.get("value")), WHEN.get(str(first.get("kind")))
+    rounds, num_unpaired = (summary.get("speedup") or {}).get("num_rounds"), side.get("num_unpaired")
+    what = "one round" if rounds == 1 else f"mean of {rounds} rounds" if rounds else "mean"
+    mean = f"trial {number}, {what} of the finals"
+    if num_unpaired:
+        mean = f"trial {number}, mean of {num_unpaired} measurements, {when or 'first'} and in the finals"
     return f"{mean}; {rate} {when}" if when and first.get("value") and rate != number_text(side.get("value")) else mean
 
 

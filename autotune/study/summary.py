@@ -31,6 +31,7 @@ from autotune.wording import cycles_text
 
 GLOBAL_BATCH = "train.global_batch"
 OVERSTATED = "the ratio is from the search, which overstates it"
+UNPAIRED = "the ratio is from measurements that were not made in pairs"
 CONTRADICTORY = "repeated measurements of one configuration contradict each other, and none of them has an interval"
 _TRIAL_FIELDS = (
     "number", "kind", "outcome", "reason", "why", "knobs", "changed", "tier", "value", "ci", "why_no_ci", "seconds", "phases_s",
@@ -171,6 +172,7 @@ def _by_tier(
         if claim and claim.ratio:
             said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
             entry |= {"measured_in": "finals", "speedup": said}
+            entry.pop("num_unpaired", None)
             if top.score == top.value:
                 entry["value"], entry["ci"] = claim.rate(top.number)
         compared = parity.report(top, records, is_held=is_held) or {}
@@ -190,12 +192,14 @@ def _entry(
     record: TrialRecord, records: list[TrialRecord], standing: Standing, *, knobs: bool = False, overrides: bool = False
 ) -> dict[str, Any]:
     """Returns trial number, value and interval, from the reporting rounds if there are any, else from the search."""
-    rates, finals = _scores(record, standing), _reported(record, records, standing)
+    rates, counted = _scores(record, standing), _reported(record, records, standing) or [record]
     entry: dict[str, Any] = {
         "trial": record.number,
-        **means(finals or [record]),
-        "measured_in": "finals" if rates or finals else "search",
+        **means(counted),
+        "measured_in": "finals" if rates or any(one is not record for one in counted) else "search",
     }
+    if len(counted) > 1 and any(one is record for one in counted):
+        entry["num_unpaired"] = len(counted)
     if standing.decision and rates and record.score == record.value:
         entry["value"], entry["ci"] = standing.decision.rate(record.number)
     if entry["ci"] is None:
@@ -340,13 +344,14 @@ def _unproven(
             reason = f"no configuration that was tried satisfies the constraints, and neither does {today}"
         return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
     top = decision.finalist if decision and decision.finalist else best
-    reason = decision.reason if decision else "the finals have not run"
-    ratio = _unpaired_ratio(top, records, standing)
+    has_finals = any(_unpaired(record, records, standing) for record in (top, records[0]))
+    reason = decision.reason if decision else "the finals are not complete" if has_finals else "the finals have not run"
+    ratio, how = _unpaired_ratio(top, records, standing), UNPAIRED if has_finals else OVERSTATED
     return {
         "ratio": ratio,
         "ci": None,
         "verdict": "ambiguous",
-        "reason": f"{reason}: {OVERSTATED if ratio is not None else CONTRADICTORY}",
+        "reason": f"{reason}: {how if ratio is not None else CONTRADICTORY}",
         "trial": top.number,
         "overrides": top.changed,
     }

@@ -95,7 +95,8 @@ class Contents:
 
     def tags(self, trial: TrialRecord) -> dict[str, str]:
         """Returns a trial's tags, without the parent's run id."""
-        return entries.trial_tags(trial, self.study, self.mark(trial), ratio=metrics.ratio(trial, self._baseline))
+        ratio, is_best = metrics.ratio(trial, self._baseline), self._is_best(trial)
+        return entries.trial_tags(trial, self.study, self.mark(trial), ratio=ratio, is_best=is_best)
 
     def params(self, trial: TrialRecord) -> dict[str, str]:
         """Returns a trial's params."""
@@ -114,6 +115,7 @@ class Contents:
     def digest(self, trial: TrialRecord) -> str:
         """Returns a short hash of everything that MLflow gets about a trial. If it is unchanged, there is nothing to write."""
         others = [entries.study_id(self.study), self._baseline.score if self._baseline else None, self.is_distributed]
+        others += ["best"] if self._is_best(trial) else []
         return self.cache.made("digest", trial, lambda: digest([trial.as_json(), *others]), of=others)
 
     @cached_property
@@ -133,6 +135,9 @@ class Contents:
     def has(self, file: Path) -> bool:
         """Whether a file really is in the study's folder. A link in a stranger's study may point to any of the user's files."""
         return file.resolve().is_relative_to(self.folder.path.resolve())
+
+    def _is_best(self, trial: TrialRecord) -> bool:
+        return trial.number == entries.best_number(self.summary)
 
     @property
     def _baseline(self) -> TrialRecord | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from autotune.explained import accuracy_text, finding_lines, why_lines
@@ -37,7 +38,7 @@ MAX_TAG_CHARACTERS = 8000
 STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted: "KILLED"}
 # Outcome -> the run's color in charts, to distinguish the rates that count from the others.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
-BASELINE_COLOR, FAILED_COLOR = "#3F4A54", "#C82D4C"
+BASELINE_COLOR, BEST_COLOR, FAILED_COLOR = "#3F4A54", "#3C9B5F", "#C82D4C"
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
@@ -45,6 +46,7 @@ STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.tr
 LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
+NO_VALUE = "-"  # as MLflow shows a missing tag; replaces an earlier value, because tags are set but not removed
 
 
 def study_id(study: StudyRecord) -> str:
@@ -90,20 +92,26 @@ def _run_name(trial: TrialRecord, words: str) -> str:
     return f"{trial.number:04d} {words}".replace(" · ", " ")[:MAX_KEY_CHARACTERS]
 
 
-def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: float | None = None) -> dict[str, str]:
+def trial_tags(
+    trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: float | None = None, is_best: bool = False
+) -> dict[str, str]:
     """Returns a trial's tags, without the parent's run id.
+
+    The best trial is listed first, and also if the attribution measured it: nothing else shows its settings.
 
     Args:
         trial: the trial.
         study: its study.
         mark: distinguishes the trial's run from the run of an earlier attempt.
         ratio: the trial's ratio to the baseline; None if it has none.
+        is_best: whether the study has ended with this trial as its best.
     """
     tags = {
         STUDY_TAG: study_id(study),
         TRIAL_TAG: mark,
-        "mlflow.runColor": _color(trial),
-        views.ORDER: _order(_place(trial.outcome), ratio),
+        "mlflow.runColor": _color(trial, is_best=is_best),
+        views.ORDER: _order(_place(trial.outcome), math.inf if is_best else ratio),
+        views.BEST: "yes" if is_best else NO_VALUE,
         "study": study.name,
         "trial": str(trial.number),
         "kind": trial.kind.value,
@@ -118,16 +126,22 @@ def trial_tags(trial: TrialRecord, study: StudyRecord, mark: str, *, ratio: floa
         "changed": changes_phrase(trial.changed),
         "violations": "; ".join(f"{key} by {beyond:.1%}" for key, beyond in trial.violations.items()),
         "repeats": "" if trial.repeats is None else str(trial.repeats),
-        "repeat": "no" if trial.kind in (Kind.baseline, Kind.search) else "yes",
+        "repeat": "no" if is_best or trial.kind in (Kind.baseline, Kind.search) else "yes",
         "mlflow.note.content": trial_note(trial),
         **_of_study(study),
     }
     return _stored(tags)
 
 
+def best_number(summary: Summary) -> int | None:
+    """Returns the number of the best trial; None if there is none, or while the study runs and the best may still change."""
+    is_over = summary.get("status", "running") != "running"
+    return (summary.get("best") or {}).get("trial") if is_over else None
+
+
 def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
     """Returns the parent run's tags."""
-    speedup = summary.get("speedup") or {}
+    speedup, best = summary.get("speedup") or {}, best_number(summary)
     tags = {
         STUDY_TAG: study_id(study),
         "study": study.name,
@@ -137,6 +151,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         "status": str(summary.get("status", "running")),
         "outcome": headline(summary),
         "reason": "; ".join(filter(None, [summary.get("reason"), counts_text(summary.get("counts") or {})])),
+        views.BEST: NO_VALUE if best is None else f"trial {best}" if best else "the baseline",
         "verdict": str((summary.get("verification") or speedup).get("verdict") or ""),
         "objective": aims_text(study.objective, study.terms),
         "warm_start": warm_start_text(study.warm_start),
@@ -193,8 +208,8 @@ def study_note(study: StudyRecord, summary: Summary) -> str:
         change = f"`{key}`: {earlier_text(before.get(key))} → **{value_text(overrides.get(key))}**"
         lines.append(f"- {change}{f', {effect}' if effect else ''}")
     if dropped := (summary.get("minimality") or {}).get("dropped"):
-        named = (f"`{e['knob']}` = {value_text(e['to'])}" for e in dropped)
-        lines += ["", f"No effect, so left as it was: {', '.join(named)}."]
+        named = (f"`{e['knob']}` = {value_text(e['to'])}, {effect_text(e)}".rstrip(", ") for e in dropped)
+        lines += ["", f"No clear effect, so left as it was: {'; '.join(named)}."]
     lines += [*_front_lines(summary), *([f"\n{paying}"] if (paying := break_even_text(summary)) else [])]
     lines += ["", *(f"{name}: {text}  " for name, text in parity_lines(summary))]
     if why := why_lines(summary):
@@ -237,10 +252,10 @@ def _order(place: int, ratio: float | None) -> str:
     return f"{place} {1 / ratio:010.5f}" if ratio else f"{place} 9999"
 
 
-def _color(trial: TrialRecord) -> str:
-    return (
-        BASELINE_COLOR if trial.kind is Kind.baseline and trial.outcome.has_value else COLORS.get(trial.outcome, FAILED_COLOR)
-    )
+def _color(trial: TrialRecord, *, is_best: bool) -> str:
+    if trial.kind is Kind.baseline and trial.outcome.has_value:
+        return BASELINE_COLOR
+    return BEST_COLOR if is_best else COLORS.get(trial.outcome, FAILED_COLOR)
 
 
 def _of_study(study: StudyRecord) -> dict[str, str]:

@@ -142,7 +142,7 @@ class MlflowTracker(Tracker):
             client = mlflow.MlflowClient(tracking_uri=self.uri)
             self._experiment_id = self._experiment(client)
         except MlflowException as error:
-            if "://" not in self.uri or "unsupported uri" in str(error).lower():
+            if "unsupported uri" in str(error).lower():
                 allowed = "Allowed: http://HOST:PORT, https://..., sqlite:///FILE, databricks, or none"
                 shown = self._secrets.text(self.uri)
                 raise BadInput(f"tracker.uri: not a tracking address, got {shown!r}. {allowed}.") from error
@@ -370,6 +370,12 @@ def _problem(error: Exception) -> str:
         return f"the server answers with an error (HTTP {status[1] or status[2]})"
     if driver := _DRIVER.search(text):  # SQLAlchemy's first line is about SQLAlchemy itself
         return f"the store cannot be written ({driver[1].strip()})"
+    if isinstance(error, ModuleNotFoundError):
+        return f"MLflow needs the Python module {error.name!r} for this kind of store, and it is not installed here"
+    if "maintenance mode" in text:
+        return "MLflow writes to a folder of files only with MLFLOW_ALLOW_FILE_STORE=true in the environment"
+    if "not in a valid JSON format" in text:
+        return "what answers is not MLflow: the address is that of a page, or a proxy asks for a login first"
     if "timeout" in text.lower() or "timed out" in text:
         return "no answer in time"
     if "Connection" in text or "Max retries exceeded" in text:

@@ -5,7 +5,7 @@ MLflow 3.17 reads the state from a compressed text next to the view's name; MLfl
 So the tag contains the compressed text as well as the fields.
 
 Trials are not sorted by date, because then MLflow would hide all of them below the folded row of their study. They are sorted
-by a tag: trials that may win, by ratio; then trials whose rate does not count; then failures; last, trials stopped early.
+by a tag: the best; other trials that may win, by ratio; trials whose rate does not count; failures; trials stopped early.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ TAG = "mlflow.sharedViewState."
 ALL = "autotune"  # key of the view of all programs
 FAILURES = "-failures"
 ORDER = "order"  # tag by which the tables are sorted
+BEST = "best"  # tag of the study's best trial; on the study's run, which trial that is
 MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
 MAX_KNOBS, MAX_AXES = 8, 5  # maximum number of knobs in a table, and in the chart of parallel coordinates
@@ -38,6 +39,7 @@ _FIRST = (BATCH, "loader.num_workers", "precision.amp", "layout.channels_last", 
 # Columns of the tables, each with its width in pixels.
 _WIDTH = 160
 _NAME, _OUTCOME, _WHAT = ("attributes.`Run Name`", 260), [("tags.`outcome`", 150)], [("tags.`study`", 110), ("tags.`kind`", 90)]
+_BEST = (f"tags.`{BEST}`", 90)
 _FAILED = [*_OUTCOME, ("tags.`reason`", 520), ("tags.`changed`", 260), *_WHAT]
 # MLflow 3.10 fails without these; newer versions fill them in.
 _DEFAULTS: dict[str, Any] = {
@@ -46,10 +48,10 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _SECTION = "autotune"
 _FOLDED = ("Model metrics", "interval", "progress", *dict.fromkeys(g for g in GROUPS.values() if g != "system"))
-_OLD_ABOUT = "One parent run per study"
+_OLD_ABOUT, _OLD_END = "One parent run per study", "The tables leave out trials that repeat a measurement."
 _ABOUT = (
     "Made by autotune: a run per study and, below it, a run per trial. Params are settings. A rate that does not count has a "
-    "red cross, and `outcome` says why. The tables leave out trials that repeat a measurement."
+    "red cross, and `outcome` says why. The tables leave out the trials after the search, except the best."
 )
 
 
@@ -92,7 +94,7 @@ def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, pres
         TAG + key(study) + FAILURES: _view(f"{name}: failures", at, failed),
     }
     note = present.get(NOTE, "")
-    if not note or note.endswith(_ABOUT) or note.startswith(_OLD_ABOUT):  # any other note is the user's own
+    if not note or note.endswith((_ABOUT, _OLD_END)) or note.startswith(_OLD_ABOUT):  # any other note is the user's own
         wanted[NOTE] = _note(experiment_id, {**present, **wanted})
     return {tag: value for tag, value in wanted.items() if _content(tag, present.get(tag)) != _content(tag, value)}
 
@@ -143,7 +145,7 @@ def _state(first: TrialRecord | None, knobs: Sequence[str], shown: str = "") -> 
         "orderByKey": f"tags.`{ORDER}`",
         "orderByAsc": True,
         "searchFilter": shown,
-        **_columns([*_OUTCOME, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
+        **_columns([*_OUTCOME, _BEST, *((f"metrics.`{name}`", _WIDTH) for name in numbers), *_WHAT, *settings]),
         "runsHiddenMode": "SHOW_ALL",
         "hideEmptyCharts": True,
         "isAccordionReordered": True,

@@ -139,6 +139,32 @@ def test_next_command_of_an_interrupted_study_resumes_that_study(tmp_path):
     assert not any(command.startswith("autotune export") for command in commands), "the study has no winner"
 
 
+@pytest.mark.parametrize(
+    ("uri", "command"),
+    [
+        ("null", "autotune ui --runs-dir {runs}"),
+        ("none", ""),
+        ("http://host:5000", "autotune ui --runs-dir {runs} --uri http://host:5000"),
+        ("postgresql://***@host/db", ""),
+    ],
+)
+def test_next_command_opens_mlflow_where_the_study_is_tracked(tmp_path, uri, command):
+    folder = make_study(tmp_path / "runs")
+    folder.config_file.write_text(f"tracker:\n  uri: {uri}\n", encoding="utf-8")
+    named = [each for each in next_commands(folder.read_summary(), folder.path) if each.startswith("autotune ui")]
+    assert named == ([command.format(runs=tmp_path / "runs")] if command else [])
+
+
+def test_finalist_that_lost_is_not_listed_with_its_ratio_of_the_search(tmp_path):
+    folder = make_study(tmp_path / "runs")
+    summary = folder.read_summary()
+    lost = {**summary["speedup"], "verdict": "ambiguous", "ratio": 0.56, "overrides": {"precision.amp": "bf16"}}
+    summary |= {"speedup": lost, "minimality": None, "attribution": [], "best": {**summary["baseline"], "overrides": {}}}
+    (tried,) = (line for line in lines(summary, folder.path) if line.startswith("tried"))
+    assert "bf16" not in tried
+    assert "batch 128" in tried
+
+
 def test_study_without_a_comparison_names_the_baseline_and_asks_for_more_time(tmp_path):
     folder = make_study(tmp_path / "runs")
     summary = folder.read_summary()
@@ -302,6 +328,11 @@ def test_missing_effects_are_noted_once_and_not_in_every_row(tmp_path):
         ({"measured_in": "finals", "value": 40.7}, 3, "trial 5, mean of 3 rounds of the finals"),
         ({"measured_in": "finals"}, 1, "trial 5, one round of the finals; 40.7 in the search"),
         ({"measured_in": "search", "value": 40.7}, None, "trial 5, measured once"),
+        (
+            {"measured_in": "finals", "num_unpaired": 2},
+            None,
+            "trial 5, mean of 2 measurements, in the search and in the finals; 40.7 in the search",
+        ),
     ],
 )
 def test_rate_names_the_measurement_it_comes_from(tmp_path, side, rounds, said):

@@ -189,7 +189,7 @@ def test_memory_capacity_is_the_configured_limit_within_the_machine_memory(limit
 def test_fastest_configurations_are_listed_with_rates_and_step_times(complete, whole):
     summary, said = complete.read_summary(), part(whole, "fastest")
     low, high = summary["speedup"]["ci"]
-    best = f"{summary['best']['trial']:04d} bf16 · batch 64 · workers 2"
+    best = f"{summary['best']['trial']:04d}, best bf16 · batch 64 · workers 2"
     assert re.search(
         rf"{best} \d+ samples/s {summary['speedup']['ratio']:.2f}x \[{low:.2f}, {high:.2f}\] \d+ in the finals", said
     )
@@ -231,7 +231,7 @@ def test_best_trial_from_the_attribution_is_shown_like_any_other(tmp_path):
     finals = [again([*summary["trials"], winner], number, 8, round=number) for number in (9, 10)]
     best = {**summary["best"], "trial": 8, "overrides": winner["changed"]}
     said = page_of(folder, trials=[*summary["trials"], winner, *finals], best=best)
-    assert "0008 bf16 · channels_last 40.6 samples/s 2.41x [2.36, 2.46] 2 in the finals" in part(said, "fastest")
+    assert "0008, best bf16 · channels_last 40.6 samples/s 2.41x [2.36, 2.46] 2 in the finals" in part(said, "fastest")
     for key in ("settings", "trials", "memory-by-batch"):
         figure = re.search(rf'<figure id="{key}".*?</figure>', said, flags=re.DOTALL)[0]
         assert len(re.findall(r'class="best"', figure)) >= 2, key  # a mark besides the one in the legend
@@ -419,6 +419,19 @@ def test_comparison_of_two_studies_says_what_differs(tmp_path):
     assert "1.20x [1.10, 1.30]" in part(said, "beside-rates")
     ids = re.findall(r'\bid="([^"]+)"', said)
     assert len(ids) == len(set(ids))
+
+
+def test_comparison_names_the_study_that_kept_its_baseline(tmp_path):
+    folders = [make_study(tmp_path / "runs"), make_study(tmp_path / "runs", "other")]
+    kept = []
+    for folder, words in zip(folders, ("bf16", "fp16"), strict=True):
+        summary = folder.read_summary()
+        lost = {"ratio": 0.9, "ci": [0.5, 1.5], "verdict": "ambiguous", "reason": "", "overrides": {"precision.amp": words}}
+        summary |= {"speedup": lost, "attribution": [], "minimality": None, "best": {**summary["baseline"], "overrides": {}}}
+        kept.append(read(folder, summary))
+    said = page(kept)
+    assert "other: The baseline was kept. It was compared with: fp16." in part(said, "beside-rates")
+    assert "No study has a change to hand over." in part(said, "beside-effects")
 
 
 def test_studies_of_the_same_name_are_named_by_their_folders(tmp_path):

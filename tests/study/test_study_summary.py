@@ -105,6 +105,23 @@ def final(number, repeats, value, ci=None):
     return record
 
 
+def test_speedup_during_the_finals_does_not_say_that_they_have_not_run():
+    records = [trial(0, 100.0), trial(1, 150.0), final(2, 1, 149.0, (148.0, 150.0)), final(3, 0, 101.0, (100.0, 102.0))]
+    summary = summarise(ABOUT, records, Standing(status="running"))
+    reason = "the finals are not complete: the ratio is from measurements that were not made in pairs"
+    assert summary["speedup"]["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("again", "measured_in", "num_unpaired"),
+    [((149.0, (148.0, 150.0)), "finals", 2), ((149.0, None), "search", None)],
+)
+def test_rate_from_before_the_first_pair_says_which_measurements_count(again, measured_in, num_unpaired):
+    records = [trial(0, 100.0), trial(1, 150.0, ci=(149.0, 151.0)), final(2, 1, *again)]
+    best = summarise(ABOUT, records, Standing(status="running"))["best"]
+    assert (best["trial"], best["measured_in"], best.get("num_unpaired")) == (1, measured_in, num_unpaired)
+
+
 @pytest.mark.parametrize(
     ("again", "best", "ratio"),
     [

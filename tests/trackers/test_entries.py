@@ -35,7 +35,33 @@ def test_study_note_states_the_effect_of_each_change(folder):
     note = entries.study_note(folder.read_study(), folder.read_summary())
     assert "- `precision.amp`: off → **bf16**, 1.62x [1.58, 1.66]\n" in note
     assert "- `loader.num_workers`: 0 → **2**, 1.03x [0.99, 1.07] ambiguous, estimated\n" in note
-    assert "No effect, so left as it was: `loader.pin_memory` = true." in note
+    assert "No clear effect, so left as it was: `loader.pin_memory` = true" in note
+
+
+def test_study_note_names_the_measured_effect_of_a_change_left_out(folder):
+    summary = folder.read_summary()
+    dropped = {"knob": "loader.batch_size", "to": 128, "ratio": 1.05, "ci": [0.96, 1.16], "verdict": "ambiguous"}
+    summary["minimality"] = {"dropped": [{**dropped, "basis": "estimated"}]}
+    note = entries.study_note(folder.read_study(), summary)
+    assert "No clear effect, so left as it was: `loader.batch_size` = 128, 1.05x [0.96, 1.16] ambiguous, estimated." in note
+
+
+def test_best_trial_is_listed_first_even_if_the_attribution_measured_it():
+    study = StudyRecord(name="s", title="t", command=[], cwd="/")
+    best = entries.trial_tags(trial(kind=Kind.attribution), study, "n", ratio=2.9, is_best=True)
+    faster = entries.trial_tags(trial(), study, "n", ratio=3.2)
+    part = entries.trial_tags(trial(kind=Kind.attribution), study, "n", ratio=2.9)
+    assert [tags["best"] for tags in (best, faster, part)] == ["yes", "-", "-"]
+    assert [tags["repeat"] for tags in (best, faster, part)] == ["no", "no", "yes"]
+    assert best["order"] < faster["order"]
+    assert best["mlflow.runColor"] != faster["mlflow.runColor"]
+
+
+def test_run_of_a_study_names_its_best_trial_once_the_study_is_over(folder):
+    study, summary = folder.read_study(), folder.read_summary()
+    assert entries.study_tags(study, summary)["best"] == "trial 5"
+    assert entries.study_tags(study, {**summary, "status": "running"})["best"] == "-"
+    assert entries.study_tags(study, {**summary, "best": {"trial": 0}})["best"] == "the baseline"
 
 
 def test_parity_runs_are_named_after_the_configuration_they_compare():

@@ -52,6 +52,7 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     assert best.data.metrics["interval/low per second"] < 40.7 < best.data.metrics["interval/high per second"]
     assert "power W" not in best.data.metrics  # it was not a number
     assert best.data.tags["outcome"] == "ok"
+    assert {name for name, run in found.items() if run.data.tags["best"] == "yes"} == {best.info.run_name}
     assert best.info.end_time - best.info.start_time == 21_500
 
 
@@ -205,6 +206,14 @@ def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     assert sync(folder).is_complete
 
 
+def test_best_of_a_resumed_study_is_no_longer_called_the_best(runs):
+    folder = make_study(runs)
+    sync(folder)
+    folder.write_summary(folder.read_summary() | {"status": "running"})
+    assert sync(folder).written == 1
+    assert {run.data.tags["best"] for run in read_back(runs).values()} == {"-"}
+
+
 def test_sync_of_a_growing_study_writes_only_new_trials(runs):
     folder = make_study(runs, status="running", num_trials=3)
     assert sync(folder).written == 3
@@ -228,6 +237,17 @@ def test_successive_studies_of_the_same_name_have_separate_runs(runs):
 def test_invalid_tracking_address_is_refused(runs):
     with pytest.raises(BadInput, match=r"tracker\.uri: not a tracking address"):
         sync(make_study(runs), "carrier-pigeon://home")
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [("mlruns", "MLFLOW_ALLOW_FILE_STORE=true"), ("databricks", "credential"), ("mssql+pymssql://h/d", "pymssql")],
+)
+def test_store_that_mlflow_refuses_is_reported_with_the_cause(runs, monkeypatch, tmp_path, uri, problem):
+    monkeypatch.chdir(tmp_path)
+    state = sync(make_study(runs), uri)
+    assert problem in state.problem
+    assert len(state.pending) == 8
 
 
 def test_tracker_uri_none_tracks_nothing(runs):

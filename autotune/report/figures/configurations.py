@@ -44,10 +44,10 @@ def fastest(study: Study) -> Figure:
         return Figure(key="fastest", title=title, absent="No configuration but the program's own has a rate.")
     shown += [trial for trial in ranked if trial["number"] == BASELINE]
     columns = ["trial ", "configuration", "rate ", "ratio ", "processes", "memory ", "step ", "step p95 "]
-    busy = {trial["number"]: _metrics(study, trial["number"]).get(BUSY) for trial in shown}
+    busy = [_metrics(study, trial["number"]).get(BUSY) for trial in shown]
     rows = [_cells(study, trial) for trial in shown]
-    if any(busy.values()):
-        columns, rows = [*columns, "GPU in use "], [[*row, share_text(busy[int(row[0])])] for row in rows]
+    if any(busy):
+        columns, rows = [*columns, "GPU in use "], [[*row, share_text(found)] for row, found in zip(rows, busy, strict=True)]
     grid = Grid(columns=columns, rows=rows)
     says = (
         "The search measures each configuration in one process, so this order is uncertain; the finals measure up to three of "
@@ -79,8 +79,9 @@ def _cells(study: Study, trial: dict[str, Any]) -> list[str]:
         rate = side_texts(study.summary, side)[0]
     metrics = _metrics(study, number)
     steps = [step_time_text(value) if (value := metrics.get(key)) else DASH for key in ("step_p50_s", "step_p95_s")]
+    best = ", best" if number == study.best else ""
     return [
-        f"{number:04d}", changes_phrase(trial.get("changed") or {}, none="unchanged"), rate, _ratio(study, trial),
+        f"{number:04d}{best}", changes_phrase(trial.get("changed") or {}, none="unchanged"), rate, _ratio(study, trial),
         processes_text(study.trials, trial),
         bytes_text(trial.get("peak_memory_bytes")), *steps,
     ]  # fmt: skip

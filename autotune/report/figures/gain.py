@@ -37,7 +37,8 @@ def rates_of(studies: Sequence[Study]) -> Figure:
     title = "How sure is it?"
     if not drawing:
         return Figure(key="rates", title=title, absent=_why_no_ratio(studies[0]))
-    notes = [*(_origins(alone) if alone else []), *(note for study in studies for note in _ratio_notes(study))]
+    said = [("" if alone else f"{study.label}: ") + note for study in studies for note in _ratio_notes(study)]
+    notes = [*(_origins(alone) if alone else []), *said]
     return Figure(
         key="rates", title=title, says=INTERVALS, drawing=drawing, grid=_claimed(alone) if alone else None,
         notes=list(dict.fromkeys(notes)),
