@@ -86,7 +86,7 @@ def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
 
 def _own_accumulation(summary: Summary, own: Knobs) -> int:
     """Returns how many batches per step the program itself accumulates; 1 if unknown."""
-    batches = (summary.get("detected") or {}).get("batches_per_step")
+    batches: Any = (summary.get("detected") or {}).get("batches_per_step")
     by_knob = max(1, int(own.get(ACCUMULATION.key, 1)))  # in the baseline: pinned, or set to reach `train.global_batch`
     return max(1, round(batches / by_knob)) if shapes.number(batches) else 1  # a batch loaded ahead adds a fraction
 

@@ -286,7 +286,11 @@ def test_accelerate_export_contains_the_number_of_processes(changed):
 @pytest.mark.parametrize("format", ["hf", "lightning", "deepspeed", "accelerate", "env", "python"])
 def test_exported_accumulation_includes_the_programs_own(changed, format):
     def exported(detected, **more):
-        return render(changed({"step.accumulation": 2}, detected=detected, **more), format, None).text.replace("'", "").replace('"', "")
+        return (
+            render(changed({"step.accumulation": 2}, detected=detected, **more), format, None)
+            .text.replace("'", "")
+            .replace('"', "")
+        )
 
     key = {"hf": "gradient_accumulation_steps: 8", "lightning": "accumulate_grad_batches: 8"}.get(format, "(loss / 8)")
     key = "gradient_accumulation_steps: 8" if format == "deepspeed" else key

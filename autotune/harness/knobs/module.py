@@ -390,6 +390,7 @@ def _compile_in_place(module: Any, **options: Any) -> None:
     """
     import torch
 
+    jit: Any = torch.jit
     if not str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn."):
         torch.nn.Module.compile(module, **options)
         compiled = module._compiled_call_impl
@@ -399,7 +400,7 @@ def _compile_in_place(module: Any, **options: Any) -> None:
         compiled = torch.compile(external_utils.wrap_inline(module._call_impl), **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # a program may trace its trained model; torch refuses to trace compiled code
-        return (module._call_impl if torch.jit.is_tracing() else compiled)(*args, **kwargs)
+        return (module._call_impl if jit.is_tracing() else compiled)(*args, **kwargs)
 
     module._compiled_call_impl = call
 
