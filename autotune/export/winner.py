@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune import shapes
 from autotune.errors import BadInput
 from autotune.export.claims import Claimed
 from autotune.export.headline import headline
@@ -18,6 +19,7 @@ from autotune.plain_text import shell_word
 from autotune.records import Knobs, KnobValue, Summary, Tier
 
 HOLDS = "keeps the global batch at train.global_batch"
+ON_TOP = "The program itself accumulates {0} batches per step. With step.accumulation={1}, autotune measured {2}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,7 @@ class Winner:
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
-            num_workers=0.
+            num_workers=0. Its accumulation includes the program's own, which another tool's setting replaces.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
             the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
@@ -82,6 +84,13 @@ def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
 
 
+def _own_accumulation(summary: Summary, own: Knobs) -> int:
+    """Returns how many batches per step the program itself accumulates; 1 if unknown."""
+    batches: Any = (summary.get("detected") or {}).get("batches_per_step")
+    by_knob = max(1, int(own.get(ACCUMULATION.key, 1)))  # in the baseline: pinned, or set to reach `train.global_batch`
+    return max(1, round(batches / by_knob)) if shapes.number(batches) else 1  # a batch loaded ahead adds a fraction
+
+
 def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
     """Returns the start method of the workers that the trial added, if the harness had to choose one; {} otherwise.
 
@@ -115,17 +124,23 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     knobs |= held
     forced = _forced(entry, knobs)
     full = {**own, **knobs, **forced}
+    active = {key: value for key, value in {**knobs, **forced}.items() if knob(key).is_active(full)}
+    lines = headline(claimed, hidden)
+    if ACCUMULATION.key in active and (times := _own_accumulation(summary, own)) > 1:
+        each = int(active[ACCUMULATION.key])
+        active[ACCUMULATION.key] = each * times
+        lines.append(ON_TOP.format(times, each, each * times))
     said = provenance(claimed)
     if hidden:
         said["secret"] = list(hidden)
     detected = summary.get("detected") or {}
     return Winner(
         knobs=knobs,
-        active={key: value for key, value in {**knobs, **forced}.items() if knob(key).is_active(full)},
+        active=active,
         forced=forced,
         full=full,
         remarks={key: HOLDS if key in held else claimed.remark(key, is_pinned=key in pinned) for key in knobs},
-        headline=headline(claimed, hidden),
+        headline=lines,
         provenance=said,
         device=str(summary["machine"].get("device") or ""),
         optimizers=list(detected.get("optimizers") or []),

@@ -329,7 +329,7 @@ class LoaderWatch:
             info.made(loader)
             info.batch_sampler = members.attribute(loader, "batch_sampler")
             size = members.attribute(loader, "batch_size")
-            info.batch_size = size if size is not None else members.attribute(info.batch_sampler, "batch_size")
+            info.batch_size = size if size is not None else sites.batch_size_of(info.batch_sampler)
             info.num_workers = members.attribute(loader, "num_workers", 0)
             info.settings = loader_knobs.settings(loader, info.batch_size)
             loader.__dict__["_autotune"] = info

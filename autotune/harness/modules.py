@@ -15,7 +15,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
-from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled
+from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -119,7 +119,8 @@ class ModuleWatch:
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
-            root = self._adopted(module) if module.training or self._trains_in_evaluation() else None
+            is_candidate = module.training or self._trains_in_evaluation()
+            root = self._adopted(module) if is_candidate and not _is_exporting(module) else None
             if root is not None:
                 return self.run(root, call, args, kwargs)
             nesting.depth += 1  # frozen, in evaluation mode or without parameters: its children are not roots either
@@ -472,6 +473,12 @@ def swap_class(root: Root, watch: ModuleWatch) -> bool:
         return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is not a root
 
     return subclass(root.module, {"__call__": _around_root(watch, root_of, lambda: original.__call__)})
+
+
+def _is_exporting(module: Any) -> bool:
+    """Whether the call belongs to the export of a model: it is traced, or about to be by `torch.onnx.export`'s own module."""
+    tracer: Any = jit
+    return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
 
 def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], own: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ import os
 from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
-from . import members
+from . import adapters, members
 from .knobs.loader import LoaderKnobs, Making
 
 NUM_FRAMES = 2  # the constructing line, and the line that called the function around it: one helper may make all loaders
@@ -153,6 +153,16 @@ class TargetSites:
         if info.is_target and batch_sampler is not None:
             with contextlib.suppress(TypeError):  # for example a list of batches; no sampler is made around that
                 self._batch_samplers.append(ref(batch_sampler))
+
+
+def batch_size_of(batch_sampler: Any) -> Optional[int]:
+    """Returns the batch size of a batch sampler, or of the one inside it: accelerate's `SkipBatchSampler` has none itself."""
+    for _ in range(MAX_WRAPPERS):
+        size: Optional[int] = members.attribute(batch_sampler, "batch_size")
+        if size is not None or not adapters.reads_batch_size_as_it_goes(batch_sampler):
+            return size
+        batch_sampler = members.attribute(batch_sampler, "batch_sampler")
+    return None
 
 
 def is_around(outer: Any, inner: Any) -> bool:

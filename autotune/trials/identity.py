@@ -89,7 +89,7 @@ def about(
 
 
 def _detected(inputs: StudyInputs, first: RankResult) -> dict[str, Any]:
-    found = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size")}
+    found = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size", "batches_per_step")}
     return dict(inputs.secrets.document(found))
 
 

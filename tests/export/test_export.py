@@ -283,6 +283,30 @@ def test_accelerate_export_contains_the_number_of_processes(changed):
         assert (said["distributed_type"], said["num_processes"], said["use_cpu"]) == (kind, 4, device == "cpu")
 
 
+@pytest.mark.parametrize("format", ["hf", "lightning", "deepspeed", "accelerate", "env", "python"])
+def test_exported_accumulation_includes_the_programs_own(changed, format):
+    def exported(detected, **more):
+        return (
+            render(changed({"step.accumulation": 2}, detected=detected, **more), format, None)
+            .text.replace("'", "")
+            .replace('"', "")
+        )
+
+    key = {"hf": "gradient_accumulation_steps: 8", "lightning": "accumulate_grad_batches: 8"}.get(format, "(loss / 8)")
+    key = "gradient_accumulation_steps: 8" if format == "deepspeed" else key
+    assert key in exported({"batches_per_step": 4.03})
+    assert key.replace("8", "2") in exported({"batches_per_step": 1.2})
+    assert key.replace("8", "2") in exported({})
+    pinned = {"trial": 0, "value": 100.0, "ci": None, "knobs": {"step.accumulation": 2}}
+    assert key in exported({"batches_per_step": 8.14}, baseline=pinned)
+
+
+def test_yaml_keeps_the_accumulation_and_names_the_programs_own(changed):
+    text = render(changed({"step.accumulation": 2}, detected={"batches_per_step": 4.03}), "yaml", None).text
+    assert "accumulation: 2" in text
+    assert "The program itself accumulates 4 batches per step. With step.accumulation=2, autotune measured 8." in text
+
+
 def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):
     summary = changed({"precision.amp": "bf16"})
     exported = render(summary, "deepspeed", None)

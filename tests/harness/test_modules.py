@@ -99,6 +99,12 @@ def test_several_models_with_cuda_graphs_are_evaluated_uncompiled(
         assert json.loads(run.stdout.splitlines()[0]) == {"compiled": compiled, "trained": True}, run.stderr
 
 
+def test_a_model_that_was_compiled_can_be_traced(trial: Trial) -> None:
+    run = trial("models.py", "traced", "ends", knobs={"compile.mode": "default"}, mode="apply")
+    expected = {"compiled": True, "traced": True, "wrapper_is_compiled": False}
+    assert json.loads(run.stdout.splitlines()[0]) == expected, run.stderr
+
+
 @pytest.mark.thorough
 def test_copies_pickles_and_attributes_of_a_model_show_its_original_class(trial: Trial, plain: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})

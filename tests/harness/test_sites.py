@@ -6,7 +6,7 @@ import pytest
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from autotune.harness.knobs.loader import LoaderKnobs
-from autotune.harness.sites import TargetSites, code_of, marked
+from autotune.harness.sites import TargetSites, batch_size_of, code_of, marked
 from tests.harness.contexts import context
 
 
@@ -103,3 +103,15 @@ def test_settings_without_a_recorded_loader_apply_to_loaders_that_shuffle(given,
     info = SimpleNamespace(code="", site="", ordinal=0, nth=0)
     assert TargetSites(None).is_target(info, {"dataset": range(4), **given}, is_chained=False) is trains
     assert marked("code", {"dataset": range(4), **given}) == ("code:shuffled" if trains else "code")
+
+
+def test_batch_size_is_found_inside_a_sampler_that_skips_batches():
+    class Skipping(BatchSampler):
+        def __init__(self, batch_sampler):
+            self.batch_sampler = batch_sampler
+
+    outer = Skipping(BatchSampler(RandomSampler(range(64)), 32, False))
+    assert batch_size_of(outer) is None  # an unknown class may join or split the batches
+    Skipping.__module__ = "accelerate.data_loader"
+    assert batch_size_of(outer) == 32
+    assert batch_size_of(None) is None

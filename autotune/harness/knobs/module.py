@@ -390,12 +390,19 @@ def _compile_in_place(module: Any, **options: Any) -> None:
     """
     import torch
 
+    jit: Any = torch.jit
     if not str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn."):
         torch.nn.Module.compile(module, **options)
-        return
-    from torch._dynamo import external_utils
+        compiled = module._compiled_call_impl
+    else:
+        from torch._dynamo import external_utils
 
-    module._compiled_call_impl = torch.compile(external_utils.wrap_inline(module._call_impl), **options)
+        compiled = torch.compile(external_utils.wrap_inline(module._call_impl), **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # a program may trace its trained model; torch refuses to trace compiled code
+        return (module._call_impl if jit.is_tracing() else compiled)(*args, **kwargs)
+
+    module._compiled_call_impl = call
 
 
 def _verify_compile(num_graphs: int, asked: str) -> KnobReport:

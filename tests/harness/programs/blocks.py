@@ -41,7 +41,12 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 compiled = []
 if "eager" in sys.argv:  # stands in for the compiler
-    nn.Module.compile = lambda module, **options: compiled.append(type(module).__name__)
+
+    def compile_it(module, **options):
+        compiled.append(type(module).__name__)
+        module._compiled_call_impl = module._call_impl
+
+    nn.Module.compile = compile_it
 norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
 with open("losses.txt", "w") as told:
     while True:

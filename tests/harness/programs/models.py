@@ -112,6 +112,21 @@ def evaluated():
     yield {"compiled": sorted(set(seen)), "trained": called().requires_grad}
 
 
+def traced():
+    """A model, compiled without a backend that needs a compiler, is traced after training."""
+    own = nn.Module.compile
+    nn.Module.compile = lambda module, **_: own(module, backend="eager")
+    model = Net()
+    yield model, lambda: model(X)
+    is_compiled = model._compiled_call_impl is not None
+    seen = {"compiled": is_compiled, "traced": torch.equal(torch.jit.trace(model, X)(X), model(X))}
+    wrapper = nn.Sequential(model)
+    torch.optim.SGD(model.parameters(), lr=0.1)  # begins a search for what it trains
+    torch.jit.trace(wrapper, X, check_trace=False)
+    torch.jit._get_trace_graph(model, X)  # as torch.onnx.export(dynamo=False) does
+    yield {**seen, "wrapper_is_compiled": wrapper._compiled_call_impl is not None}
+
+
 found = globals()[KIND]()
 model, call = next(found)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
