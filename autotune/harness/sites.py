@@ -156,7 +156,7 @@ class TargetSites:
 
 
 def batch_size_of(batch_sampler: Any) -> Optional[int]:
-    """Returns the batch size of a batch sampler, or of the one inside it: accelerate's `SkipBatchSampler` has none itself."""
+    """Returns the batch size of a batch sampler, or of the one inside it if it has none itself."""
     for _ in range(MAX_WRAPPERS):
         size: Optional[int] = members.attribute(batch_sampler, "batch_size")
         if size is not None or not adapters.reads_batch_size_as_it_goes(batch_sampler):
