@@ -31,7 +31,7 @@ from typing import Any
 from autotune import stats
 from autotune.compare.ablation import MAX_FAILURES, SCREENING_ROUNDS, AblationResults, Change, Kept, part_of
 from autotune.compare.effects import estimated, estimated_together
-from autotune.compare.noise import assumed_noise, noise_of, rounds_of
+from autotune.compare.noise import assumed_noise, known_noise
 from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import knob as knob_of
@@ -275,7 +275,7 @@ class Attributor:
         session, trials = self._session, self._trials(winner)
         # Reporting rounds are left out, so that a resumed study decides as it did before it measured them.
         others = [one for one in session.records if one.kind in (Kind.baseline, Kind.search) or one.why == CHOOSING]
-        noise = stats.pooled([noise_of(rounds_of(others)), session.earlier_noise])
+        noise = known_noise(others, session.earlier_noise)
         lost = {knob: part_of(session.resolved, winner, [knob]).also for knob in winner.changed}
         assumed = assumed_noise([session.baseline, winner])
         measured: dict[ConfigurationKey, list[float]] = {}

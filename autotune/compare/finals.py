@@ -30,7 +30,7 @@ from autotune.compare.decision import (
     without_finalist,
 )
 from autotune.compare.interleaving import Interleaving, Pair
-from autotune.compare.noise import assumed_noise, noise_besides, noise_of, rounds_of
+from autotune.compare.noise import assumed_noise, known_noise, noise_besides, rounds_of
 from autotune.compare.parity import Parity
 from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
 from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
@@ -194,7 +194,7 @@ class Finals:
 
     def _noise(self, *candidates: TrialRecord) -> stats.Noise:
         """Returns the spread of one measurement; an assumption until a configuration has been measured twice."""
-        known = stats.pooled([noise_of(rounds_of(self._session.records)), self._session.earlier_noise])
+        known = known_noise(self._session.records, self._session.earlier_noise)
         return known or assumed_noise([self._session.baseline, *candidates])
 
     def _chosen(self, candidates: list[TrialRecord]) -> TrialRecord:

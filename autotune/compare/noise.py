@@ -58,6 +58,11 @@ def noise_of(rounds: Sequence[Round]) -> Noise | None:
     return stats.compare_rounds(rounds, reference).noise if rounds else None
 
 
+def known_noise(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise | None:
+    """Returns the spread of one measurement, from a study's rounds and from earlier studies; None if none shows it."""
+    return stats.pooled([noise_of(rounds_of(records)), earlier])
+
+
 def assumed_noise(records: Sequence[TrialRecord]) -> Noise:
     """Returns the spread to assume for some configurations until one of them has been measured twice."""
     is_busy = all((record.metrics.get("gpu.utilisation_frac") or 0.0) >= BUSY_GPU_FRAC for record in records)

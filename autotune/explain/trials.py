@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.compare.effects import estimated
-from autotune.compare.noise import noise_of, rounds_of
+from autotune.compare.noise import known_noise
 from autotune.explain.gains import LEAST_GAIN, Gain, measured_gain_of
 from autotune.records import Kind, Knobs, KnobValue, TrialRecord
 from autotune.space import ResolvedSpace
-from autotune.stats import Noise, log_mean_interval, pooled
+from autotune.stats import Noise, log_mean_interval
 from autotune.trials.session import configuration_key
 
 # Assumed spread of a measurement in a fresh process, as long as no rounds have shown it. Measured: 3.9 % in six finals on an
@@ -24,9 +24,9 @@ HALVED = 0.5
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
 
-def noise_known(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
+def noise_or_usual(records: Sequence[TrialRecord], earlier: Noise | None) -> Noise:
     """Returns the spread of one measurement from process to process, from this and earlier studies, or else USUAL_NOISE."""
-    return pooled([noise_of(rounds_of(records)), earlier]) or USUAL_NOISE
+    return known_noise(records, earlier) or USUAL_NOISE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from autotune import stats
 from autotune.clock import Clock
 from autotune.compare.ablation import judged
 from autotune.compare.effects import estimated, estimated_together
-from autotune.compare.noise import from_json, noise_of, rounds_of
+from autotune.compare.noise import from_json, known_noise
 from autotune.records import Kind, StudyRecord, TrialRecord
 from autotune.trials.budget import Budget
 
@@ -37,7 +37,7 @@ def with_estimates(
     """
     if not any(entry["verdict"] == NOT_MEASURED for entry in entries):
         return list(entries)
-    noise = _noise(about, records)
+    noise = known_noise(records, from_json(about.noise))
     lost = {entry["knob"]: entry["with"] for entry in entries}
     found = estimated(winner.changed, lost, records, noise, is_any=True)
     margin = max(stats.MARGIN_FRAC, noise.spread if noise else 0.0)
@@ -60,13 +60,9 @@ def together(
     unknown = sorted(entry["knob"] for entry in entries if entry["verdict"] == NOT_MEASURED)
     if len(unknown) < 2 or len(unknown) == len(best.changed):
         return None
-    found = estimated_together(unknown, best.changed, records, _noise(about, records))
+    found = estimated_together(unknown, best.changed, records, known_noise(records, from_json(about.noise)))
     is_known = found and found.ci and found.ci[1] <= MAX_JOINT_FACTOR * found.ci[0]
     return {"knobs": unknown, "ratio": found.ratio, "ci": found.ci} if found and is_known else None
-
-
-def _noise(about: StudyRecord, records: Sequence[TrialRecord]) -> stats.Noise | None:
-    return stats.pooled([noise_of(rounds_of(records)), from_json(about.noise)])
 
 
 def needed(entries: Sequence[dict[str, Any]], about: StudyRecord, records: Sequence[TrialRecord]) -> dict[str, float] | None:

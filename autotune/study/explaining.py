@@ -21,7 +21,7 @@ from autotune.explain.explanation import Document
 from autotune.explain.findings import Finding, found, ranked
 from autotune.explain.gains import Gain
 from autotune.explain.tables import Explanation, explained, read_tables, write_tables
-from autotune.explain.trials import Tried, noise_known
+from autotune.explain.trials import Tried, noise_or_usual
 from autotune.explained import FIXED, WITHOUT, entry_of
 from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE
 from autotune.knobs.catalogue import CATALOGUE
@@ -260,7 +260,7 @@ class Explaining:
         assert session.host_context is not None
         everything = SearchSpace(domains=dict.fromkeys(CATALOGUE), pinned={}, tiers=Tier.training)
         space = resolve(everything, session.host_context, passed=session.inputs.command.placeholders)
-        noise = noise_known(session.records, session.earlier_noise)
+        noise = noise_or_usual(session.records, session.earlier_noise)
         return Evidence(
             record=record,
             cwd=session.inputs.command.cwd or "",

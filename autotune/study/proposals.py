@@ -34,8 +34,8 @@ MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the rem
 # trials run as have finished, this is unlikely. Then the late proposals do not wait, which would only leave slots idle.
 FEW_FRAC = 0.1
 # While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that know
-# nothing but the baseline find little. In four replays of each of seven recorded tables with 16 slots, a search's ten first
-# trials reached .988 of what ten trials one after another do, instead of .748, in no more time. With more than MAX_HELD_SLOTS
+# nothing but the baseline find little. In eight replays of each of seven recorded tables with 16 slots, a search's ten first
+# trials reached .994 of what ten trials one after another do, instead of .748, in no more time. With more than MAX_HELD_SLOTS
 # slots, trials are so many that those without knowledge do not matter, and idle slots would.
 FIRST_AT_ONCE, MAX_HELD_SLOTS = 4, 64
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from autotune.explain import checks
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding
-from autotune.explain.trials import configuration_with, noise_known
+from autotune.explain.trials import configuration_with, noise_or_usual
 from autotune.explained import WITHOUT
 from autotune.quantities import seconds_text
 from autotune.records import SKIPPED, Kind, Knobs, Outcome, TrialRecord
@@ -220,7 +220,7 @@ def measured_pairs(record: TrialRecord, cause: str, sides: Sequence[Side], ends_
 
 def check_of(session: Session, record: TrialRecord, finding: Finding, pairs: Sequence[Pair], **how: str) -> checks.Check:
     """Returns the check that compares a finding's prediction with pairs; `how` and `remedy` as in `checks.check_of`."""
-    noise = noise_known(session.records, session.earlier_noise)
+    noise = noise_or_usual(session.records, session.earlier_noise)
     return checks.check_of(finding, checks.measured_gain(pairs, noise), trial=record.number, num_pairs=len(pairs), **how)
 
 
