@@ -25,6 +25,7 @@ from autotune.launchers.environment import own_environment
 from autotune.masking import without_credentials
 from autotune.plain_text import escaped
 from autotune.records import StudyRecord
+from autotune.run_dir import StudyFolder
 from autotune.studies import studies
 from autotune.trackers import store
 
@@ -236,26 +237,27 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
 def _page(url: str, runs: Path, *, charts: bool = False) -> str:
     """Returns the address of the page for the newest study's program; the server's own address if the page is unknown."""
     from autotune.trackers import views
-    from autotune.trackers.mlflow import EXPERIMENT
 
     parts, shown = urllib.parse.urlsplit(url), without_credentials(url.rstrip("/"))
     server = urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
-    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(EXPERIMENT)}"
+    newest = max(_records(runs), key=lambda found: found[1].started_at, default=None)
+    name = store.chosen_experiment(url, newest[0] if newest else None)
+    asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
     try:
         with urllib.request.urlopen(asked, timeout=10) as answer:
             experiment = json.load(answer)["experiment"]
     except (OSError, ValueError, KeyError, http.client.HTTPException):
         return shown
     tags = {tag["key"] for tag in experiment.get("tags", [])}
-    newest = max(_records(runs), key=lambda study: study.started_at, default=None)
-    view = views.key(newest) if newest and views.TAG + views.key(newest) in tags else views.ALL
+    own = views.key(newest[1]) if newest else views.ALL
+    view = own if views.TAG + own in tags else views.ALL
     return f"{shown}/{views.page(experiment['experiment_id'], view, charts=charts)}"
 
 
-def _records(runs: Path) -> Iterator[StudyRecord]:
+def _records(runs: Path) -> Iterator[tuple[StudyFolder, StudyRecord]]:
     for folder in studies(runs):
         with contextlib.suppress(OSError, ValueError):  # damaged, or of another version
-            yield folder.read_study()
+            yield folder, folder.read_study()
 
 
 def _url(host: str, port: int) -> str:

@@ -28,6 +28,7 @@ from autotune.config.schema import (
     WARM,
     MeasureOptions,
     StudyConfig,
+    TrackerOptions,
 )
 from autotune.errors import BadInput
 from autotune.knobs.values import shown
@@ -105,7 +106,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         problems += _device(config, len(gpus or ()))
     elif gpus is not None:
         problems += problems_of_node(config, len(gpus))
-    return [*problems, *tracking_problems(config.tracker.uri)]
+    return [*problems, *tracking_problems(config.tracker.uri), *_experiment(config.tracker)]
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
@@ -244,6 +245,14 @@ def tracking_problems(uri: str | None, key: str = "tracker.uri") -> list[str]:
     if scheme in TRACKING_SCHEMES or scheme in {found.name for found in importlib.metadata.entry_points(group=PLUGINS)}:
         return []
     return [f"{key}: no such kind of tracking store, got {shown_uri}. {TRACKING_FORMS} Other kinds need a plugin of MLflow."]
+
+
+def _experiment(tracker: TrackerOptions) -> list[str]:
+    name, is_databricks = tracker.experiment, (tracker.uri or "").partition(":")[0] == "databricks"
+    if name is None or (name.strip() and not (is_databricks and not name.startswith("/"))):
+        return []
+    what = "not an absolute path, which Databricks requires" if name.strip() else "empty"
+    return [f"tracker.experiment: {what}, got {shown(name)}. Give a name such as {'/Shared/' * is_databricks}autotune."]
 
 
 def _is_server(uri: str) -> bool:

@@ -305,9 +305,12 @@ class TrackerOptions:
 
     Attributes:
         uri: MLflow tracking URI. null uses the variable MLFLOW_TRACKING_URI or, if it is not set, the store in the runs folder.
+        experiment: name of the MLflow experiment. null uses "autotune" ("/Shared/autotune" on Databricks, where a name is an
+            absolute path).
     """
 
     uri: str | None = None
+    experiment: str | None = None
 
 
 @dataclass(kw_only=True, slots=True)

@@ -45,12 +45,34 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
+def _keep_files_off_the_hub(hf_api: Any) -> None:
+    # Every upload ends in `create_commit`; `preupload_lfs_files` may send large files before it (huggingface_hub 1.x).
+    def no_commit(create_commit: Any) -> Any:
+        def not_uploaded(self: Any, repo_id: str, *_: Any, commit_message: str = "", **named: Any) -> Any:
+            url, oid = f"{self.endpoint}/{repo_id}/commit", "0" * 40
+            info = hf_api.CommitInfo(f"{url}/{oid}", commit_message, named.get("commit_description") or "", oid)
+            return self.run_as_future(lambda: info) if named.get("run_as_future") else info
+
+        return not_uploaded
+
+    def patched(bound: Any) -> Any:  # the module also holds the methods of one object as functions
+        return lambda *arguments, **named: getattr(hf_api.api, bound.__name__)(*arguments, **named)
+
+    patches.install(hf_api.HfApi, "create_commit", no_commit)
+    patches.install(hf_api.HfApi, "preupload_lfs_files", lambda _: lambda *arguments, **named: None)
+    for name in ("create_commit", "preupload_lfs_files"):
+        patches.install(hf_api, name, patched)
+
+
 # Module of a library that records runs in an account or on a server -> function that prevents a trial from recording there.
 # The function is called when the module has been imported.
 KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "wandb": _keep_wandb_offline,
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
+    "huggingface_hub.hf_api": _keep_files_off_the_hub,
 }
+# Libraries that, when they are imported, may read variables that differ between trials (launchers/environment.py sets them).
+TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "neptune_scale", "swanlab", "trackio"})
 
 # Models of the library transformers have two methods that turn activation checkpointing on and off. Their layers have a flag
 # that shows whether it is on.

@@ -32,7 +32,6 @@ STANDARD = os.path.dirname(os.__file__) + os.sep
 LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader)
 MOST_DRAWN = 1000  # numbers that an import may draw
 OWN = ("autotune", __name__.partition(".")[0])
-TRACKERS = {name.partition(".")[0] for name in adapters.KEEP_RECORDS_AWAY}  # they read variables that differ between trials
 
 
 class Libraries(importlib.abc.MetaPathFinder):
@@ -110,7 +109,7 @@ class Libraries(importlib.abc.MetaPathFinder):
         if before[0] == self._drawn and _is_drawn(before[0], after[0]):
             before = (after[0], *before[1:])  # nothing has set it yet, so its numbers are different in each process anyway
         is_same = name == "torch" or _is_unchanged(before, after)
-        return is_same and not is_own and not self._is_shadowed and not TRACKERS & sys.modules.keys()
+        return is_same and not is_own and not self._is_shadowed and not adapters.TRACKERS & sys.modules.keys()
 
     def _is_as_after_last_import(self) -> bool:
         if not self.seconds and self._script_folder is None and sys.path[1:] == self._path:

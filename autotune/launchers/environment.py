@@ -19,7 +19,8 @@ SUPERVISOR, SERVER, KEEPER = "supervisor", "server", "keeper"  # used in a mark 
 # Users set these for real runs. They name experiment records, to which trials must not write.
 UNWANTED = (
     "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_REGISTRY_URI", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID",
-    "WANDB_SERVICE",
+    "WANDB_SERVICE", "COMET_EXPERIMENT_KEY", "CLEARML_TASK_ID", "NEPTUNE_CUSTOM_RUN_ID", "SWANLAB_RUN_ID", "SWANLAB_RESUME",
+    "TRACKIO_SPACE_ID",
 )  # fmt: skip
 
 
@@ -100,6 +101,15 @@ def _quiet(folder: Path) -> dict[str, str]:
         "MLFLOW_TRACKING_URI": (scratch / "mlruns").as_uri(),
         "MLFLOW_ALLOW_FILE_STORE": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "COMET_AUTO_LOG_DISABLE": "true",  # Comet's offline mode is for `comet_ml.start` only, not for `comet_ml.Experiment`
+        "CLEARML_OFFLINE_MODE": "1",
+        "CLEARML_CACHE_DIR": str(scratch / "clearml"),
+        "NEPTUNE_MODE": "offline",
+        "NEPTUNE_DATA_DIRECTORY": str(scratch / "neptune"),
+        "NEPTUNE_LOG_DIRECTORY": str(scratch / "neptune"),  # the same for neptune-scale
+        "SWANLAB_MODE": "offline",
+        "SWANLAB_LOG_DIR": str(scratch / "swanlab"),
+        "TRACKIO_DIR": str(scratch / "trackio"),
         # Hugging Face's Trainer reads this; a plain SummaryWriter has no such variable.
         "TENSORBOARD_LOGGING_DIR": str(scratch / "tensorboard"),
     }

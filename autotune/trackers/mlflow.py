@@ -29,7 +29,6 @@ from autotune.trackers.base import Synced, Tracker
 from autotune.trackers.contents import Cache, Contents, first_line
 from autotune.trackers.known import PARENT, KnownRuns
 
-EXPERIMENT = "autotune"
 # No retries: they may repeat a request that was carried out, and the study folder keeps everything for the next attempt.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -57,14 +56,23 @@ class MlflowTracker(Tracker):
     Args:
         uri: tracking address, including credentials.
         runs: the runs folder, which contains the embedded store.
+        experiment: name of the experiment.
         secrets: values that must not be uploaded.
         timeout_s: how long a server may take to answer a request.
     """
 
-    def __init__(self, uri: str, runs: Path, *, secrets: Secrets | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        uri: str,
+        runs: Path,
+        *,
+        experiment: str = store.EXPERIMENT,
+        secrets: Secrets | None = None,
+        timeout_s: float = 10.0,
+    ) -> None:
         os.environ.update({**CLIENT_ENVIRONMENT, TIMEOUT_VARIABLE: str(int(timeout_s))})
         self.uri = uri
-        self._runs, self._secrets = runs, secrets or Secrets.known()
+        self._runs, self._name, self._secrets = runs, experiment, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
         self._known: KnownRuns | None = None  # None if MLflow must be queried first
@@ -165,18 +173,18 @@ class MlflowTracker(Tracker):
             event.remove(Engine, "connect", _do_not_wait_for_disk)
 
     def _experiment(self, client: Any) -> str:
-        found = client.get_experiment_by_name(EXPERIMENT)
+        found = client.get_experiment_by_name(self._name)
         if found is None:
             location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
             try:
-                return str(client.create_experiment(EXPERIMENT, artifact_location=location, tags=dict([views.KIND])))
+                return str(client.create_experiment(self._name, artifact_location=location, tags=dict([views.KIND])))
             except Exception:  # another study's process created it first
-                if (found := client.get_experiment_by_name(EXPERIMENT)) is None:
+                if (found := client.get_experiment_by_name(self._name)) is None:
                     raise
         if found.lifecycle_stage != "active":
             place = f"{store.URI_VARIABLE}={shell_word(self._secrets.text(self.uri))}"  # otherwise MLflow uses another store
             restore = f"{place} mlflow experiments restore --experiment-id {found.experiment_id}"
-            raise _Unreachable(f"the experiment {EXPERIMENT!r} was deleted there; `{restore}` brings it back")
+            raise _Unreachable(f"the experiment {self._name!r} was deleted there; `{restore}` brings it back")
         self._check_place(found.artifact_location)
         return str(found.experiment_id)
 

@@ -19,6 +19,7 @@ from autotune.masking import MASK, Secrets, is_masked
 from autotune.run_dir import StudyFolder
 
 URI_VARIABLE, USER_VARIABLE = "MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME"
+EXPERIMENT = "autotune"
 NONE = "none"
 LOCK_FILE = ".sync.lock"
 LOCK_PAUSE_S = 0.2
@@ -63,11 +64,27 @@ def chosen_uri(runs: Path, *, asked: str | None = None, folder: StudyFolder | No
 
 def study_uri(folder: StudyFolder) -> str | None:
     """Returns the `tracker.uri` from a study's configuration file; None if it has none."""
+    return _study_option(folder, "uri")
+
+
+def chosen_experiment(uri: str, folder: StudyFolder | None = None) -> str:
+    """Returns the name of the experiment: the study's `tracker.experiment`, else "autotune".
+
+    Args:
+        uri: address of the store.
+        folder: the study; None if there is none yet.
+    """
+    configured = _study_option(folder, "experiment") if folder else None
+    default = f"/Shared/{EXPERIMENT}" if uri.partition(":")[0] == "databricks" else EXPERIMENT
+    return configured or default
+
+
+def _study_option(folder: StudyFolder, name: str) -> str | None:
     try:
-        uri = yaml.safe_load(read_text(folder.config_file))["tracker"]["uri"]
+        value = yaml.safe_load(read_text(folder.config_file))["tracker"][name]
     except (OSError, ValueError, RecursionError, yaml.YAMLError, KeyError, TypeError):  # missing or damaged
         return None
-    return uri if isinstance(uri, str) else None
+    return value if isinstance(value, str) else None
 
 
 def ensure_store(runs: Path, make: Callable[[str], None]) -> str:

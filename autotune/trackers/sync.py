@@ -148,7 +148,8 @@ def _tracker(folder: StudyFolder, uri: str | None, secrets: Secrets | None, *, t
         return NullTracker(), address
     from autotune.trackers.mlflow import MlflowTracker
 
-    return MlflowTracker(address, runs, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
+    experiment = store.chosen_experiment(address, folder)
+    return MlflowTracker(address, runs, experiment=experiment, secrets=secrets, timeout_s=timeout_s), secrets.text(address)
 
 
 def _follow(tracker: Tracker, folder: StudyFolder, report: Report, parent: ParentWatch) -> Synced:

@@ -276,6 +276,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("tracker.uri=''", "tracker.uri: not a tracking address, got ''"),
     ("tracker.uri=localhost:5000", "tracker.uri: not a tracking address, got 'localhost:5000'. Allowed: http://HOST:PORT"),
     ("tracker.uri=mlruns", "tracker.uri: not a tracking address, got 'mlruns'"),
+    ("tracker.experiment=''", "tracker.experiment: empty, got ''. Give a name such as autotune."),
     ("tracker.uri=gopher://host", "tracker.uri: no such kind of tracking store, got 'gopher://host'"),
     ("tracker.uri='http://'", "tracker.uri: not an address of a server, got 'http://'"),
     ("tracker.uri='http://host:port'", "tracker.uri: not an address of a server"),

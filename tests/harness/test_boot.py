@@ -1,5 +1,6 @@
 """How the harness gets into a process: its import hook survives early look-ups, is removed, and harms no other process."""
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -70,3 +71,13 @@ def test_program_logs_to_its_own_server_if_trials_are_to_be_recorded(trial: Tria
     assert "127.0.0.1" in found.stderr
     assert "port=9" in found.stderr
     assert not store.exists()
+
+
+def test_a_trial_uploads_nothing_to_the_hub(trial: Trial) -> None:
+    server = "http://127.0.0.1:9"  # nothing listens there
+    found = trial("uploads.py", mode="inspect", env={"HF_ENDPOINT": server, "HF_TOKEN": "hf_none"}, is_fresh=True)
+    assert found.result().status == "measured", found.stderr
+    first, second, third, fourth = ast.literal_eval(found.stdout.partition("uploads: ")[2].splitlines()[0])
+    assert first == ("me/net", server, "Upload")
+    assert second == ("me/net", "http://127.0.0.1:8", "Upload")
+    assert (third, fourth) == (("me/net", server, "step 1"), ("me/net", server, "step 2"))

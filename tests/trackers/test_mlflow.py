@@ -56,6 +56,15 @@ def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
     assert best.info.end_time - best.info.start_time == 21_500
 
 
+def test_runs_go_to_the_experiment_that_the_study_names(runs):
+    folder = make_study(runs)
+    folder.config_file.write_text("tracker:\n  uri: null\n  experiment: the team\n", encoding="utf-8")
+    assert sync(folder).problem == ""
+    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    assert client.get_experiment_by_name("autotune") is None
+    assert len(client.search_runs([client.get_experiment_by_name("the team").experiment_id])) == 9
+
+
 @pytest.mark.parametrize("name", ["it's", 'a "b"', """it's "b\"""", "a b`c"])
 def test_runs_of_a_study_are_found_under_any_folder_name(name):
     from mlflow.utils.search_utils import SearchUtils

@@ -45,6 +45,13 @@ def test_requested_address_takes_precedence_over_the_study(tmp_path, folder):
     assert store.chosen_uri(tmp_path, asked="http://asked:2", folder=folder) == "http://asked:2"
 
 
+def test_experiment_has_an_absolute_path_on_databricks_only(folder):
+    assert store.chosen_experiment("sqlite:///mlflow.db", folder) == "autotune"
+    assert store.chosen_experiment("databricks://profile", folder) == "/Shared/autotune"
+    folder.config_file.write_text("tracker:\n  experiment: /Users/me/x\n", encoding="utf-8")
+    assert store.chosen_experiment("databricks", folder) == "/Users/me/x"
+
+
 def test_environment_references_are_resolved(tmp_path, folder, monkeypatch):
     monkeypatch.setenv("SERVER", "http://secret:3")
     folder.config_file.write_text("tracker:\n  uri: ${oc.env:SERVER}\n", encoding="utf-8")

@@ -1,0 +1,20 @@
+"""Uploads a file to the Hugging Face Hub, in the ways that programs and libraries do."""
+
+import huggingface_hub
+from huggingface_hub import CommitOperationAdd, HfApi, create_commit, upload_file
+
+file = {"path_or_fileobj": b"weights", "path_in_repo": "model.bin"}
+infos = [
+    upload_file(**file, repo_id="me/net"),
+    HfApi(endpoint="http://127.0.0.1:8").upload_file(**file, repo_id="me/net", run_as_future=True).result(),
+    create_commit("me/net", [CommitOperationAdd(**file)], commit_message="step 1"),
+    huggingface_hub.create_commit("me/net", [], commit_message="step 2", run_as_future=True).result(),
+]
+print("uploads:", [(info.repo_url.repo_id, info.commit_url.partition("/me")[0], info.commit_message[:6]) for info in infos], flush=True)
+import torch  # noqa: E402
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
