@@ -32,6 +32,7 @@ from autotune.run_dir import StudyFolder
 from autotune.space import SearchSpace, resolve
 from autotune.studies import call
 from autotune.study.remedies import Pair, Remedies, Side, check_of, is_measured, is_open, measured_pairs
+from autotune.trials import health
 from autotune.trials.budget import without_window_s
 from autotune.trials.session import Session
 
@@ -190,7 +191,8 @@ class Explaining:
             return
         is_slowed = LINES in before and _slowed(self._evidence(record, self._read(record, LINES)))
         for which in wanted.passes:
-            if which not in before or before[which].outcome is not Outcome.ok or (which == LINES and is_slowed):
+            is_lacking = which not in before or before[which].outcome is not Outcome.ok
+            if is_lacking or (which == LINES and is_slowed) or self._is_repeated(before[which]):
                 self._run_pass(record, which, ends_s=None)
                 if which == LINES and _slowed(self._evidence(record, self._read(record, LINES))):  # it may have been chance
                     self._run_pass(record, which, ends_s=None)
@@ -211,7 +213,7 @@ class Explaining:
             return
         read = self._read(record, *PASSES)
         evidence = self._evidence(record, read)
-        more = [note for name, one in passes.items() if (note := _failed(name, one))]
+        more = [note for name, one in passes.items() if (note := _failed(name, one) or self._disturbed(name, one))]
         if slowed := _slowed(evidence):
             more.append(f"{slowed}; `autotune explain {call(self._session.folder)}` repeats the pass")
             evidence = replace(evidence, lines=())
@@ -229,6 +231,18 @@ class Explaining:
                 more += remedies.notes(findings)
                 more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
+
+    def _is_repeated(self, record: TrialRecord) -> bool:
+        """Whether `autotune explain` repeats a pass because it was disturbed, unless the study accepted disturbances."""
+        session = self._session
+        is_accepted = not session.inputs.config.measure.quiet or health.caveat(session.records) is not None
+        return bool(health.disturbed_by(record)) and not is_accepted
+
+    def _disturbed(self, name: str, record: TrialRecord) -> str:
+        if not (words := health.disturbed_by(record)):
+            return ""
+        again = f"; `autotune explain {call(self._session.folder)}` repeats the pass" * self._is_repeated(record)
+        return f"{name}: {words}, so its times and shares may be wrong{again}"
 
     def _keep(
         self, evidence: Evidence, role: str, findings: Sequence[Finding], made: Sequence[checks.Check], *, notes: Sequence[str]

@@ -123,14 +123,18 @@ def note(record: TrialRecord, found: Sequence[Disturbance]) -> None:
         record.evidence[DISTURBANCES] = [asdict(one) for one in found]
 
 
+def disturbed_by(record: TrialRecord) -> str:
+    """Returns what disturbed a trial, whether accepted or not; "" if nothing did."""
+    return "; ".join(one["words"] for one in record.evidence.get(DISTURBANCES, []))
+
+
 def caveat(records: Iterable[TrialRecord]) -> dict[str, Any] | None:
     """Returns the disturbance that the study accepted, {"since_trial", "level", "words"}; None for a quiet machine."""
     accepted = [record for record in records if record.evidence.get(ACCEPTED)]
     if not accepted:
         return None
     last = accepted[-1]
-    words = "; ".join(one["words"] for one in last.evidence.get(DISTURBANCES, []))
-    return {"since_trial": accepted[0].number, "level": last.evidence[ACCEPTED], "words": words}
+    return {"since_trial": accepted[0].number, "level": last.evidence[ACCEPTED], "words": disturbed_by(last)}
 
 
 def drift(records: Sequence[TrialRecord]) -> str:

@@ -9,6 +9,7 @@ from autotune.launchers.base import Ended
 from autotune.quantities import seconds_text
 from autotune.records import FIXED, SKIPPED, Kind, Outcome, TrialRecord
 from autotune.run_dir import FULL
+from autotune.trials import health
 from autotune.trials.losses import exploded
 from autotune.trials.places import Place
 from autotune.trials.quarantine import sticky_fault
@@ -178,7 +179,9 @@ class RunningTrial:
         runner, request, place, first = self._runner, self.request, self.place, self._first
         record = runner.record(request, self._spec, ended, place)
         runner.tell_why_fresh(record)
-        if not request.first_steps:  # a run with `first_steps` measures no rate
+        if request.kind is Kind.explain:
+            health.note(record, place.watch.disturbances())
+        elif not request.first_steps:  # a run with `first_steps` measures no rate
             runner.judge(record, ended.results, place)
         record.started_at = first.started_at if first else self._started_at
         if not request.skipped and record.outcome.has_value and (why := exploded(record.losses, runner.baseline_losses)):

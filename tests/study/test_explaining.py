@@ -187,6 +187,34 @@ def explain(bench, **wanted):
     return explain_study(bench.inputs, bench.folder, bench.listener, Wanted(**wanted))
 
 
+def notes_on_disturbance(bench):
+    """Explains a finished study while other processes use cores; returns the notes on this."""
+    bench.cpu.foreign_cores = 1.0
+    (entry,) = explain(bench, passes=("lines", "memory"))["explanation"]["explained"]
+    return [note for note in entry["notes"] if "other programs used 1 of 4 cores" in note]
+
+
+def test_disturbed_passes_are_named_and_repeated_when_the_study_is_explained_again(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench.run()
+    notes = notes_on_disturbance(made_bench)
+    assert [note.partition(":")[0] for note in notes] == ["lines", "memory"]
+    assert "its times and shares may be wrong; `autotune explain" in notes[0]
+    made_bench.cpu.foreign_cores = 0.0
+    (entry,) = explain(made_bench, passes=("lines",))["explanation"]["explained"]
+    assert [name for _, name in passes(made_bench)] == ["lines", "memory", "lines"]
+    assert [note.partition(":")[0] for note in entry["notes"] if "other programs" in note] == ["memory"]
+
+
+def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_disturbances(bench, tiny):
+    made_bench = bench(Surface(documents=documents), "measure.quiet=false", *tiny, minutes=20)
+    made_bench.run()
+    notes = notes_on_disturbance(made_bench)
+    assert [note.endswith("may be wrong") for note in notes] == [True, True]
+    explain(made_bench, passes=("lines",))
+    assert [name for _, name in passes(made_bench)] == ["lines", "memory"]
+
+
 def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     before = made_bench.run()

@@ -10,7 +10,11 @@ infos = [
     create_commit("me/net", [CommitOperationAdd(**file)], commit_message="step 1"),
     huggingface_hub.create_commit("me/net", [], commit_message="step 2", run_as_future=True).result(),
 ]
-print("uploads:", [(info.repo_url.repo_id, info.commit_url.partition("/me")[0], info.commit_message[:6]) for info in infos], flush=True)
+print(
+    "uploads:",
+    [(info.repo_url.repo_id, info.commit_url.partition("/me")[0], info.commit_message[:6]) for info in infos],
+    flush=True,
+)
 import torch  # noqa: E402
 
 model = torch.nn.Linear(2, 2)
