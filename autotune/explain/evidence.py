@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.explain.breakdown import COLLECTIVES
+from autotune.explain.breakdown import COLLECTIVES, D2D, D2H, H2D
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.names import converts_layout
 from autotune.explain.roofline import TF32
@@ -43,15 +43,21 @@ class Operations:
         busy_s: seconds per step in which the GPU computes; None without a GPU.
         communicating_s: seconds per step in which the GPU computes nothing, but runs a collective, even if the collective only
             waits for other ranks; 0 without a GPU.
+        copying_s: seconds per step in which the GPU neither computes nor communicates, but copies or fills memory; 0 without a
+            GPU.
+        uploading_s: the part of `copying_s` in which it copies from the host; 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
-        is_distorted: whether the profiler slowed the step so much that its shares do not hold for a step without the profiler.
+        is_distorted: whether the profiler slowed the host so much that the operators' seconds do not hold for a step without
+            it; False on a GPU, whose seconds a profiler does not change.
     """
 
     count: float
     by_operator: list[dict[str, Any]] = field(default_factory=list)
     busy_s: float | None = None
     communicating_s: float = 0.0
+    copying_s: float = 0.0
+    uploading_s: float = 0.0
     layout_s: float = 0.0
     is_tf32: bool = False
     is_distorted: bool = False
@@ -66,17 +72,18 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
     operators = tables.rows("operators", rank)
     has_device = any(row["device_self_s"] for row in operators)
     key = "device_self_s" if has_device else "host_self_s"
-    breakdown = tables.rows("breakdown", rank)
-    compute_s = math.fsum(row["seconds"] for row in breakdown if "compute" in row["category"])
-    collectives_s = math.fsum(row["seconds"] for row in breakdown if row["category"] == COLLECTIVES)
+    seconds = {row["category"]: row["seconds"] for row in tables.rows("breakdown", rank)} if has_device else {}
+    compute_s = math.fsum(each for category, each in seconds.items() if "compute" in category)
     return Operations(
         count=math.fsum(row["count"] for row in operators if row["phase"] != INPUT),
         by_operator=sorted(({**row, "seconds": row[key] or 0.0} for row in operators), key=lambda row: -row["seconds"]),
         busy_s=compute_s if has_device else None,
-        communicating_s=collectives_s if has_device else 0.0,
+        communicating_s=seconds.get(COLLECTIVES, 0.0),
+        copying_s=math.fsum(seconds.get(category, 0.0) for category in (D2H, D2D, H2D)),
+        uploading_s=seconds.get(H2D, 0.0),
         layout_s=math.fsum(row["total_s"] for row in tables.rows("kernels", rank) if converts_layout(row["kernel"])),
         is_tf32=any(row["dtype"] == TF32 for row in tables.rows("roofline", rank)),
-        is_distorted=tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
+        is_distorted=not has_device and tables.distortion.get(rank, 1.0) > MAX_DISTORTION,
     )
 
 
@@ -150,6 +157,11 @@ class Evidence:
         A rank that is ahead of others waits for them inside a collective, so the rank with the fewest seconds shows this best.
         """
         return min((one.communicating_s for one in self.operations), default=0.0)
+
+    @property
+    def copying_s(self) -> float:
+        """Seconds of a step in which a GPU only copies or fills memory, on the rank with the fewest; 0 if unknown."""
+        return min((one.copying_s for one in self.operations), default=0.0)
 
     @property
     def alone_s(self) -> float | None:

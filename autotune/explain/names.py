@@ -15,8 +15,8 @@ BITS_16, BITS_32, BITS_UNKNOWN = "compute_16bit", "compute_32bit", "compute_unkn
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 COLLECTIVE = re.compile(
-    r"^nccl|^rccl|ncclDevKernel|ncclKernel|multimem_\w*(reduce|gather)|cross_device_reduce|(one|two)shot_all_reduce|"
-    r"^(nccl|gloo|mpi|ucc|xccl):|^c10d::"
+    r"^nccl|^rccl|ncclDevKernel|ncclKernel|multimem_\w*(reduce|gather)|cross_device_reduce|(?i:(one|two)_?shot_?all_?reduce)|"
+    r"deep_ep::|nvshmem|^(nccl|gloo|mpi|ucc|xccl):|^_?c10d(_functional\w*)?::"
 )
 LAUNCH = re.compile(r"^(cuda|cu|hip)\w*(Launch\w*|Mem(cpy|set)\w*Async)|^(cuda|hip)GraphLaunch")
 SYNCHRONISE = re.compile(r"^(cuda|cu|hip)\w*Synchronize|^(cuda|hip)Mem(cpy|set)$|^hipMemcpyWithStream$")
@@ -25,7 +25,8 @@ _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")
 
 _NAMED_16 = re.compile(
-    r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)",
+    r"bf16|bfloat16|fp16|(?<![a-z0-9])f16|f16f16|half|hgemm|hmma|h884|h1688|h16816|fp8|e4m3|e5m2|_f16|flash_(fwd|bwd)|"
+    r"nvjet_(sm\d+_)?[hoqt]",  # cuBLAS: the letters are the types of the inputs (fp16, fp4, fp8, bf16), of sums and outputs
     re.IGNORECASE,
 )
 _NAMED_32 = re.compile(r"sgemm|s1688|dgemm|f32f32|tf32|tfloat32|\bfloat\b|\bdouble\b|fp32|scudnn|_f32|cgemm", re.IGNORECASE)
@@ -35,8 +36,8 @@ _TYPES_32 = ("float", "double")
 # Kernels on Tensor Cores: substrings from torch_tb_profiler's tensor_core.py and XProf's kernel_stats_utils.cc, then
 # substrings for Hopper and for attention.
 _TENSOR_CORE = re.compile(
-    r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|wgmma|nvjet|tcgen05|flash_fwd|flash_bwd|fmha_cutlass|"
-    r"cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
+    r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|gmma|tmaumma|nvjet|tcgen05|flash_fwd|flash_bwd|"
+    r"FlashAttn(Fwd|Bwd)Sm|fmha_cutlass|cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
 )  # fmt: skip
 # Matrix products and convolutions that run on CUDA cores although Tensor Cores could do them.
 _CUDA_CORES = re.compile(
@@ -49,17 +50,17 @@ _NO_MATRIX = re.compile(
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
     r"all_reduce|cublasLt::epilogue|triton_(poi|per|red)_", re.IGNORECASE,
 )  # fmt: skip
-_MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_\w*(mm|conv)", re.IGNORECASE)
+_MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_", re.IGNORECASE)
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)  # kernels that only convert images between layouts
 
 _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("compiled", r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|^triton_|cpp_fused|inductor_wrapper_call"),
-    ("collective", r"^c10d::|^(gloo|nccl|mpi|ucc):|record_param_comms"),
-    ("attention", r"scaled_dot_product|flash_attention|_attention"),
+    ("collective", r"^_?c10d(_functional\w*)?::|^(gloo|nccl|mpi|ucc|xccl):|record_param_comms"),
+    ("attention", r"scaled_dot_product|flash_attention|_attention|::_?flash_attn|^flash_attn\w*::|^xformers_flash::"),
     ("convolution", r"::\w*conv(olution|\dd|_|$)|thnn_conv|slow_conv"),
     ("matmul", r"::(_?addmm\w*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|matmul|\w*linear\w*|einsum|_int_mm|_scaled_mm|"
-               r"_grouped_mm|mm_out|_mm)$"),
+               r"_grouped_mm|_scaled_grouped_mm|mm_out|_mm|_cudnn_rnn\w*|mkldnn_rnn_layer\w*)$"),
     ("normalisation", r"batch_norm|layer_norm|group_norm|instance_norm|rms_norm"),
     ("pooling", r"pool"),
     ("loss", r"loss|cross_entropy|log_softmax|nll_"),

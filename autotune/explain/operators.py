@@ -20,6 +20,7 @@ from autotune.plain_text import one_line
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
 LAUNCH_BOUND = "launch"  # the host takes longer to launch an operator than the device takes to run it
+LEAST_UNKNOWN_FRAC = 0.01  # there is a note if at least this share of the device's seconds belongs to no operator
 
 COLUMNS = {
     "rank": "rank of the process",
@@ -33,7 +34,7 @@ COLUMNS = {
     "host_total_s": "host seconds per step in the operator and all that it calls",
     "device_self_s": "seconds per step of the kernels that it launches itself",
     "device_total_s": "seconds per step of all kernels launched in it",
-    "share_frac": "share of the device's busy time; on the CPU, share of the host's time in operators",
+    "share_frac": "share of the seconds of all that the device does; on the CPU, share of the host's time in operators",
     "cumulative_frac": "sum of share_frac over this row and all rows before it",
     "flops": "FLOPs per step",
     "bytes": "minimum bytes that it reads and writes per step",
@@ -54,6 +55,7 @@ class Operators:
         device_self_s, device_total_s: seconds of the kernels that each call launched itself, and of all kernels launched in it.
         is_tf32: whether each call itself launched a kernel that computes in TF32.
         num_steps: number of steps in the trace.
+        unknown_s: seconds of the kernels in the steps that no known operator launched, such as those of a CUDA graph.
     """
 
     places: Ints
@@ -64,6 +66,7 @@ class Operators:
     device_total_s: Floats
     is_tf32: Mask
     num_steps: int
+    unknown_s: float = 0.0
 
     def a_step(self, work: Floats) -> float | None:
         """Returns the sum of `flops` or `num_bytes` over the calls of a step; None if all of them are unknown."""
@@ -94,6 +97,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
         device_total_s=device_total[places],
         is_tf32=is_tf32[places],
         num_steps=max(1, len(trace.steps())),
+        unknown_s=float(trace.seconds[host.device[~known & _within(trace.starts_s[host.device], trace.steps())]].sum()),
     )
 
 
@@ -125,7 +129,8 @@ def operator_rows(
     phases = _main_phases(host, found, num_groups)
     firsts = np.full(num_groups, -1)
     firsts[found.groups[::-1]] = events[::-1]
-    shares, in_tf32 = measured / (float(measured.sum()) or 1.0), a_step(found.is_tf32.astype(float))
+    whole_s = float(measured.sum()) + found.unknown_s / steps
+    shares, in_tf32 = measured / (whole_s or 1.0), a_step(found.is_tf32.astype(float))
     order = np.lexsort((-host_self, -measured))[:MAX_ROWS]
     rows = []
     for group, cumulative in zip(order.tolist(), np.cumsum(shares[order]).tolist(), strict=True):
@@ -143,8 +148,14 @@ def operator_rows(
             "cumulative_frac": cumulative,
         }
         rows.append(_with_bound(row, has_device=trace.has_device, peaks=peaks, is_tf32=in_tf32[group] > 0))
-    left_out = num_groups - len(rows)
-    return rows, [f"{left_out:,} shorter operators are left out"] if left_out > 0 else []
+    return rows, _notes(num_groups - len(rows), found.unknown_s / steps / whole_s if whole_s else 0.0)
+
+
+def _notes(num_left_out: int, unknown_frac: float) -> list[str]:
+    notes = [f"{num_left_out:,} shorter operators are left out"] if num_left_out > 0 else []
+    if unknown_frac >= LEAST_UNKNOWN_FRAC:
+        notes.append(f"{unknown_frac:.0%} of the device's seconds were launched by no known operator, as by a CUDA graph")
+    return notes
 
 
 def shapes_text(arguments: dict[str, Any]) -> str:

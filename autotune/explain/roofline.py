@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.explain.names import BITS_32, NO, YES
 from autotune.explain.table import Row, quotient
-from autotune.harness.explain.documents import BYTES
+from autotune.harness.explain.documents import BYTES, NARROW
 
 T = 1e12
 G = 1e9
@@ -63,8 +63,9 @@ class Roof:
     """The time that a piece of work would take at the device's peaks.
 
     Attributes:
-        bound: "compute" or "memory", whichever alone would take longer; "" if neither is known.
-        least_s: seconds that the work would take at the peaks; None if unknown.
+        bound: "compute" or "memory", whichever alone would take longer; "" if neither is known, or if the work has FLOPs but the
+            peak of their dtype is unknown.
+        least_s: seconds that the work would take at the known peaks; None if unknown.
     """
 
     bound: str = ""
@@ -84,7 +85,8 @@ def roof(flops: float | None, num_bytes: float | None, peak_flops_per_s: float |
     moving = num_bytes / peaks.bytes_per_s if num_bytes is not None and peaks and peaks.bytes_per_s else 0.0
     if not computing and not moving:
         return Roof()
-    return Roof(bound="compute" if computing >= moving else "memory", least_s=max(computing, moving))
+    bound = "" if flops and not computing else "compute" if computing >= moving else "memory"
+    return Roof(bound=bound, least_s=max(computing, moving))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,28 +179,37 @@ def documented_peaks(device_name: str) -> Peaks | None:
 def measured_peaks(found: Mapping[str, float]) -> Peaks | None:
     """Returns the peaks that a pass measured, as in `documents.Traced.peaks`; None if it measured none."""
     flops = {dtype: value for dtype, value in found.items() if dtype != BYTES}
-    return Peaks(flops_per_s=flops, bytes_per_s=found.get(BYTES), source="measured") if found else None
+    return Peaks(flops_per_s=_with_float16(flops), bytes_per_s=found.get(BYTES), source="measured") if found else None
+
+
+def _with_float16(flops_per_s: dict[str, float]) -> dict[str, float]:
+    """Returns the peaks with that of float16, which is the same as that of bfloat16 where both are fast."""
+    known = flops_per_s.get(NARROW)
+    return flops_per_s if known is None else {"float16": known, **flops_per_s}
 
 
 def _of(source: str, gb_per_s: float, float32: float, **tflops: float) -> Peaks:
     """Returns peaks from a data sheet's units: TFLOPS without sparsity, and GB/s."""
     flops = {"float32": float32 * T, **{dtype: value * T for dtype, value in tflops.items()}}
-    if "bfloat16" in flops:
-        flops.setdefault("float16", flops["bfloat16"])
-    return Peaks(flops_per_s=flops, bytes_per_s=gb_per_s * G, source=source)
+    return Peaks(flops_per_s=_with_float16(flops), bytes_per_s=gb_per_s * G, source=source)
 
 
 # These are dense rates: if a data sheet gives only the rate "with sparsity", half of it is used. The first pattern that matches
 # counts, so special names come before general ones.
 _DOCUMENTED: tuple[tuple[str, Peaks], ...] = (
-    (r"\bB300\b", _of("NVIDIA Blackwell Ultra data sheet (2025)", 8000, 80, tf32=1250, bfloat16=2500, float8=5000)),
-    (r"\bG?B200\b", _of("NVIDIA Blackwell (HGX B200) data sheet (2024)", 8000, 80, tf32=1125, bfloat16=2250, float8=4500)),
+    (r"\bGB300\b", _of("NVIDIA GB300 NVL72 data sheet (2025)", 8000, 80, tf32=1250, bfloat16=2500, float8=5000)),
+    (r"\bB300\b", _of("NVIDIA HGX B300 data sheet (2025)", 8000, 75, tf32=1125, bfloat16=2250, float8=4500)),
+    (r"\bGB200\b", _of("NVIDIA GB200 NVL72 data sheet (2024)", 8000, 80, tf32=1250, bfloat16=2500, float8=5000)),
+    (r"\bB200\b", _of("NVIDIA Blackwell (HGX B200) data sheet (2024)", 8000, 80, tf32=1125, bfloat16=2250, float8=4500)),
     (r"\bGH200\b.*144|GH200.*HBM3e", _of("NVIDIA GH200 data sheet", 4900, 67, tf32=494, bfloat16=990, float8=1979)),
     (r"\bGH200\b", _of("NVIDIA GH200 data sheet", 4000, 67, tf32=494, bfloat16=990, float8=1979)),
     (r"\bH200 NVL\b", _of("NVIDIA H200 data sheet", 4800, 60, tf32=418, bfloat16=836, float8=1671)),
     (r"\bH200\b", _of("NVIDIA H200 data sheet", 4800, 67, tf32=494, bfloat16=989, float8=1979)),
     (r"\bH100 NVL\b", _of("NVIDIA H100 NVL product brief", 3938, 60, tf32=418, bfloat16=835, float8=1671)),
-    (r"\bH100\b.*PCIe", _of("NVIDIA H100 architecture white paper, table 2", 2039, 51.2, tf32=378, bfloat16=756, float8=1513)),
+    (
+        r"\bH[18]00\b.*PCIe",  # an H800 differs from an H100 only in its links
+        _of("NVIDIA H100 architecture white paper, table 2", 2039, 51.2, tf32=378, bfloat16=756, float8=1513),
+    ),
     (r"\bH100\b", _of("NVIDIA H100 architecture white paper, table 2", 3352, 66.9, tf32=494.7, bfloat16=989.4, float8=1978.9)),
     (r"\bH800\b", _of("NVIDIA H800 data sheet", 3352, 66.9, tf32=494.7, bfloat16=989.4, float8=1978.9)),
     (r"\bH20\b", _of("NVIDIA H20 data sheet", 4000, 44, tf32=74, bfloat16=148, float8=296)),

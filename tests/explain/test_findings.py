@@ -13,7 +13,19 @@ from autotune.explain.gains import Gain, gain_of_part
 from autotune.explain.table import Table
 from autotune.explain.tables import Tables
 from autotune.explained import WITHOUT
-from autotune.harness.explain.documents import BACKWARD, FORWARD, INPUT, MAIN, OPTIMIZER, OTHER, WORKER, Compiled
+from autotune.explain.findings.restarts import PERSISTENT
+from autotune.harness.explain.documents import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    MAIN,
+    OPTIMIZER,
+    OTHER,
+    TRANSFER,
+    WORKER,
+    Compiled,
+    Restarts,
+)
 from autotune.knobs.base import HostContext
 from tests.explain import made
 
@@ -422,7 +434,7 @@ def test_many_small_operators_are_launch_bound():
 
 def test_finding_for_many_small_operators_reports_the_idle_time_of_the_gpu():
     seen = made.evidence(made.lines(FORWARD_LINE), host_context=GPU, operations=[Operations(count=9000, busy_s=0.02)])
-    assert top(seen).evidence == "9000 operators per step; the GPU computes nothing for 80.0 ms of a step's 100 ms (80 %)"
+    assert top(seen).evidence == "9000 operators per step; the GPU waits for the host for 80.0 ms of a step's 100 ms (80 %)"
 
 
 def test_many_small_operators_without_a_setting_to_change_get_code_advice():
@@ -497,7 +509,7 @@ def test_a_gpu_that_communicates_is_not_launch_bound():
     assert both["logging in the step"].gain.high == pytest.approx(1 / 0.9 - 1)  # hidden, except for 10 ms
     other = of(0.06, 0.001)  # rank 0 waits for rank 1, which waits for its host
     seen = other["launch-bound"].evidence
-    assert seen == "9 operators per step; the GPU neither computes nor communicates for 69.0 ms of a step's 100 ms (69 %)"
+    assert seen == "9 operators per step; the GPU waits for the host for 69.0 ms of a step's 100 ms (69 %)"
     assert "32-bit arithmetic" not in other
 
 
@@ -509,11 +521,12 @@ def test_exposed_collectives_of_a_trace_are_time_in_which_the_gpu_communicates()
     def of(device_self_s):
         operators = [{**row, "device_self_s": device_self_s}]
         rows = {"operators": operators, "breakdown": breakdown}
-        (one,) = operations_of(Tables(tables={name: Table(name=name, title="", columns={}, rows=rows[name]) for name in rows}))
-        return one.busy_s, one.communicating_s
+        tables = {name: Table(name=name, title="", columns={}, rows=rows[name]) for name in rows}
+        (one,) = operations_of(Tables(tables=tables, distortion={0: 2.0}))
+        return one.busy_s, one.communicating_s, one.copying_s, one.uploading_s, one.is_distorted
 
-    assert of(0.03) == (0.03, 0.06)
-    assert of(None) == (None, 0.0)  # on a CPU, the training thread runs the collectives
+    assert of(0.03) == (0.03, 0.06, 0.001, 0.001, False)  # a profiler slows the host, not the GPU
+    assert of(None) == (None, 0.0, 0.0, 0.0, True)  # on a CPU, the training thread runs the collectives
 
 
 def test_layout_conversions_lead_to_the_advice_of_channels_last():
@@ -673,6 +686,29 @@ def test_gain_of_a_blocking_copy_is_limited_by_the_idle_time_of_the_gpu():
     assert gain(None).high == pytest.approx(4.0)
 
 
+def test_a_gpu_that_copies_is_not_launch_bound_and_copies_it_waits_for_are_found():
+    """ResNet-18 in 16 bits on an H100 takes about as long to copy a batch of float32 images as to compute with it."""
+    line = made.line("images = images.to(device, non_blocking=True)", 0.001, phase=TRANSFER)
+    domains = {"compile.mode": ["off", "default"], "loader.device_prefetch": [False, True]}
+
+    def of(copying_s, *, knobs=None, syncs=()):
+        busy = Operations(count=9, busy_s=0.03, copying_s=copying_s, uploading_s=copying_s)
+        given = {"host_context": GPU, "domains": domains, "knobs": knobs or {"loader.pin_memory": True}}
+        return found(made.evidence(made.lines(line, FORWARD_LINE, syncs=list(syncs)), operations=[busy], **given))
+
+    assert [one.cause for one in of(0.0)] == ["launch-bound"]
+    (finding,) = of(0.06)
+    assert (finding.cause, finding.where, finding.knob) == ("exposed copies", "train.py:10", "loader.device_prefetch")
+    assert finding.evidence == "the GPU only copies from the host for 60.0 ms of a step's 100 ms (60 %)"
+    assert finding.gain.high == pytest.approx(1 / 0.7 - 1)  # they can be hidden only while the GPU computes
+    (finding,) = of(0.06, knobs={"loader.pin_memory": True, "loader.device_prefetch": True})
+    assert finding.knob == ""
+    assert "fewer bytes" in finding.code
+    waited = of(0.06, syncs=[made.site("copy", 1, 0.06, at=line)])
+    assert [one.cause for one in waited] == ["synchronous copies"]
+    assert waited[0].gain.high == pytest.approx(1 / 0.4 - 1)
+
+
 def test_fragmentation_is_found_if_memory_is_full_and_a_larger_batch_would_help():
     def of(busy_s=0.05, **more):
         document = {"device": "cuda", "peak_bytes": 7 * 10**9, "capacity_bytes": 10**10, "fragmentation_frac": 0.3, **more}
@@ -748,7 +784,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 26
+    assert len(RULES) == 28
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
@@ -993,6 +1029,46 @@ def test_the_time_that_a_sampler_takes_is_not_a_cost_of_the_samples():
     every = {one.cause: one.gain for one in found(made.evidence(made.lines(FORWARD_LINE, **given), domains=DOMAINS))}
     assert every["slow augmentation"].mid == pytest.approx(1 / (1 - 32 * 0.0004 / 0.1) - 1)
     assert every["too few workers"].high == pytest.approx(1 / (1 - 0.016 / 0.1) - 1)
+
+
+def test_gpus_without_fast_bfloat16_get_the_advice_of_fp16():
+    row = {"operator": "aten::mm", "kind": "matmul", "phase": "forward", "count": 9.0, "seconds": 0.08, "dtype": "float32"}
+
+    def of(domain, host):
+        given = {"operations": [Operations(count=9, by_operator=[row], busy_s=0.1)], "domains": {"precision.amp": domain}}
+        documents = made.lines(FORWARD_LINE, BACKWARD_LINE)
+        every = found(made.evidence(documents, knobs={"precision.amp": "off"}, host_context=host, **given))
+        return [one.value for one in every if one.cause == "32-bit arithmetic"]
+
+    assert of(["off", "fp16"], GPU) == ["fp16"]  # a V100, or a T4
+    assert of(["off", "bf16", "fp16"], GPU) == ["bf16"]
+    assert of(["off", "fp16"], made.HOST) == []
+
+
+def restarted(**more):
+    seen = {"count": 4, "start_s": 0.4, "first_s": 1.2, "end_s": 0.4, "num_remade": 0, "steps_per_epoch": 10, **more}
+    documents = made.lines(FORWARD_LINE, num_workers=1, stages=(made.stage("item", 0.003),), restarts=Restarts(**seen))
+    return made.evidence(documents, domains={"loader.persistent_workers": [False, True]})
+
+
+def test_workers_started_anew_for_each_short_epoch_are_found():
+    """50 steps of 100 ms with four starts of 0.5 s, of which the first batch of 32 samples takes a worker 0.096 s anyway."""
+    (finding,) = found(restarted())
+    assert (finding.cause, finding.where, finding.knob) == ("restarted workers", "DataLoader, num_workers=1", PERSISTENT)
+    assert finding.evidence == (
+        "new workers for each epoch of 10 steps: 100 ms to start them, 300 ms until the first batch, 100 ms to end them"
+    )
+    step_s = 0.1 - 4 * 0.5 / 50 + 0.5 / 10
+    saved_s = (0.5 - 0.096) / 10
+    assert finding.gain.mid == pytest.approx(step_s / (step_s - saved_s) - 1)
+    assert finding.gain.low < finding.gain.mid < finding.gain.high == pytest.approx(step_s / (step_s - 0.05) - 1)
+
+
+def test_rare_starts_of_workers_and_those_of_new_loaders_are_told_apart():
+    assert found(restarted(steps_per_epoch=1000)) == []  # the observed steps contain more starts than most steps do
+    (finding,) = found(restarted(num_remade=4))
+    assert (finding.knob, finding.code.partition(",")[0]) == ("", "make the DataLoader once")
+    assert found(made.evidence(made.lines(FORWARD_LINE, num_workers=1))) == []
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", ["32-bit arithmetic"]), ("float64", []), ("bfloat16", [])])

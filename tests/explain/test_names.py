@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.explain.names import copy_kind, operator_kind, tensor_core_eligible, tensor_core_used, width_of
+from autotune.explain.names import COLLECTIVE, copy_kind, operator_kind, tensor_core_eligible, tensor_core_used, width_of
 
 KERNELS = [  # name, launching operator, used, eligible, width
     ("ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", "aten::mm", "yes", "yes", "compute_16bit"),
@@ -27,6 +27,16 @@ KERNELS = [  # name, launching operator, used, eligible, width
     ("void cublasLt::epilogue::impl::globalKernel<8, 32, float>(int)", "aten::addmm", "no", "no", "compute_32bit"),
     ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "record_param_comms", "no", "no", "compute_16bit"),
     ("triton_poi_fused_relu_0", "", "no", "no", "compute_unknown"),
+    ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NNT", "", "yes", "yes", "compute_16bit"),
+    ("nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", "", "yes", "yes", "compute_16bit"),
+    ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", "", "yes", "yes", "compute_16bit"),
+    ("nvjet_sm90_sss_128x256_TNT", "", "yes", "yes", "compute_unknown"),
+    ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
+     "cutlass::bfloat16_t>>>", "flash_attn_3::fwd", "yes", "yes", "compute_16bit"),
+    ("void cutlass::device_kernel<GemmUniversal<MainloopSm90TmaGmmaWarpSpecialized, float_e4m3_t, Copy_Atom>>", "", "yes",
+     "yes", "compute_16bit"),
+    ("triton_tem_fused_flex_attention_backward_2", "", "unknown", "yes", "compute_unknown"),
+    ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "", "no", "no", "compute_16bit"),
     ("my_own_kernel", "", "unknown", "unknown", "compute_unknown"),
     ("my_own_kernel", "aten::mm", "unknown", "yes", "compute_unknown"),
     ("my_own_kernel", "mylib::op", "unknown", "no", "compute_unknown"),
@@ -60,13 +70,28 @@ def test_precision_comes_from_the_operator_types_if_the_kernel_name_lacks_it(typ
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"), ("aten::native_layer_norm", "normalisation"),
         ("aten::max_pool2d_with_indices", "pooling"), ("aten::nll_loss_forward", "loss"), ("aten::copy_", "copy and layout"),
         ("aten::add_", "elementwise"), ("aten::sum", "reduction"), ("AddmmBackward0", "autograd"),
-        ("c10d::allreduce_", "collective"), ("aten::item", "copy and layout"),
+        ("c10d::allreduce_", "collective"), ("aten::item", "copy and layout"), ("_c10d_functional::wait_tensor", "collective"),
+        ("_c10d_functional::reduce_scatter_tensor", "collective"), ("aten::_cudnn_rnn_backward", "matmul"),
+        ("flash_attn::_flash_attn_backward", "attention"), ("flash_attn_3::fwd", "attention"),
         ("Torch-Compiled Region: 0/0", "compiled"), ("mylib::op", "custom operator"), ("aten::native_dropout", "random"),
         ("aten::embedding", "embedding and indexing"),
     ],
 )  # fmt: skip
 def test_operators_are_classified_by_what_they_compute(operator: str, kind: str) -> None:
     assert operator_kind(operator) == kind
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", "multimem_all_reduce_kernel",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "oneShotAllReduceKernel<4>",
+        "void deep_ep::intranode::combine<__nv_bfloat16, 8>", "void vllm::cross_device_reduce_1stage<__half, 8>",
+    ],
+)  # fmt: skip
+def test_kernels_that_communicate_are_recognised(kernel: str) -> None:
+    assert COLLECTIVE.search(kernel)
+    assert not COLLECTIVE.search("void at::native::reduce_kernel<512, 1>")
 
 
 def test_copies_are_classified_by_direction() -> None:

@@ -12,7 +12,7 @@ from autotune.explain.host import host_of
 from autotune.explain.kernels import COLUMNS as KERNEL_COLUMNS
 from autotune.explain.kernels import kernel_rows
 from autotune.explain.operators import COLUMNS, operator_rows, operators_of
-from autotune.explain.roofline import Peaks, documented_peaks, roof
+from autotune.explain.roofline import Peaks, documented_peaks, measured_peaks, roof
 from tests.explain.kineto import ALL_REDUCE, GEMM, GEMM_16, Kineto
 
 A100 = documented_peaks("NVIDIA A100-SXM4-80GB")
@@ -42,7 +42,22 @@ def test_a_kernel_belongs_to_the_innermost_operator_that_launched_it(tmp_path: P
     assert rows["aten::addmm"]["flops"] == 2 * 64 * 32 * 16
     assert rows["aten::linear"]["flops"] is None
     assert rows["aten::addmm"]["phase"] == "forward"
-    assert rows["aten::addmm"]["share_frac"] == 1
+    assert rows["aten::addmm"]["share_frac"] == pytest.approx(8 / 9)  # of all that the device does
+
+
+def test_kernels_of_a_cuda_graph_belong_to_no_operator_but_count_in_the_whole(tmp_path: Path) -> None:
+    made = Kineto()
+    made.step(1, 0, 20)
+    made.operator("aten::copy_", 1, 1, [[64, 64], [64, 64]], ["float"] * 2)
+    made.kernel("vectorized_elementwise_kernel", 2, 1, launched=1.5)
+    made.add("cuda_runtime", "cudaGraphLaunch", 3, 0.1, correlation=99)
+    for start in (4, 8):
+        made.kernel(GEMM_16, start, 4.5 - 0.5 * (start == 8), correlation=99)
+    trace = made.trace(tmp_path)
+    host = host_of(trace)
+    rows, notes = operator_rows(trace, host, operators_of(trace, host))
+    assert [(row["operator"], row["share_frac"]) for row in rows] == [("aten::copy_", pytest.approx(1 / 9.5))]
+    assert notes == ["89% of the device's seconds were launched by no known operator, as by a CUDA graph"]
 
 
 def test_work_counts_for_the_call_that_autocast_makes_in_16_bits(tmp_path: Path) -> None:
@@ -81,6 +96,8 @@ def test_bound_of_an_operator_follows_from_the_peaks_of_the_device(tmp_path: Pat
     assert rows["aten::mm"]["roofline_frac"] == pytest.approx(2 * 8192**3 / 312e12 / 5e-3)
     assert rows["aten::mul"]["bytes"] == 3 * 2 * 8192**2
     assert by_name(made, tmp_path, peaks=None)["aten::mm"]["bound"] == ""
+    volta = by_name(made, tmp_path, peaks=documented_peaks("Tesla V100-SXM2-16GB"))["aten::mm"]
+    assert volta["bound"] == ""  # it has no documented peak in bfloat16, so the product only seemed to be bound by memory
 
 
 def test_operators_are_compared_with_the_peak_for_the_precision_of_their_kernels(tmp_path: Path) -> None:
@@ -210,7 +227,8 @@ def test_occupancy_that_kineto_could_not_estimate_is_unknown_and_not_zero(
         ("NVIDIA H200", 989e12, 4800e9), ("NVIDIA B200", 2250e12, 8000e9), ("NVIDIA A100-SXM4-40GB", 312e12, 1555e9),
         ("NVIDIA A100-SXM4-80GB", 312e12, 2039e9), ("NVIDIA A100 80GB PCIe", 312e12, 1935e9), ("NVIDIA L4", 121e12, 300e9),
         ("NVIDIA L40S", 362e12, 864e9), ("NVIDIA A10G", 70e12, 600e9), ("NVIDIA GeForce RTX 4090", 165.2e12, 1008e9),
-        ("Tesla T4", None, 320e9), ("Tesla V100-SXM2-16GB", None, 900e9),
+        ("Tesla T4", None, 320e9), ("Tesla V100-SXM2-16GB", None, 900e9), ("NVIDIA GB200", 2500e12, 8000e9),
+        ("NVIDIA B300 SXM6 AC", 2250e12, 8000e9), ("NVIDIA GB300", 2500e12, 8000e9), ("NVIDIA H800 PCIe", 756e12, 2039e9),
     ],
 )  # fmt: skip
 def test_documented_peaks_are_found_by_the_device_name_of_the_driver(
@@ -232,6 +250,17 @@ def test_documented_peaks_are_found_by_the_device_name_of_the_driver(
 )  # fmt: skip
 def test_an_unknown_device_has_no_documented_peaks(name: str) -> None:
     assert documented_peaks(name) is None
+
+
+def test_the_measured_peak_of_bfloat16_is_that_of_float16_unless_this_was_measured() -> None:
+    def of(**found: float) -> float | None:
+        peaks = measured_peaks(found)
+        assert peaks is not None
+        return peaks.of("float16")
+
+    assert of(float32=1e13, bfloat16=8e13) == 8e13
+    assert of(float32=1e13, float16=4e13) == 4e13  # a GPU older than Ampere
+    assert of(float32=1e13) is None
 
 
 def test_the_roof_is_unknown_without_peaks() -> None:

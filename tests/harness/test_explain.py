@@ -92,6 +92,21 @@ def test_page_faults_are_counted_unless_the_program_evaluates(trial: Trial) -> N
     assert document(explain(trial, LINES, "evaluate"), LINES)["page_faults"] is None
 
 
+def test_new_workers_for_each_epoch_are_timed_unless_they_live_on(trial: Trial) -> None:
+    found = document(explain(trial, LINES, "epochs", "workers"), LINES)
+    seen = found["restarts"]
+    assert seen["count"] >= 1
+    assert (seen["num_remade"], seen["steps_per_epoch"]) == (0, 4)
+    assert min(seen["start_s"], seen["first_s"], seen["end_s"]) > 0
+    assert seen["start_s"] + seen["first_s"] + seen["end_s"] <= 1.01 * found["phases_s"]["input"] * found["steps"]
+    remade = document(explain(trial, LINES, "epochs", "workers", "remade"), LINES)["restarts"]
+    assert remade["num_remade"] == remade["count"]
+    kept = explain(trial, LINES, "epochs", "workers", knobs={"loader.persistent_workers": True})
+    assert document(kept, LINES)["restarts"] is None
+    evaluated = explain(trial, LINES, "epochs", "workers", "evaluate")  # the steps with an evaluation do not count
+    assert document(evaluated, LINES)["restarts"] is None
+
+
 def test_work_of_workers_is_reported_by_stage_and_line(trial: Trial) -> None:
     found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}

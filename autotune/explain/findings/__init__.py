@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import compiling, debugging, device, host, memory, pipeline, ranks
+from autotune.explain.findings import compiling, copies, debugging, device, host, memory, pipeline, products, ranks, restarts
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
@@ -18,7 +18,9 @@ RULES: dict[str, Rule] = {
     pipeline.AUGMENTATION: partial(pipeline.stage_costs, cause=pipeline.AUGMENTATION),
     pipeline.COLLATING: partial(pipeline.stage_costs, cause=pipeline.COLLATING),
     pipeline.WORKERS: pipeline.too_few_workers,
-    "synchronous copies": host.synchronous_copies,
+    restarts.CAUSE: restarts.restarted_workers,
+    "synchronous copies": copies.synchronous_copies,
+    "exposed copies": copies.exposed_copies,
     host.ITEM: partial(host.costs, cause=host.ITEM),
     host.LOGGING: partial(host.costs, cause=host.LOGGING),
     host.METRICS: partial(host.costs, cause=host.METRICS),
@@ -28,9 +30,9 @@ RULES: dict[str, Rule] = {
     "memory-bound operators": device.memory_bound,
     "recompilation": compiling.recompilation,
     "graph breaks": compiling.graph_breaks,
-    "32-bit arithmetic": device.low_precision,
-    "layout conversions": device.layout_conversions,
-    "unaligned products": device.unaligned_products,
+    "32-bit arithmetic": products.low_precision,
+    "layout conversions": products.layout_conversions,
+    "unaligned products": products.unaligned_products,
     "unfused optimizer": device.unfused_optimizer,
     "padding": device.padded_tokens,
     "communication": ranks.communication,
@@ -41,7 +43,7 @@ RULES: dict[str, Rule] = {
     debugging.ANOMALY: debugging.anomaly_detection,
 }
 # Causes that are, or may be, in the input itself. All others are in the work of the step, which the loader may hide.
-OF_INPUT = {*pipeline.CAUSES, "rank skew"}
+OF_INPUT = {*pipeline.CAUSES, restarts.CAUSE, "rank skew"}
 
 
 def found(evidence: Evidence) -> list[Finding]:

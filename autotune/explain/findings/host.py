@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.explain.evidence import Evidence
+from autotune.explain.findings.device_time import idle_s
 from autotune.explain.findings.finding import Finding, Without
 from autotune.explain.gains import Saved
 from autotune.explain.places import file_of, is_in_inner_loop, is_tensor_work
@@ -56,7 +57,6 @@ COMPREHENSIONS = re.compile(r"(\.<locals>\.<(genexpr|listcomp|setcomp|dictcomp)>
 MODULE = "<module>"  # `Line.function` of lines outside of functions
 LOOP_FRAC = 0.9  # a function that takes a larger share of a step contains the training loop
 REMAINING = (0.4, 0.1, 0.0)  # share of a cost that its remedy leaves: at most, usually, at least
-PINNED, NOT_WAITING = "loader.pin_memory", "loader.non_blocking"  # settings for copies to a GPU; the second needs the first
 CODE = {
     ITEM: "keep the values on the device, and fetch them all at once every N steps",
     LOGGING: "log every N steps, without flushing to the disk each time, or from another thread",
@@ -257,16 +257,9 @@ def _saved(evidence: Evidence, seconds: float, lines: Sequence[Line], *, share_e
     slowed_s = max(0.0, evidence.step_s - evidence.trial_step_s)  # what the pass adds to a step, most of it in Python
     least, most = max(0.0, seconds - error_s - slowed_s), seconds * (1 + FREED_FRAC) + error_s
     if evidence.is_cuda:  # the host may run ahead of the device
-        idle_s = min(_idle_s(evidence), _phases_s(evidence, lines))
-        return (0.0, min(seconds, idle_s), min(most, idle_s))
+        most_idle_s = min(idle_s(evidence), _phases_s(evidence, lines))
+        return (0.0, min(seconds, most_idle_s), min(most, most_idle_s))
     return (least, seconds, most)
-
-
-def _idle_s(evidence: Evidence) -> float:
-    """Returns the seconds of a step in which a GPU neither computes nor communicates; the whole step if that is not known."""
-    # `Lines.device_phases_s` does not show this, because a phase includes the wait for the phase's first kernel.
-    busy_s = max((one.busy_s for one in evidence.operations if one.busy_s is not None), default=0.0)
-    return max(0.0, evidence.step_s - busy_s - evidence.communicating_s)
 
 
 def _phases_s(evidence: Evidence, lines: Sequence[Line]) -> float:
@@ -276,26 +269,3 @@ def _phases_s(evidence: Evidence, lines: Sequence[Line]) -> float:
     """
     known = evidence.first.device_phases_s
     return math.fsum(known.get(phase, 0.0) for phase in {line.phase for line in lines}) if known and lines else math.inf
-
-
-def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
-    """Yields a finding for batches copied to the GPU while the host waits: from pageable memory, or without non_blocking."""
-    sites = [site for site in evidence.first.syncs if site.kind == "copy"]
-    seconds = math.fsum(site.seconds for site in sites)
-    if not (evidence.is_cuda and seconds):
-        return
-    top = max(sites, key=lambda site: site.seconds)
-    # A blocking copy first waits until the GPU has done all earlier work, which is not a cost of the copy.
-    most_s = min(seconds, _idle_s(evidence))
-    knob = NOT_WAITING if evidence.value(PINNED) else PINNED
-    can_set = evidence.may_set(knob, True)
-    yield Finding(
-        cause="synchronous copies",
-        where=evidence.place_of(top),
-        evidence=f"{evidence.of_step(seconds)} in copies to the GPU for which the host waits",
-        gain=evidence.gain(0.0, 0.7 * most_s, most_s, "bound"),
-        basis="seconds inside the copies, at most the seconds in which the GPU is idle; estimate not checked on a GPU yet",
-        code="" if can_set else "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)",
-        knob=knob if can_set else "",
-        value=True if can_set else None,
-    )

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings.device import BATCH, gain_of_larger_batch, idle_frac
+from autotune.explain.findings.device import BATCH, gain_of_larger_batch
+from autotune.explain.findings.device_time import idle_frac
 from autotune.explain.findings.finding import Finding
 from autotune.harness.explain.documents import Memory
 from autotune.harness.protocol import KEEPING

@@ -143,6 +143,27 @@ class Compiled:
 
 
 @dataclasses.dataclass
+class Restarts:
+    """Starts of new workers of the training loader in the observed steps, as at the beginning of an epoch.
+
+    Attributes:
+        count: number of starts, of all workers together.
+        start_s: seconds that the training thread spent starting them.
+        first_s: seconds that it waited for the first batch after each start.
+        end_s: seconds that it spent ending workers.
+        num_remade: starts of a DataLoader that was made since the last step.
+        steps_per_epoch: optimizer steps of the last epoch; 0 if unknown.
+    """
+
+    count: int = 0
+    start_s: float = 0.0
+    first_s: float = 0.0
+    end_s: float = 0.0
+    num_remade: int = 0
+    steps_per_epoch: int = 0
+
+
+@dataclasses.dataclass
 class Lines:
     """Result of the pass "lines".
 
@@ -169,6 +190,7 @@ class Lines:
             touches a page that was returned to the kernel and requested again. None if unknown, as in a pass with an
             evaluation.
         is_anomaly_mode: whether torch's anomaly detection was on in some of the steps.
+        restarts: starts of new loader workers within the steps; None if there were none.
     """
 
     rank: int
@@ -196,6 +218,7 @@ class Lines:
     is_stream: bool = False
     page_faults: Optional[float] = None
     is_anomaly_mode: bool = False
+    restarts: Optional[Restarts] = None
     schema: int = SCHEMA
 
 
@@ -208,8 +231,9 @@ class Traced:
         steps: number of profiled optimizer steps, not counting `left_out`; each step is a `ProfilerStep#` range in the trace.
         step_s: seconds of a step under the profiler.
         plain_step_s: seconds of a step before the profiler was started, in the same process; None if unknown.
-        peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" -> FLOPs
-            per second of a matrix product, "bytes" -> bytes per second of a copy. {} if they could not be measured.
+        peaks: measured in this rank after the steps, while the other ranks measured theirs: "float32" and "bfloat16" (on a GPU
+            older than Ampere: "float16") -> FLOPs per second of a matrix product, "bytes" -> bytes per second of a copy. {} if
+            they could not be measured.
         left_out: numbers of the ranges in which the program evaluated its model.
         notes: what could not be measured, for example because CUPTI was refused.
     """
@@ -242,8 +266,9 @@ class Memory:
         samples: work units of that step, in `unit`.
         products: times of that step's products with 32-bit inputs (matrix products, convolutions and, on the CPU, attention).
             They are timed one by one, those with the most FLOPs first, for about 2 s. "float32" and "bfloat16" -> seconds that
-            the timed products take in this type; "casts" -> seconds to convert their inputs to 16 bits; "timed_frac" -> FLOPs
-            of the timed products, divided by those of all. {} without such products, or if they could not be run (see `notes`).
+            the timed products take in this type (on a GPU older than Ampere, "bfloat16" stands for float16); "casts" -> seconds
+            to convert their inputs to 16 bits; "timed_frac" -> FLOPs of the timed products, divided by those of all. {} without
+            such products, or if they could not be run (see `notes`).
         padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
             positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.

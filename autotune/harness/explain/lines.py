@@ -14,6 +14,7 @@ from . import compiling, workers
 from .base import Pass, mean_step_s
 from .documents import LINES, MAIN, OTHER, Line, Lines, Stage
 from .marks import DevicePhases, Marks
+from .restarts import RestartTimer
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
 from .stages import Stages, stages_of
@@ -104,7 +105,9 @@ class LinesPass(Pass):
         self._device: Optional[DevicePhases] = DevicePhases(context.device_index) if context.device == "cuda" else None
         if self._device is not None:
             context.clock.open_window()  # waits for the device
-            marks.on_change, marks.on_step = self._device.note, self._device.step_begins
+            marks.on_change = self._device.note
+        self._restarts = RestartTimer(context)
+        marks.on_step = self._step_begins
         self._sampler = LineSampler(self._sources, self._interval_s(), self._phase, MAIN)
         self._syncs = SyncSites(context, marks, self._sources)
         self._collections = Collections(self._sampler)
@@ -122,10 +125,16 @@ class LinesPass(Pass):
         self._before, self._pages = self._now(), pages_touched()
         self._syncs.install()
         marks.install()
+        self._restarts.install()
         if self._device is not None:
             self._device.note(marks.now)
         self._began_s = time.perf_counter()
         self._sampler.start()
+
+    def _step_begins(self) -> None:
+        self._restarts.step_begins()
+        if self._device is not None:
+            self._device.step_begins()
 
     def _phase(self) -> str:
         self._is_anomaly_mode = self._is_anomaly_mode or self._is_detecting()
@@ -162,12 +171,14 @@ class LinesPass(Pass):
         self._left_out = (self._left_out[0] + samples, self._left_out[1] + wait_s)
         if self._device is not None:
             self._device.leave_out_step()
+        self._restarts.leave_out_step()
         self._marks.leave_out_step()
 
     def finish(self) -> Optional[Lines]:
         """See the base class."""
         self._sampler.stop()
         observed_s = time.perf_counter() - self._began_s
+        self._restarts.uninstall()
         self._marks.uninstall()
         self._syncs.uninstall()
         self._stages.uninstall()
@@ -214,6 +225,7 @@ class LinesPass(Pass):
             is_stream=training is not None and training.is_stream,
             page_faults=pages,
             is_anomaly_mode=self._is_anomaly_mode,
+            restarts=self._restarts.result(),
         )
 
     def _scale(self) -> Dict[str, float]:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
-from .documents import BYTES, NARROW, WIDE
+from .documents import BYTES, WIDE
 
 # Rows of the square matrices that are multiplied: doubled from LEAST_SIDE until a product takes ENOUGH_S, at most to MOST_SIDE.
 LEAST_SIDE, MOST_SIDE = 512, 8192
@@ -15,6 +15,7 @@ COPIED_BYTES = 64 << 20  # more than caches hold
 # On a GPU, the host queues about QUEUED_S of work, but at most MOST_QUEUED calls, and only then waits for the device.
 QUEUED_S, MOST_QUEUED = 0.001, 50
 MEASURED_S, MOST_CALLS = 0.03, 10  # a call (on a GPU, a queue of calls) is repeated for this long, at most this many times
+AMPERE = (8, 0)  # first compute capability with bfloat16 Tensor Cores
 
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
@@ -22,11 +23,19 @@ def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
     import torch
 
     with untouched(device, index):
-        found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, NARROW)}
+        found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, narrow_type(device))}
         source = torch.rand(COPIED_BYTES // 4, device=device)
         target = torch.empty_like(source)
         found[BYTES] = 2 * COPIED_BYTES / least_s(lambda: target.copy_(source), device)
     return found
+
+
+def narrow_type(device: str) -> str:
+    """Returns the 16-bit type that a device multiplies fast, if any. GPUs older than Ampere only emulate bfloat16."""
+    import torch
+
+    is_old = device == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < AMPERE
+    return "float16" if is_old else "bfloat16"
 
 
 def _flops_per_s(dtype: Any, device: str) -> float:

@@ -11,7 +11,7 @@ import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
-from .peaks import least_s, untouched
+from .peaks import least_s, narrow_type, untouched
 
 # Operators of ATen. Attention is timed only on a CPU. Without AMX, its backward pass is three times as slow there in 16 bits
 # (torch 2.14), which can cost more than all other products gain.
@@ -61,23 +61,26 @@ class Products:
 
 
 def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
+    import torch
+
     kept = LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
-    narrow = _narrowed(wide, kept)
+    dtype = getattr(torch, narrow_type(device))
+    narrow = _narrowed(wide, dtype, kept)
     return {
         WIDE: least_s(functools.partial(operator, *wide), device),
         NARROW: least_s(functools.partial(operator, *narrow), device),
-        CASTS: least_s(functools.partial(_narrowed, wide, kept), device),
+        CASTS: least_s(functools.partial(_narrowed, wide, dtype, kept), device),
     }
 
 
-def _narrowed(arguments: List[Any], kept: Optional[int]) -> List[Any]:
-    """Returns the arguments with their tensors in 16 bits, except the one at position `kept`."""
+def _narrowed(arguments: List[Any], dtype: Any, kept: Optional[int]) -> List[Any]:
+    """Returns the arguments with their tensors in a 16-bit type, except the one at position `kept`."""
     import torch
 
     def is_cast(place: int, each: Any) -> bool:
         return isinstance(each, torch.Tensor) and place != kept
 
-    return [each.to(torch.bfloat16) if is_cast(place, each) else each for place, each in enumerate(arguments)]
+    return [each.to(dtype) if is_cast(place, each) else each for place, each in enumerate(arguments)]
 
 
 def _described(argument: Any) -> Any:

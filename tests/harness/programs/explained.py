@@ -67,8 +67,13 @@ def main():
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
     model = torch.nn.parallel.DistributedDataParallel(model) if "ranks" in WORDS else model
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    loader = DataLoader(Pictures(), batch_size=512 if "wide" in WORDS else 8, num_workers=2 if "workers" in WORDS else 0)
-    batches = (batch for _ in range(1000) for batch in loader) if "epochs" in WORDS else loader
+
+    def make():
+        return DataLoader(Pictures(), batch_size=512 if "wide" in WORDS else 8, num_workers=2 if "workers" in WORDS else 0)
+
+    loader = make()
+    epochs = (make() if "remade" in WORDS else loader for _ in range(1000))
+    batches = (batch for epoch in epochs for batch in epoch) if "epochs" in WORDS else loader
     for number, batch in enumerate(batches):
         optimizer.zero_grad()
         loss = loss_of(model, batch)
