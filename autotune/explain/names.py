@@ -16,7 +16,7 @@ YES, NO, UNKNOWN = "yes", "no", "unknown"
 
 COLLECTIVE = re.compile(
     r"^nccl|^rccl|ncclDevKernel|ncclKernel|multimem_\w*(reduce|gather)|cross_device_reduce|(?i:(one|two)_?shot_?all_?reduce)|"
-    r"deep_ep::|nvshmem|^(nccl|gloo|mpi|ucc|xccl):|^_?c10d(_functional\w*)?::"
+    r"ep::(inter|intra)node|nvshmem|^(nccl|gloo|mpi|ucc|xccl):|^_?c10d(_functional\w*)?::"
 )
 LAUNCH = re.compile(r"^(cuda|cu|hip)\w*(Launch\w*|Mem(cpy|set)\w*Async)|^(cuda|hip)GraphLaunch")
 SYNCHRONISE = re.compile(r"^(cuda|cu|hip)\w*Synchronize|^(cuda|hip)Mem(cpy|set)$|^hipMemcpyWithStream$")
@@ -37,7 +37,7 @@ _TYPES_32 = ("float", "double")
 # substrings for Hopper and for attention.
 _TENSOR_CORE = re.compile(
     r"h884|s884|h1688|s1688|hmma|imma|i8816|16816|161616|c1688|xmma|tensorop|gmma|tmaumma|nvjet|tcgen05|flash_fwd|flash_bwd|"
-    r"FlashAttn(Fwd|Bwd)Sm|fmha_cutlass|cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
+    r"FlashAttn(Fwd|Bwd)(Sm\d+)?<|compute_attn_ws|fmha_cutlass|cudnn_generated_fort_native_sdpa|cudnn\w*sdpa", re.IGNORECASE,
 )  # fmt: skip
 # Matrix products and convolutions that run on CUDA cores although Tensor Cores could do them.
 _CUDA_CORES = re.compile(

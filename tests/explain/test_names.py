@@ -33,6 +33,12 @@ KERNELS = [  # name, launching operator, used, eligible, width
     ("nvjet_sm90_sss_128x256_TNT", "", "yes", "yes", "compute_unknown"),
     ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
      "cutlass::bfloat16_t>>>", "flash_attn_3::fwd", "yes", "yes", "compute_16bit"),
+    ("void cutlass::device_kernel<flash::FlashAttnBwd<flash::CollectiveMainloopBwd<2, cutlass::bfloat16_t>>>", "", "yes", "yes",
+     "compute_16bit"),
+    ("void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cutlass::bfloat16_t>>", "", "unknown", "unknown",
+     "compute_16bit"),
+    ("void flash::compute_attn_ws<Flash_fwd_kernel_traits<192, 128, 128, 12, 2, cutlass::bfloat16_t, 128>>", "", "yes", "yes",
+     "compute_16bit"),
     ("void cutlass::device_kernel<GemmUniversal<MainloopSm90TmaGmmaWarpSpecialized, float_e4m3_t, Copy_Atom>>", "", "yes",
      "yes", "compute_16bit"),
     ("triton_tem_fused_flex_attention_backward_2", "", "unknown", "yes", "compute_unknown"),
@@ -87,6 +93,7 @@ def test_operators_are_classified_by_what_they_compute(operator: str, kind: str)
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", "multimem_all_reduce_kernel",
         "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "oneShotAllReduceKernel<4>",
         "void deep_ep::intranode::combine<__nv_bfloat16, 8>", "void vllm::cross_device_reduce_1stage<__half, 8>",
+        "void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*, float*, long*)",
     ],
 )  # fmt: skip
 def test_kernels_that_communicate_are_recognised(kernel: str) -> None:
