@@ -784,7 +784,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 28
+    assert len(RULES) == 29
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])
@@ -1029,6 +1029,31 @@ def test_the_time_that_a_sampler_takes_is_not_a_cost_of_the_samples():
     every = {one.cause: one.gain for one in found(made.evidence(made.lines(FORWARD_LINE, **given), domains=DOMAINS))}
     assert every["slow augmentation"].mid == pytest.approx(1 / (1 - 32 * 0.0004 / 0.1) - 1)
     assert every["too few workers"].high == pytest.approx(1 / (1 - 0.016 / 0.1) - 1)
+
+
+SCORES = [  # operators of GPT-2 with attention written out, batch 4: (operator, kind, shapes, seconds)
+    ("aten::_softmax", "elementwise", "4x12x1024x1024", 0.01), ("aten::mul", "elementwise", "4x12x1024x1024", 0.005),
+    ("aten::_softmax_backward_data", "elementwise", "4x12x1024x1024, 4x12x1024x1024", 0.015),
+    ("aten::bmm", "matmul", "48x1024x64, 48x64x1024", 0.02), ("aten::bmm", "matmul", "48x1024x1024, 48x1024x64", 0.02),
+    ("aten::gelu", "elementwise", "4x1024x3072", 0.01), ("aten::add", "elementwise", "4x1024x768", 0.01),
+]  # fmt: skip
+
+
+def attending(*, without=(), **more):
+    names = ("operator", "kind", "shapes", "seconds")
+    rows = [{**dict(zip(names, row, strict=True)), "phase": FORWARD, "count": 12.0} for row in SCORES if row[0] not in without]
+    return found(made.evidence(made.lines(FORWARD_LINE), operations=[Operations(count=90, by_operator=rows, **more)]))
+
+
+def test_attention_that_stores_its_scores_is_found_and_other_softmax_is_not():
+    (finding,) = attending()
+    assert finding.cause == "unfused attention"
+    assert finding.evidence.startswith("30.0 ms of a step's 100 ms (30 %) are spent on scores of all pairs of positions (4x12x1")
+    assert "scaled_dot_product_attention" in finding.code
+    assert (finding.gain.low, finding.gain.mid) == pytest.approx((1 / 0.91 - 1, 1 / 0.76 - 1))
+    assert attending(without=("aten::bmm",)) == []  # such as a softmax over the classes of each pixel
+    assert attending(without=("aten::_softmax", "aten::_softmax_backward_data")) == []
+    assert attending(is_distorted=True) == []
 
 
 def test_gpus_without_fast_bfloat16_get_the_advice_of_fp16():

@@ -6,7 +6,19 @@ from collections.abc import Iterable
 from functools import partial
 
 from autotune.explain.evidence import Evidence
-from autotune.explain.findings import compiling, copies, debugging, device, host, memory, pipeline, products, ranks, restarts
+from autotune.explain.findings import (
+    attention,
+    compiling,
+    copies,
+    debugging,
+    device,
+    host,
+    memory,
+    pipeline,
+    products,
+    ranks,
+    restarts,
+)
 from autotune.explain.findings.finding import Finding, Rule
 from autotune.explain.gains import LEAST_GAIN
 
@@ -28,6 +40,7 @@ RULES: dict[str, Rule] = {
     host.PYTHON: partial(host.costs, cause=host.PYTHON),
     "launch-bound": device.launch_bound,
     "memory-bound operators": device.memory_bound,
+    attention.CAUSE: attention.unfused_attention,
     "recompilation": compiling.recompilation,
     "graph breaks": compiling.graph_breaks,
     "32-bit arithmetic": products.low_precision,
