@@ -63,8 +63,8 @@ class Roof:
     """The time that a piece of work would take at the device's peaks.
 
     Attributes:
-        bound: "compute" or "memory", whichever alone would take longer; "" if neither is known, or if the work has FLOPs but the
-            peak of their dtype is unknown.
+        bound: "compute" or "memory", whichever alone would take longer; "" if neither is known, or if the work has FLOPs but
+            the peak of their dtype is unknown.
         least_s: seconds that the work would take at the known peaks; None if unknown.
     """
 

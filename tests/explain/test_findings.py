@@ -9,11 +9,11 @@ from autotune.explain.breakdown import COLLECTIVES
 from autotune.explain.evidence import Operations, operations_of
 from autotune.explain.findings import RULES, found, ranked
 from autotune.explain.findings.finding import Without
+from autotune.explain.findings.restarts import PERSISTENT
 from autotune.explain.gains import Gain, gain_of_part
 from autotune.explain.table import Table
 from autotune.explain.tables import Tables
 from autotune.explained import WITHOUT
-from autotune.explain.findings.restarts import PERSISTENT
 from autotune.harness.explain.documents import (
     BACKWARD,
     FORWARD,
@@ -1048,7 +1048,9 @@ def attending(*, without=(), **more):
 def test_attention_that_stores_its_scores_is_found_and_other_softmax_is_not():
     (finding,) = attending()
     assert finding.cause == "unfused attention"
-    assert finding.evidence.startswith("30.0 ms of a step's 100 ms (30 %) are spent on scores of all pairs of positions (4x12x1")
+    assert finding.evidence.startswith(
+        "30.0 ms of a step's 100 ms (30 %) are spent on scores of all pairs of positions (4x12x1"
+    )
     assert "scaled_dot_product_attention" in finding.code
     assert (finding.gain.low, finding.gain.mid) == pytest.approx((1 / 0.91 - 1, 1 / 0.76 - 1))
     assert attending(without=("aten::bmm",)) == []  # such as a softmax over the classes of each pixel
@@ -1073,12 +1075,13 @@ def test_gpus_without_fast_bfloat16_get_the_advice_of_fp16():
 def restarted(**more):
     seen = {"count": 4, "start_s": 0.4, "first_s": 1.2, "end_s": 0.4, "num_remade": 0, "steps_per_epoch": 10, **more}
     documents = made.lines(FORWARD_LINE, num_workers=1, stages=(made.stage("item", 0.003),), restarts=Restarts(**seen))
-    return made.evidence(documents, domains={"loader.persistent_workers": [False, True]})
+    every = found(made.evidence(documents, domains={"loader.persistent_workers": [False, True]}))
+    return [one for one in every if one.cause == "restarted workers"]
 
 
 def test_workers_started_anew_for_each_short_epoch_are_found():
     """50 steps of 100 ms with four starts of 0.5 s, of which the first batch of 32 samples takes a worker 0.096 s anyway."""
-    (finding,) = found(restarted())
+    (finding,) = restarted()
     assert (finding.cause, finding.where, finding.knob) == ("restarted workers", "DataLoader, num_workers=1", PERSISTENT)
     assert finding.evidence == (
         "new workers for each epoch of 10 steps: 100 ms to start them, 300 ms until the first batch, 100 ms to end them"
@@ -1090,8 +1093,8 @@ def test_workers_started_anew_for_each_short_epoch_are_found():
 
 
 def test_rare_starts_of_workers_and_those_of_new_loaders_are_told_apart():
-    assert found(restarted(steps_per_epoch=1000)) == []  # the observed steps contain more starts than most steps do
-    (finding,) = found(restarted(num_remade=4))
+    assert restarted(steps_per_epoch=1000) == []  # the observed steps contain more starts than most steps do
+    (finding,) = restarted(num_remade=4)
     assert (finding.knob, finding.code.partition(",")[0]) == ("", "make the DataLoader once")
     assert found(made.evidence(made.lines(FORWARD_LINE, num_workers=1))) == []
 

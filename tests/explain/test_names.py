@@ -90,7 +90,7 @@ def test_operators_are_classified_by_what_they_compute(operator: str, kind: str)
 @pytest.mark.parametrize(
     "kernel",
     [
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16", "multimem_all_reduce_kernel",
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclSymkDevKernel_AllReduce_RSxLD_sum_bf16", "multimem_all_reduce_kernel",
         "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 2>", "oneShotAllReduceKernel<4>",
         "void deep_ep::intranode::combine<__nv_bfloat16, 8>", "void vllm::cross_device_reduce_1stage<__half, 8>",
         "void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*, float*, long*)",

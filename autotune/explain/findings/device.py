@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.explain.evidence import Evidence
@@ -165,9 +165,7 @@ def memory_bound(evidence: Evidence) -> Iterable[Finding]:
     narrow = narrow_type(evidence)
     knob, value = (COMPILE, "default") if evidence.may_set(COMPILE, "default") else (AMP, narrow) if narrow else ("", None)
     low, mid, high = (seconds * frac for frac in FUSED_FRAC)
-    padded_s = (
-        math.fsum(saved_by_padding_s(slow, rate) for slow, rate, _ in slow_products(evidence)) if knob == COMPILE else 0
-    )
+    padded_s = math.fsum(saved_by_padding_s(slow, rate) for slow, rate, _ in slow_products(evidence)) if knob == COMPILE else 0
     also = "; compiling may also pad the unaligned products" if padded_s else ""
     yield Finding(
         cause="memory-bound operators",

@@ -65,7 +65,6 @@ def waiting_frac(evidence: Evidence) -> float | None:
     return None if idle is None else max(0.0, idle - evidence.communicating_s / evidence.step_s)
 
 
-
 def idle_s(evidence: Evidence) -> float:
     """Returns the seconds of a step in which a GPU does nothing; the whole step if that is not known."""
     # `Lines.device_phases_s` does not show this, because a phase includes the wait for the phase's first kernel.

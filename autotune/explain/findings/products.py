@@ -218,6 +218,7 @@ def slow_products(evidence: Evidence) -> Iterator[tuple[list[_Product], float, b
 
 
 def saved_by_padding_s(slow: Iterable[_Product], rate: float) -> float:
+    """Returns the seconds of a step that the products would save with padded sizes, at a rate in FLOPs per second."""
     return math.fsum(max(0.0, one.seconds - one.padded_flops / rate) for one in slow)
 
 
@@ -241,5 +242,3 @@ def _product_of(entry: Mapping[str, Any], is_tf32: bool) -> _Product | None:
 def _padded(size: int) -> int:
     to = [-(-size // multiple) * multiple for multiple in MULTIPLES]
     return next((each for each in to if each <= MAX_PADDING * size), to[-1])
-
-
