@@ -125,15 +125,30 @@ def swept(layers: Sequence[Layer], windows: Floats, categories: Sequence[str]) -
 def _gpu_layers(trace: Trace, host: Host) -> list[Layer]:
     on_host = trace.is_of(*HOST) & np.isin(trace.threads, [trace.main_thread, *trace.autograd_threads()])
     calls = on_host & trace.is_of(RUNTIME)
+    waits = calls & _waits_for_its_copy(trace)
     work = on_host & ~trace.is_named(lambda name: name.startswith(STEP))
     return [
         *_device_layers(trace, host),
         (INPUT_WAIT, _union(trace, _inputs(trace))),
-        (KERNEL_LAUNCH, _union(trace, calls & trace.is_named(LAUNCH.search))),
-        (SYNC, _union(trace, calls & trace.is_named(SYNCHRONISE.search))),
+        (KERNEL_LAUNCH, _union(trace, calls & trace.is_named(LAUNCH.search) & ~waits)),
+        (SYNC, _union(trace, waits | (calls & trace.is_named(SYNCHRONISE.search)))),
         (COMPILING, _union(trace, on_host & trace.is_named(COMPILE.search))),
         (HOST_WORK, _union(trace, work)),
     ]
+
+
+def _waits_for_its_copy(trace: Trace) -> Mask:
+    """Returns which runtime calls end only after the copy that they started, as `cudaMemcpyAsync` does for pageable memory."""
+    copies = np.flatnonzero(trace.is_of(COPY) & (trace.correlations >= 0))
+    calls = np.flatnonzero(trace.is_of(RUNTIME) & (trace.correlations >= 0))
+    found = np.zeros(len(trace), dtype=bool)
+    if len(copies) and len(calls):
+        copies = copies[np.argsort(trace.correlations[copies], kind="stable")]
+        known = trace.correlations[copies]
+        places = np.searchsorted(known, trace.correlations[calls]).clip(max=len(known) - 1)
+        is_same = known[places] == trace.correlations[calls]
+        found[calls] = is_same & (trace.ends_s[calls] >= trace.ends_s[copies[places]])
+    return found
 
 
 def _device_layers(trace: Trace, host: Host) -> list[Layer]:

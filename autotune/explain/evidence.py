@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.explain.breakdown import COLLECTIVES, D2D, D2H, H2D
+from autotune.explain.breakdown import COLLECTIVES, D2D, D2H, H2D, SYNC
 from autotune.explain.gains import LEAST_GAIN, Gain, Kind, gain_of
 from autotune.explain.names import converts_layout
 from autotune.explain.roofline import TF32
@@ -46,6 +46,7 @@ class Operations:
         copying_s: seconds per step in which the GPU neither computes nor communicates, but copies or fills memory; 0 without a
             GPU.
         uploading_s: the part of `copying_s` in which it copies from the host; 0 without a GPU.
+        waited_for_s: seconds per step in which the GPU does nothing, although the host waits for it; 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the host so much that the operators' seconds do not hold for a step without
@@ -58,6 +59,7 @@ class Operations:
     communicating_s: float = 0.0
     copying_s: float = 0.0
     uploading_s: float = 0.0
+    waited_for_s: float = 0.0
     layout_s: float = 0.0
     is_tf32: bool = False
     is_distorted: bool = False
@@ -81,6 +83,7 @@ def _operations_of(tables: Tables, rank: int) -> Operations:
         communicating_s=seconds.get(COLLECTIVES, 0.0),
         copying_s=math.fsum(seconds.get(category, 0.0) for category in (D2H, D2D, H2D)),
         uploading_s=seconds.get(H2D, 0.0),
+        waited_for_s=seconds.get(SYNC, 0.0),
         layout_s=math.fsum(row["total_s"] for row in tables.rows("kernels", rank) if converts_layout(row["kernel"])),
         is_tf32=any(row["dtype"] == TF32 for row in tables.rows("roofline", rank)),
         is_distorted=not has_device and tables.distortion.get(rank, 1.0) > MAX_DISTORTION,

@@ -50,18 +50,19 @@ _NO_MATRIX = re.compile(
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
     r"all_reduce|cublasLt::epilogue|triton_(poi|per|red)_", re.IGNORECASE,
 )  # fmt: skip
-_MATRIX = re.compile(r"gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_", re.IGNORECASE)
+_MATRIX = re.compile(r"(?<!fb)gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_", re.IGNORECASE)
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)  # kernels that only convert images between layouts
 
 _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
     ("compiled", r"CompiledFxGraph|Torch-Compiled Region|CompiledFunction|^triton_|cpp_fused|inductor_wrapper_call"),
     ("collective", r"^_?c10d(_functional\w*)?::|^(gloo|nccl|mpi|ucc|xccl):|record_param_comms"),
-    ("attention", r"scaled_dot_product|flash_attention|_attention|::_?flash_attn|^flash_attn\w*::|^xformers_flash::"),
+    ("attention", r"scaled_dot_product|flash_attention|_attention|::_?flash_attn|^flash_attn\w*::|^xformers_flash::|"
+                  r"FlashAttn\w*Func"),
     ("convolution", r"::\w*conv(olution|\dd|_|$)|thnn_conv|slow_conv"),
-    ("matmul", r"::(_?addmm\w*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|matmul|\w*linear\w*|einsum|_int_mm|_scaled_mm|"
-               r"_grouped_mm|_scaled_grouped_mm|mm_out|_mm|_cudnn_rnn\w*|mkldnn_rnn_layer\w*)$"),
-    ("normalisation", r"batch_norm|layer_norm|group_norm|instance_norm|rms_norm"),
+    ("matmul", r"::(_?addmm\w*|mm|bmm|baddbmm|addbmm|addmv_?|mv|dot|vdot|matmul|(?!_?upsample)\w*linear\w*|einsum|_int_mm|"
+               r"(_scaled)?(_grouped)?_mm|mm_out|_cudnn_rnn\w*|mkldnn_rnn_layer\w*)$"),
+    ("normalisation", r"batch_norm|layer_norm|group_norm|instance_norm|rms_norm|(?<!log)_softmax|::softmax"),
     ("pooling", r"pool"),
     ("loss", r"loss|cross_entropy|log_softmax|nll_"),
     ("embedding and indexing", r"embedding|index|gather|scatter|masked_|::take"),
@@ -71,7 +72,7 @@ _KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in (
                         r"full|set_|alias|pin_memory|new_|unbind|repeat|"
                         r"::(item|_local_scalar_dense|is_nonzero)$"),
     ("reduction", r"::(sum|mean|max|min|amax|amin|norm|linalg_vector_norm|var|std|arg(max|min)|any|all|prod|cumsum|topk|sort)"),
-    ("autograd", r"^autograd::engine|Backward\d*$|AccumulateGrad"),
+    ("autograd", r"^autograd::engine|Backward\d+$|AccumulateGrad"),  # without a number, it is a function of Python
     ("elementwise", r"^aten::"),
 ))  # fmt: skip
 CUSTOM = "custom operator"
@@ -135,7 +136,7 @@ def tensor_core_used(kernel: str) -> str:
         return NO
     if _TENSOR_CORE.search(kernel):
         return YES
-    return NO if _NO_MATRIX.search(kernel) else UNKNOWN
+    return NO if _NO_MATRIX.search(kernel) or COLLECTIVE.search(kernel) else UNKNOWN
 
 
 def computes_in_tf32(kernel: str) -> bool:
@@ -150,7 +151,7 @@ def tensor_core_eligible(kernel: str, operator: str = "") -> str:
     """
     if _CUDA_CORES.search(kernel) or _TENSOR_CORE.search(kernel):
         return YES
-    if _NO_MATRIX.search(kernel):
+    if _NO_MATRIX.search(kernel) or COLLECTIVE.search(kernel):
         return NO
     if _MATRIX.search(kernel) or operator_kind(operator) in ("matmul", "convolution", "attention"):
         return YES

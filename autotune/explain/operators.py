@@ -154,7 +154,9 @@ def operator_rows(
 def _notes(num_left_out: int, unknown_frac: float) -> list[str]:
     notes = [f"{num_left_out:,} shorter operators are left out"] if num_left_out > 0 else []
     if unknown_frac >= LEAST_UNKNOWN_FRAC:
-        notes.append(f"{unknown_frac:.0%} of the device's seconds were launched by no known operator, as by a CUDA graph")
+        notes.append(
+            f"{unknown_frac:.0%} of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"
+        )
     return notes
 
 

@@ -41,6 +41,19 @@ def test_each_instant_of_a_gpu_step_counts_for_the_first_category_that_applies(t
     assert found.collective_s == pytest.approx(3e-3)
 
 
+def test_a_call_that_returns_after_its_copy_is_a_wait_and_not_a_launch(tmp_path: Path) -> None:
+    """To fetch a number, torch copies it to pageable memory: cudaMemcpyAsync returns once the device has done all its work."""
+    made = Kineto()
+    made.step(1, 0, 100)
+    made.kernel(GEMM, 5, 35)
+    made.kernel("Memcpy DtoH (Device -> Pageable)", 80, 1, category="gpu_memcpy", correlation=90)
+    made.add("cuda_runtime", "cudaMemcpyAsync", 10, 80, correlation=90)
+    made.kernel("Memcpy HtoD (Pinned -> Device)", 95, 2, category="gpu_memcpy", correlation=91)
+    made.add("cuda_runtime", "cudaMemcpyAsync", 92, 3, correlation=91)
+    expected = {"compute_32bit": 35.0, "d2h": 1.0, "h2d": 2.0, "kernel_launch": 3.0, "synchronise": 49.0, "other": 10.0}
+    assert milliseconds(made.breakdown(tmp_path)) == expected
+
+
 def test_compiling_counts_only_while_the_device_is_idle(tmp_path: Path) -> None:
     made = Kineto()
     made.step(1, 0, 10)

@@ -32,6 +32,9 @@ OPTIMIZER_KNOB, BATCH = "optimizer.implementation", "loader.batch_size"
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
+# If a GPU waits for the host, and calling the operators would take at least EXPLAINED_FRAC of this time, waiting for
+# LEAST_WAITING_FRAC of the step is enough for a finding. Otherwise, the host may do other work.
+EXPLAINED_FRAC, LEAST_WAITING_FRAC = 0.5, 0.3
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
@@ -91,7 +94,8 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     others = [row for row in operations.by_operator if row.get("phase") == OPTIMIZER and OPTIMIZER not in phases]
     count = operations.count - math.fsum(row["count"] for row in others)
     overhead_s = _calling_s(evidence, rows, count, phases) if idle is None else idle * evidence.step_s
-    if overhead_s < LAUNCH_FRAC * busy_s:
+    is_explained = idle is not None and count * OPERATOR_S >= EXPLAINED_FRAC * overhead_s
+    if overhead_s < (LEAST_WAITING_FRAC if is_explained else LAUNCH_FRAC) * busy_s:
         return
     if value is None:
         gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")

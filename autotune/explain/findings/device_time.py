@@ -59,10 +59,12 @@ def idle_frac(evidence: Evidence) -> float | None:
 def waiting_frac(evidence: Evidence) -> float | None:
     """Returns the share of the step in which the GPU waits for its host; None if unknown.
 
-    In this time, it does not compute, copy or communicate, and the program is not waiting for input.
+    In this time, it does not compute, copy or communicate, and the program is not waiting for input or for the GPU.
     """
     idle = idle_frac(evidence)
-    return None if idle is None else max(0.0, idle - evidence.communicating_s / evidence.step_s)
+    if idle is None:
+        return None
+    return max(0.0, idle - (evidence.communicating_s + evidence.operations[0].waited_for_s) / evidence.step_s)
 
 
 def idle_s(evidence: Evidence) -> float:
