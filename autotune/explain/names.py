@@ -42,7 +42,7 @@ _TENSOR_CORE = re.compile(
 # Matrix products and convolutions that run on CUDA cores although Tensor Cores could do them.
 _CUDA_CORES = re.compile(
     r"sgemm(?!.*(tensorop|1688))|dgemm|simt|ffma|scudnn|winograd|fft2d|_alg\d_engine|grad_engine|implicit_convolve_sgemm|"
-    r"conv2d_grouped|(dgrad|wgrad)2d|conv_depthwise", re.IGNORECASE,
+    r"conv2d_grouped|(dgrad|wgrad)2d|conv_depthwise|gcgemm", re.IGNORECASE,
 )  # fmt: skip
 # Kernels without matrix products.
 _NO_MATRIX = re.compile(
@@ -50,7 +50,9 @@ _NO_MATRIX = re.compile(
     r"embedding|CatArray|dropout|pool|foreach|cub::|sort|fill|nccl|copy|gemv|im2col|col2im|nchwToNhwc|nhwcToNchw|transpose|"
     r"all_reduce|cublasLt::epilogue|triton_(poi|per|red)_", re.IGNORECASE,
 )  # fmt: skip
-_MATRIX = re.compile(r"(?<!fb)gemm|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_", re.IGNORECASE)
+_MATRIX = re.compile(
+    r"(?<!fb)gemm|matmul|conv\dd|fprop|dgrad|wgrad|sdpa|fmha|^_?bmm_|flash_(fwd|bwd)|triton_tem_", re.IGNORECASE
+)
 
 _LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw", re.IGNORECASE)  # kernels that only convert images between layouts
 

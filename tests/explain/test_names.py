@@ -42,6 +42,8 @@ KERNELS = [  # name, launching operator, used, eligible, width
     ("void cutlass::device_kernel<GemmUniversal<MainloopSm90TmaGmmaWarpSpecialized, float_e4m3_t, Copy_Atom>>", "", "yes",
      "yes", "compute_16bit"),
     ("triton_tem_fused_flex_attention_backward_2", "", "unknown", "yes", "compute_unknown"),
+    ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1_swiglu", "", "unknown", "yes", "compute_16bit"),
+    ("ampere_gcgemm_64x64_nt", "aten::cudnn_convolution", "no", "yes", "compute_32bit"),
     ("void dpsk::ep::internode::combine<false, 8, __nv_bfloat16, 8, 2, 16, 24>", "", "no", "no", "compute_16bit"),
     ("void fbgemm_gpu::permute_indices_weights_kernel<false, int>", "fbgemm::permute_sparse_features", "unknown", "no",
      "compute_unknown"),

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ import torch
 
 from autotune.explain.trace import read_trace
 from autotune.harness.explain import allocations, compiling, documents, kineto
-from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER
+from autotune.harness.explain.documents import LINES, MAIN, MEMORY, TRACE, WORKER, Restarts
+from autotune.harness.explain.restarts import RestartTimer
 from autotune.harness.explain.sampler import SWITCH_S, LineSampler, stack_of, threads
 from autotune.harness.explain.sources import HARNESS, LIBRARY, OWN, Sources
 from autotune.harness.explain.stages import Stages
@@ -103,8 +105,16 @@ def test_new_workers_for_each_epoch_are_timed_unless_they_live_on(trial: Trial) 
     assert remade["num_remade"] == remade["count"]
     kept = explain(trial, LINES, "epochs", "workers", knobs={"loader.persistent_workers": True})
     assert document(kept, LINES)["restarts"] is None
-    evaluated = explain(trial, LINES, "epochs", "workers", "evaluate")  # the steps with an evaluation do not count
-    assert document(evaluated, LINES)["restarts"] is None
+
+
+def test_starts_of_workers_in_a_step_that_does_not_count_are_forgotten() -> None:
+    timer = RestartTimer(SimpleNamespace(loaders=SimpleNamespace(training=SimpleNamespace(steps_per_epoch=9))))  # type: ignore[arg-type]
+    assert timer.result() is None
+    timer.found.count, timer.found.start_s = 1, 0.5
+    timer.step_begins()
+    timer.found.count, timer.found.start_s = 2, 1.5
+    timer.leave_out_step()
+    assert timer.result() == Restarts(count=1, start_s=0.5, steps_per_epoch=9)
 
 
 def test_work_of_workers_is_reported_by_stage_and_line(trial: Trial) -> None:
