@@ -86,7 +86,7 @@ def test_precision_comes_from_the_operator_types_if_the_kernel_name_lacks_it(typ
         ("c10d::allreduce_", "collective"), ("aten::item", "copy and layout"), ("_c10d_functional::wait_tensor", "collective"),
         ("_c10d_functional::reduce_scatter_tensor", "collective"), ("aten::_cudnn_rnn_backward", "matmul"),
         ("flash_attn::_flash_attn_backward", "attention"), ("flash_attn_3::fwd", "attention"),
-        ("FlashAttnVarlenFuncBackward", "attention"), ("LigerFunctionBackward", "custom operator"),
+        ("FlashAttnVarlenFuncBackward", "attention"), ("MyFunctionBackward", "custom operator"),
         ("aten::upsample_bilinear2d", "elementwise"), ("aten::_upsample_bilinear2d_aa_backward", "elementwise"),
         ("aten::linear_backward", "matmul"), ("aten::_softmax", "normalisation"), ("aten::_log_softmax", "loss"),
         ("Torch-Compiled Region: 0/0", "compiled"), ("mylib::op", "custom operator"), ("aten::native_dropout", "random"),

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from autotune.harness.explain import trace
+from autotune.harness.explain import products, trace
 from autotune.harness.explain.lines import samples_of
-from autotune.harness.explain.peaks import untouched
+from autotune.harness.explain.peaks import narrow_type, untouched
 from autotune.harness.explain.trace import MIN_STEPS, TracePass
 from tests.harness.contexts import context
 
@@ -86,3 +86,23 @@ def test_peaks_and_products_are_measured_on_the_gpu_that_trains(monkeypatch: pyt
         assert not torch.is_grad_enabled()
     with untouched("cpu"):
         assert entered == [1]
+
+
+@pytest.mark.parametrize(("capability", "name"), [((7, 0), "float16"), ((7, 5), "float16"), ((8, 0), "bfloat16")])
+def test_products_are_timed_in_the_16_bit_type_that_the_gpu_multiplies_fast(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str
+) -> None:
+    """A V100 or T4 only emulates bfloat16: its products would seem slower in 16 bits than in 32."""
+    timed: list[Any] = []
+
+    def least_s(call: Any, _: str) -> float:
+        timed.append(call().dtype if call.func is torch.mm else None)
+        return 1.0
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(products, "least_s", least_s)
+    assert narrow_type("cuda") == name
+    assert narrow_type("cpu") == "bfloat16"
+    matrix = torch.ones(2, 2)
+    products._timed(torch.mm, [matrix, matrix], "cuda")
+    assert timed == [torch.float32, getattr(torch, name), None]  # the third is the conversion
