@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.names import BITS_32, NO, YES
+from autotune.explain.names import BITS_16, BITS_32, NO, UNKNOWN, YES
 from autotune.explain.table import Row, quotient
 from autotune.harness.explain.documents import BYTES, NARROW
 
@@ -20,6 +20,7 @@ G = 1e9
 TF32, WIDE = "tf32", "float32"
 MATRIX_KINDS = ("matmul", "convolution", "attention")  # kinds of operators that do matrix work
 HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # if the device is busy for a smaller share of a step, the bound is the host
+MAX_DOUBTFUL_FRAC = 0.1  # if products of which nothing is known take a larger share, the share on Tensor Cores is unknown
 
 COLUMNS = {
     "rank": "rank of the process", "device": "name of the device",
@@ -34,7 +35,7 @@ COLUMNS = {
     "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
     "busy_frac": "share of the step in which the device computes, communicates or copies",
-    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores",
+    "tensor_core_frac": "share of the kernels' seconds on Tensor Cores; unknown kernels of 16-bit products count",
 }  # fmt: skip
 
 
@@ -139,8 +140,24 @@ def roofline_row(step: Step, peaks: Peaks | None) -> Row:
         "bound": HOST_BOUND if busy_frac is not None and busy_frac < MIN_BUSY_FRAC else over.bound,
         "roofline_frac": quotient(over.least_s, step.seconds),
         "busy_frac": busy_frac,
-        "tensor_core_frac": _share_of(step.kernels, lambda row: row["tensor_core_used"] == YES),
+        "tensor_core_frac": _tensor_core_frac(step.kernels),
     }
+
+
+def _tensor_core_frac(kernels: Sequence[Row]) -> float | None:
+    """Returns the share of the kernels' seconds on Tensor Cores; None without kernels, or if too many are unknown.
+
+    Products in 16 bits or fewer count, unless their kernel is known to run on CUDA cores: the names of kernels that Triton or
+    an extension makes do not show it.
+    """
+
+    def is_unknown(row: Row) -> bool:
+        return bool(row["tensor_core_used"] == UNKNOWN and row["tensor_core_eligible"] == YES)
+
+    doubtful = _share_of(kernels, lambda row: is_unknown(row) and row["precision"] != BITS_16)
+    if doubtful is None or doubtful > MAX_DOUBTFUL_FRAC:
+        return None
+    return _share_of(kernels, lambda row: row["tensor_core_used"] == YES or (is_unknown(row) and row["precision"] == BITS_16))
 
 
 def _main_dtype(step: Step) -> str | None:
