@@ -6,10 +6,10 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
 `protocol`, `cores`, `interval`, `explain.documents`, `knobs.affinity`.
 
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
-    boot.py, imports.py       wait for `import torch`
+    boot.py                   waits for `import torch`
     state.py                  this process's session, how torch was imported here, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
-    patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
+    patches.py                the only place that replaces functions, or a module's class; acts when a module is imported
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     libraries.py              which libraries the warm server may import for the program, besides torch
@@ -23,7 +23,6 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
     batches.py                counts the samples of a batch or of a module's input
-    idle_steps.py             counts steps on batches that the program has kept
     collating.py              whether a collate function uses only the first sample of a batch
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
@@ -54,8 +53,7 @@ from typing import Optional
 def wake(spec_path: str) -> None:
     """Prepares this process. Once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
 
-    Args:
-        spec_path: the value of the environment variable protocol.SPEC_VARIABLE.
+    `spec_path` is the value of the environment variable protocol.SPEC_VARIABLE.
     """
     from . import boot, keeping, protocol
 

@@ -25,8 +25,7 @@ class Announcement:
     """The number of a step, which rank 0 announces once, in the file `name` in the trial's folder."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
-        self._name = name
-        self._file = os.path.join(context.spec.folder, name)
+        self._file, self._key = os.path.join(context.spec.folder, name), f"autotune/{name}"
         self._is_spread = num_nodes(os.environ) > 1
         self._next_s = 0.0
 
@@ -53,10 +52,6 @@ class Announcement:
             return int(store.get(self._key)) if store.check([self._key]) else None
         except Exception:  # a process group without a store, or rank 0 has ended
             return None
-
-    @property
-    def _key(self) -> str:
-        return f"autotune/{self._name}"
 
 
 def num_ahead(context: TrialContext) -> int:

@@ -64,9 +64,7 @@ class Sizes:
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
-        self._is_single: Optional[bool] = (
-            None  # whether such a batch is a single sample; None until a model has been called with one
-        )
+        self._is_single: Optional[bool] = None  # whether such a batch is one sample; None until a model was called with one
 
     @property
     def unit(self) -> str:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set
 
+import torch
 from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling
 from torch.nn import Module
@@ -27,8 +28,7 @@ from .compiled_functions import CompiledFunctions
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
-from .patches import Patch, patches
-from .subclassing import subclass
+from .patches import Patch, patches, subclass
 
 # Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
@@ -215,8 +215,6 @@ class ModuleWatch:
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`). This is not visible when a root is adopted.
-        import torch
-
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if self.nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):

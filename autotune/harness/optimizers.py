@@ -11,6 +11,7 @@ import sys
 import weakref
 from typing import Any, Dict, Iterable, List, Optional, Set
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -46,8 +47,6 @@ class Overflows:
                 self._add_up()
 
     def _add_up(self) -> None:
-        import torch
-
         new, self._new = self._new, []
         device = new[0].device
         number = torch.stack([found.to(device) for found in new]).ne(0).sum()
@@ -85,8 +84,6 @@ class OptimizerWatch:
         self._patch()
 
     def _patch(self) -> None:
-        import torch
-
         def around(make: Any) -> Any:
             def enlisting(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 make(optimizer, *args, **kwargs)
@@ -114,8 +111,6 @@ class OptimizerWatch:
         self._context.gradients.enlist(optimizer)
 
     def _around_scaled_step(self, step: Any) -> Any:
-        import torch
-
         is_enabled = torch.amp.GradScaler.is_enabled
 
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,8 +243,6 @@ class OptimizerWatch:
         """Returns {"scale", "skipped", "skipped_in_window"}; None without a GradScaler. Waits for the device."""
         if self.scaler is None:
             return None
-        import torch
-
         skipped = self._num_skipped()
         return {
             "scale": float(torch.amp.GradScaler.get_scale(self.scaler)),

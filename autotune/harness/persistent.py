@@ -27,6 +27,12 @@ import zlib
 from collections import deque
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from . import members
 from .batches import LONG, PLAIN
 from .patches import patches
@@ -82,9 +88,6 @@ def is_made_from(loader: Any, watched: List[Any]) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _install() -> None:
-    from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
     def around_begin(begin: Callable[[Any], Any]) -> Any:
         def __iter__(loader: Any) -> Any:
             if SENT in loader.__dict__:
@@ -131,8 +134,6 @@ def _prepare(kept: Dict[str, Any]) -> None:
 
 def _draw_seed(generator: Any) -> None:
     """Draws a number as torch does for the seeds of new workers, so that later draws (the order of samples) stay the same."""
-    import torch
-
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
@@ -200,8 +201,6 @@ def generators(things: List[Any]) -> List[Any]:
 
     The process's own generators are left out, because torch seeds these in each worker.
     """
-    import torch
-
     numpy, tempfile = sys.modules.get("numpy.random"), sys.modules.get("tempfile")
     own = [random._inst, torch.default_generator, numpy and numpy.mtrand._rand]
     own.append(getattr(getattr(tempfile, "_name_sequence", None), "_rng", None))  # draws names of files
@@ -220,8 +219,6 @@ def states(found: List[Any]) -> List[bytes]:
 
 
 def _state(generator: Any) -> Any:
-    import torch
-
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, torch.Generator):
@@ -319,9 +316,6 @@ def _items(container: Any, number: int) -> List[Any]:
 
 def _content(value: Any) -> int:
     """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
-    from torch import Tensor
-    from torch.nn import Parameter
-
     try:
         if type(value) in (Tensor, Parameter):
             is_shared = value.is_shared()  # then the workers see its changes

@@ -15,6 +15,8 @@ import os
 from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
 from . import adapters, members
 from .knobs.loader import LoaderKnobs, Making
 
@@ -46,8 +48,6 @@ def marked(code: str, arguments: Dict[str, Any]) -> str:
 
 def looks_like_training(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader, by its constructor's arguments, shuffles, has its own sampler, or streams."""
-    from torch.utils.data import IterableDataset, SequentialSampler
-
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
         return True
     sampler = _sampler(arguments)
@@ -59,8 +59,6 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader, by its constructor's arguments, draws samples at random, so that the order does not matter."""
-    from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-
     if isinstance(arguments.get("dataset"), IterableDataset):
         return False  # a stream has its own order
     sampler = _sampler(arguments)

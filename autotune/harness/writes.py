@@ -15,6 +15,9 @@ import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from .captures import is_capturing
 from .context import TrialContext
 from .knobs.step import NO_STEP
@@ -117,8 +120,6 @@ class Writes:
     # --- entry ---
 
     def _watch_backward(self) -> None:
-        import torch
-
         is_compiling, is_dispatched = torch.compiler.is_compiling, torch.overrides.has_torch_function_unary  # as in losses.py
 
         def around(backward: Any) -> Any:
@@ -133,8 +134,6 @@ class Writes:
 
     def _watch_loaders(self) -> None:
         # A program requests the next batch when a step is done. That is closer to the step's end than the next backward pass.
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         def around(advance: Any) -> Any:
             def __next__(iterator: Any) -> Any:
                 if self._passes and self._is_watching and threading.get_ident() == self._thread:

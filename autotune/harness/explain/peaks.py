@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
+import torch
+
 from .documents import BYTES, NARROW, WIDE
 
 # Rows of the square matrices that are multiplied: doubled from LEAST_SIDE until a product takes ENOUGH_S, at most to MOST_SIDE.
@@ -19,8 +21,6 @@ MEASURED_S, MOST_CALLS = 0.03, 10  # a call (on a GPU, a queue of calls) is repe
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
     """Returns the value of `Traced.peaks`; see `TrialContext` for device and index."""
-    import torch
-
     with untouched(device, index):
         found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, NARROW)}
         source = torch.rand(COPIED_BYTES // 4, device=device)
@@ -30,8 +30,6 @@ def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
 
 
 def _flops_per_s(dtype: Any, device: str) -> float:
-    import torch
-
     side = LEAST_SIDE
     while True:
         matrix = torch.rand(side, side, device=device).to(dtype)
@@ -59,8 +57,6 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
     for _ in range(num):
         call()
     if device == "cuda":
-        import torch
-
         torch.cuda.synchronize()
     return (time.perf_counter() - begin_s) / num
 
@@ -68,8 +64,6 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
 @contextlib.contextmanager
 def untouched(device: str, index: Optional[int] = None) -> Iterator[None]:
     """Disables autograd and autocast inside the `with` block, and selects the GPU that trains, if there is one."""
-    import torch
-
     current: Any = contextlib.nullcontext() if index is None else torch.cuda.device(index)
     with torch.no_grad(), torch.autocast(device, enabled=False), current:
         yield

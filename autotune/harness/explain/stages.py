@@ -12,6 +12,7 @@ import resource
 import sys
 import threading
 import time
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
@@ -186,8 +187,6 @@ class Stages:
 
     def install_hand_over(self) -> None:
         """Times, in the training process, how batches are received from workers and pinned."""
-        from multiprocessing.reduction import ForkingPickler
-
         from torch.utils.data._utils import pin_memory
 
         self._patch(ForkingPickler, "loads", functools.partial(self._around_any_thread, HANDOVER))
@@ -195,8 +194,6 @@ class Stages:
 
     def install_sending(self) -> None:
         """Times, in a worker, how batches are sent."""
-        from multiprocessing.reduction import ForkingPickler
-
         self._patch(ForkingPickler, "dumps", functools.partial(self._around_any_thread, HANDOVER))
 
     def uninstall(self) -> None:

@@ -7,6 +7,9 @@ import os
 import time
 from typing import Any, Dict, List, Optional
 
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, record_function
+
 from ..context import TrialContext
 from .base import Pass, mean_step_s
 from .documents import OTHER, TRACE, Traced, trace_file
@@ -68,8 +71,6 @@ class TracePass(Pass):
     # --- the profiler, started and stopped between two steps ---
 
     def _start(self) -> None:
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -78,7 +79,9 @@ class TracePass(Pass):
             os.environ["TEARDOWN_CUPTI"] = "0"
             self._synchronize()
         with quiet(self.notes):
-            self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
+            self._profiler = torch.profiler.profile(
+                activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD
+            )
             self._profiler.start()
         self._num_steps, self._begun_s, self._left_out, self._left_out_s = 0, time.perf_counter(), [], 0.0
         self._step_begun_s = self._begun_s
@@ -106,8 +109,6 @@ class TracePass(Pass):
             self._profiler.stop()
 
     def _synchronize(self) -> None:
-        import torch
-
         torch.cuda.synchronize(self.context.device_index)
 
     def _num_events(self) -> int:
@@ -117,8 +118,6 @@ class TracePass(Pass):
     # --- ranges ---
 
     def _enter(self, phase: str) -> None:
-        from torch.profiler import record_function
-
         self._leave()
         if phase != OTHER and self._profiler is not None and not self.is_over:
             self._range = record_function(f"{RANGE}{phase}")

@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..context import TrialContext
 from ..cores import numbers_of, read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 AFFINITY, OWN_CORES = "threads.affinity", "loader.own_cores"
 KEYS = (AFFINITY, OWN_CORES)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import multiprocessing
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from torch.utils.data import DataLoader
+
+from ..context import TrialContext
 from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import affinity, eight_bits, transfer
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
@@ -209,8 +209,6 @@ def _problem(name: str, value: Any, arguments: Dict[str, Any], made: Making) -> 
 
 def has_in_order() -> bool:
     """Returns whether loaders can yield batches in the order in which they are finished (torch 2.6 and later)."""
-    from torch.utils.data import DataLoader
-
     return "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 

@@ -8,15 +8,15 @@ counted. The harness itself reads losses independently of this knob (`losses.py`
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
+from torch import Tensor
+
+from ..context import TrialContext
 from .. import adapters
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
@@ -93,8 +93,6 @@ class MetricKnobs(KnobHandler):
             known.look()
 
     def _count(self) -> None:
-        from torch import Tensor
-
         def around(item: Any) -> Any:
             def counted_item(tensor: Any) -> Any:
                 if tensor.grad_fn is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..context import TrialContext
 from .affinity import AffinityBinder
 from .attention import AttentionKnobs
 from .device import DeviceKnobs
@@ -19,9 +20,6 @@ from .process import ProcessKnobs
 from .sharding import ShardingKnobs
 from .step import StepKnobs
 from .transfer import TransferKnobs
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 
 class Handlers(NamedTuple):

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
+from ..context import TrialContext
 from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 from .parallel import ALONE, STRATEGY
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 RESHARD = "parallel.reshard_after_forward"
 KEYS = (STRATEGY, RESHARD)
