@@ -62,11 +62,9 @@ class Checkpointing:
         self._hooks: List[Any] = []
 
     def put_into(self, module: Any, *, is_watched: bool) -> str:
-        """Checkpoints a module; returns why that is impossible, "" on success.
+        """Checkpoints a module before its first call; returns why that is impossible, "" on success.
 
-        Args:
-            module: the module, before its first call.
-            is_watched: whether to observe a block for a few steps; false if the knob or the program compiles the module.
+        If `is_watched`, a block is observed for a few steps; it is false if the knob or the program compiles the module.
         """
         switches = checkpointing_switches(module)
         if switches:

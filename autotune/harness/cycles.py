@@ -75,14 +75,9 @@ class Cycles:
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Adds a long step and returns whether it is a gap; need not be called for short ones.
+        """Adds a step that took `step_s` and returns whether it is a gap; need not be called for short steps.
 
-        Args:
-            step_s: how long it took.
-            steps: number of steps at its end, counted as in `Gap`.
-            end_s: seconds at its end, counted as in `Gap`.
-            samples: samples at its end, counted as in `Gap`.
-            is_evaluation: as in `Gap`.
+        The other arguments are as in `Gap`, at the step's end.
         """
         before = steps - 1 - self._from_steps
         if before >= LEAST_STEPS:

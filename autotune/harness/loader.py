@@ -198,11 +198,7 @@ class Loader:
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
-        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.
-
-        Args:
-            num_steps: steps so far.
-        """
+        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example."""
         return self._reading_began == num_steps and self.num_yields > 0
 
     def evaluated(self) -> None:
@@ -260,11 +256,8 @@ class Loader:
     def is_followed_by(self, other: "Loader", num_steps: int) -> bool:
         """Whether `other` takes the place of this loader with a data set of another length, as in each epoch of a curriculum.
 
-        Both must shuffle: a loader for evaluation, which the same line may make, does not.
-
-        Args:
-            other: a loader that is about to be made.
-            num_steps: steps so far; at least one must have been made since this loader was made.
+        Both must shuffle: a loader for evaluation, which the same line may make, does not. And a step must have been made since
+        this loader was made.
         """
         return self._is_like(other) and self.is_shuffled and self.stack == other.stack and self.made_step < num_steps
 
@@ -314,11 +307,8 @@ class IdleSteps:
     def samples(self, training: Loader, *, is_counted: bool) -> float:
         """Returns the samples of a step that took no batch, if the program trains on batches that it has kept; 0 otherwise.
 
-        Each of these steps counts with the loader's mean. The first to count includes the idle steps before it, see `Window`.
-
-        Args:
-            training: the loader that has fed the steps.
-            is_counted: whether samples are counted by this loader.
+        Each of these steps counts with the mean of the loader that has fed the steps, if it is this loader by which samples are
+        counted. The first to count includes the idle steps before it, see `Window`.
         """
         root = next(iter(self._context.modules.roots), None)
         num_dimensions, num_idle = 0 if root is None else len(root.sizes.shape), self.num(training)

@@ -24,11 +24,7 @@ class Patch:
 
     Attributes:
         is_active: whether the replacement is in force; a replacement that could not be removed has to check this.
-        function: the replacement.
-
-    Args:
-        site: the attribute and the stack of its patches.
-        wrap: returns the replacement for the function it is given.
+        function: the replacement, which `wrap` has returned for the function below.
     """
 
     def __init__(self, site: _Site, wrap: Wrap) -> None:

@@ -130,8 +130,7 @@ class Supply:
     def regime(self, num_threads: Optional[int]) -> Optional[str]:
         """Returns SEPARATE or SHARED; None without workers.
 
-        Args:
-            num_threads: threads of a step on the CPU; None if a GPU computes and the process only launches its work.
+        `num_threads` is None if a GPU computes the step, and the process only launches its work.
         """
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:

@@ -122,10 +122,7 @@ def cuda_unused() -> Iterator[None]:
 
 
 def check_nothing_is_left(before: Set[str]) -> None:
-    """Checks that imports left nothing behind that forked processes lack or share.
-
-    Args:
-        before: result of `held` before the imports.
+    """Checks that imports left nothing behind that forked processes lack or share, compared with what was `held` before.
 
     Raises:
         RuntimeError: they did.
@@ -274,8 +271,7 @@ def wake() -> None:
 def run(argv: List[str]) -> None:
     """Runs the program as the interpreter would, with the same exit status and without this file in tracebacks.
 
-    Args:
-        argv: interpreter, then a script or "-m" and a module, then the program's own arguments.
+    `argv` is the interpreter, then a script or "-m" and a module, then the program's own arguments.
     """
     sys.orig_argv = argv
     made = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -57,12 +57,7 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A trained tensor and, for each check of it (`look`), whether it had changed since the previous check.
-
-    Args:
-        tensor: the tensor, which is not kept alive.
-        since: number of the check (`Writes._look`) at which it was first seen.
-    """
+    """A trained tensor, not kept alive, and for each `look` since check `since`, whether it had changed since the one before."""
 
     def __init__(self, tensor: Any, since: int) -> None:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)

@@ -19,11 +19,7 @@ def compile_seconds() -> float:
 def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
 
-    Returns None if nothing was compiled.
-
-    Args:
-        sources: determines whose code a file contains.
-        seconds_before: `compile_seconds()` when the observed steps began.
+    Returns None if nothing was compiled. `seconds_before` is `compile_seconds()` when the observed steps began.
     """
     metrics = _metrics()
     if not metrics:

@@ -111,7 +111,7 @@ class SkippedStages(Stages):
         Args:
             key: identifies the stage in this process.
             stage: what makes the results.
-            place: the stage's name, and what else its results depend on.
+            place: the stage's name, and what else its results depend on; see `Place`.
             limits: arguments of `Again` that limit how many results are kept.
         """
         known = self._again
@@ -172,13 +172,9 @@ class SkippedStages(Stages):
         return load_again
 
     def enter(self, is_training: Callable[[], bool], before: Dict[Place, Again]) -> None:
-        """Notes that batches are made in this thread from now on.
+        """Notes that batches are made in this thread from now on, and the results `before` that earlier workers have saved.
 
         A forked worker may run in another thread than the one that was noted in its parent.
-
-        Args:
-            is_training: see the class.
-            before: results that earlier workers have saved.
         """
         self._thread = threading.get_ident()
         self._patch_libraries()  # those that the program has imported since
@@ -356,14 +352,7 @@ def begin(
 
 
 def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
-    """Returns the function that new workers must call to skip stages.
-
-    Args:
-        names: as in `SkippedStages`.
-        folder: the trial's folder.
-        number: number of the loader.
-        is_training: whether this loader trains.
-    """
+    """Returns the function that new workers of loader `number` must call to skip stages; `folder` is the trial's."""
     if number not in _left:
         place = os.path.join(folder, "scratch")  # removed after the trial
         with contextlib.suppress(OSError):  # the disk is full: then each worker starts without earlier results

@@ -65,11 +65,7 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
 def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
     """Returns the cores of the training process, those of its workers, and why they are not separate ("" if they are).
 
-    The workers get one core each, but together never more than half of the cores.
-
-    Args:
-        cores: the cores of the training process and its workers together.
-        num_workers: number of workers on these cores; 0 while it is not known.
+    The workers get one core each, but together never more than half of the cores. Their number is 0 while it is not known.
     """
     if not num_workers or len(cores) < 2:
         return cores, cores, TOO_FEW if num_workers else NO_WORKERS

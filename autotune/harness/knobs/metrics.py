@@ -7,6 +7,7 @@ counted. The harness itself reads losses independently of this knob (`losses.py`
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, Dict, List, Optional
 
@@ -60,14 +61,11 @@ class MetricKnobs(KnobHandler):
         self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
         self._gap = 0  # largest number of steps or iterations between two readings; 0 before the second reading
         for name, reader in adapters.METRIC_READERS.items():
-            self._await(name, reader)
+            patches.on_import(name, functools.partial(self._watch, reader))
         if self._passed is not None and not context.is_applying:
             self._count()
 
-    def _await(self, name: str, reader: adapters.MetricReader) -> None:
-        patches.on_import(name, lambda module: self._watch(module, reader))
-
-    def _watch(self, module: Any, reader: adapters.MetricReader) -> None:
+    def _watch(self, reader: adapters.MetricReader, module: Any) -> None:
         kind = getattr(module, reader.kind, None)
         if not hasattr(kind, reader.method):
             return
