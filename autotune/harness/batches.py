@@ -117,7 +117,7 @@ class Sizes:
         return leading
 
     def are_single(self, called: Tuple[int, ...]) -> bool:
-        """Returns True once, if batches turn out to be single samples: a model's input (shape `called`) has a dimension more."""
+        """Returns True once, if batches turn out to be single samples: a model's input (`called`) has one more dimension."""
         if self._unbatched is None or self._is_single is not None or not called:
             return False
         self._is_single = called[1:] == self._unbatched

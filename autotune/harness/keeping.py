@@ -97,7 +97,7 @@ class Kept:
                 self._know(f)
                 kept = self._kept(f, None)
                 if kept is not None:
-                    self._spare(kept)
+                    _append(self._spared, kept)
                     f = self._place_for(kept)
                 elif not os.path.lexists(f):
                     _append(self._made, os.path.realpath(f))
@@ -144,7 +144,7 @@ class Kept:
             if is_folder:
                 shutil.copytree(origin, target, symlinks=True)
                 return
-            self._spare(taken or source or "")
+            _append(self._spared, taken or source or "")
             move = shutil.move if source is None else shutil.copy2
             move(origin, target if taken is None else self._place_for(taken))
 
@@ -158,7 +158,7 @@ class Kept:
             if kept is None:
                 remove(path, dir_fd=dir_fd)
             else:
-                self._spare(kept)
+                _append(self._spared, kept)
 
         return removed
 
@@ -225,9 +225,6 @@ class Kept:
                 self._version = version
         except OSError:  # nothing is guarded
             self._paths = {}
-
-    def _spare(self, path: str) -> None:
-        _append(self._spared, path)
 
     def _place_for(self, path: str) -> str:
         folder = os.path.join(self._folder, "scratch", "instead")

@@ -197,7 +197,11 @@ class ModuleWatch:
         """Intercepts the calls of a root; returns whether this succeeded."""
         kind = type(root.module)
         if kind not in KNOWN_BY_TYPE:
-            return swap_class(root, self)
+
+            def root_of(module: Any) -> Optional[Root]:
+                return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is no root
+
+            return subclass(root.module, {"__call__": _around_root(self, root_of, lambda: kind.__call__)})
         if kind not in self._intercepted:
             self._intercepted.append(kind)
             around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)  # type: ignore[misc]
@@ -461,16 +465,6 @@ class ModuleWatch:
                 return 0
             counters = self._compile_counters = dynamo.counters
         return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
-
-
-def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether this succeeded."""
-    original = type(root.module)
-
-    def root_of(module: Any) -> Optional[Root]:
-        return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is not a root
-
-    return subclass(root.module, {"__call__": _around_root(watch, root_of, lambda: original.__call__)})
 
 
 def _is_exporting(module: Any) -> bool:

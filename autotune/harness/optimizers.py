@@ -144,7 +144,9 @@ class OptimizerWatch:
         if id(optimizer) not in self._prepared:
             self._prepared.add(id(optimizer))
             try:
-                self.prepare(optimizer)
+                self._context.writes.optimizer_steps()
+                self.num_stepped += 1
+                self._context.handlers.optimizer.on_optimizer(optimizer)
             except Exception:
                 self._context.broke("preparing an optimizer")
 
@@ -221,12 +223,6 @@ class OptimizerWatch:
     def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
         inner = members.attribute(optimizer, "optimizer")
         return inner is not None and self._clock is not None and inner is self._clock()
-
-    def prepare(self, optimizer: Any) -> None:
-        """Sets the implementation before an optimizer's first step."""
-        self._context.writes.optimizer_steps()
-        self.num_stepped += 1
-        self._context.handlers.optimizer.on_optimizer(optimizer)
 
     def open_window(self) -> None:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""

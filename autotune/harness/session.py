@@ -72,7 +72,10 @@ class Session(TrialContext):
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
         if self.spec.mode == "explain":
-            self._make_explained()
+            from .explain.passes import Explained
+
+            self.explained = Explained(self)
+            self._eager_steps = sys.maxsize if self.explained.looks_at_every_step else self._eager_steps
         if self.spec.skipped:
             skipping.begin(tuple(self.spec.skipped), self.loaders.is_training_now)
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
@@ -82,13 +85,6 @@ class Session(TrialContext):
             patches.install(os, "_exit", self.ending.around_exit)
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
-
-    def _make_explained(self) -> None:
-        from .explain.passes import Explained
-
-        self.explained = Explained(self)
-        if self.explained.looks_at_every_step:
-            self._eager_steps = sys.maxsize
 
     def _forked(self) -> None:
         # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
@@ -104,7 +100,10 @@ class Session(TrialContext):
         self.is_active = True
         libraries.end()
         self.phases.speak()
-        self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
+        if (ranks := process.group()) is not None:
+            self.rank, self.world_size = ranks.get_rank(), ranks.get_world_size()
+        else:  # several processes without a process group do not train together
+            self.rank, self.world_size = self.rank if "RANK" in os.environ else 0, 1
         self.device = self.modules.device_type()
         self.device_index = self.modules.device_index() if self.device == "cuda" else None
         if kind := self.modules.untimed_device():
@@ -228,9 +227,3 @@ class Session(TrialContext):
             self.memory.look(now_s)
             if self.losses is not None:
                 self.losses.look_again(now_s)
-
-
-def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
-    if (ranks := process.group()) is not None:
-        return ranks.get_rank(), ranks.get_world_size()
-    return rank if "RANK" in os.environ else 0, 1  # several processes without a process group do not train together

@@ -57,7 +57,7 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A trained tensor, not kept alive, and for each `look` since check `since`, whether it had changed since the one before."""
+    """A trained tensor, not kept alive, and for each `look` since check `since`, whether it had changed since the last one."""
 
     def __init__(self, tensor: Any, since: int) -> None:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)

@@ -22,13 +22,7 @@ ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers
 OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if each worker would yield the whole stream
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
-WITHOUT_WORKERS = {
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "multiprocessing_context": None,
-    "timeout": 0,
-    "in_order": True,
-}
+WITHOUT_WORKERS = dict(prefetch_factor=None, persistent_workers=False, multiprocessing_context=None, timeout=0, in_order=True)
 ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not set in a constructor's arguments
 FORK = "fork"
 
