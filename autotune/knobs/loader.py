@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob
-from autotune.knobs.ranges import no_cuda, observed_int, up_to
+from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob, no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds per step
@@ -33,11 +32,6 @@ def without_workers(host_context: HostContext) -> str | None:
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
     return host_context.not_applicable.get(NUM_WORKERS.key)
-
-
-def has_several_workers(knobs: Knobs) -> bool:
-    """Returns whether the loader has several workers, so that one can finish before another."""
-    return int(knobs.get(NUM_WORKERS.key, 0)) > 1
 
 
 BATCH_SIZE = Knob(
@@ -202,7 +196,7 @@ IN_ORDER = Knob(
     default=True,
     domain=lambda _: [False, True],
     blocked=without_workers,
-    is_active=has_several_workers,
+    is_active=lambda knobs: int(knobs.get(NUM_WORKERS.key, 0)) > 1,  # so that one can finish before another
     usual_spread=0.06,
     brief="batches in the sampler's order",
     in_code=LOADER_ARGUMENT,
@@ -384,16 +378,6 @@ UINT8_TRANSFER = Knob(
 )
 
 KNOBS = [
-    BATCH_SIZE,
-    NUM_WORKERS,
-    PREFETCH_FACTOR,
-    PIN_MEMORY,
-    PERSISTENT_WORKERS,
-    MULTIPROCESSING_CONTEXT,
-    IN_ORDER,
-    SHARING_STRATEGY,
-    OWN_CORES,
-    NON_BLOCKING,
-    DEVICE_PREFETCH,
-    UINT8_TRANSFER,
-]
+    BATCH_SIZE, NUM_WORKERS, PREFETCH_FACTOR, PIN_MEMORY, PERSISTENT_WORKERS, MULTIPROCESSING_CONTEXT, IN_ORDER,
+    SHARING_STRATEGY, OWN_CORES, NON_BLOCKING, DEVICE_PREFETCH, UINT8_TRANSFER,
+]  # fmt: skip

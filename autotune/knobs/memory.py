@@ -6,8 +6,7 @@ import os
 
 from autotune.harness.protocol import KEEPING
 from autotune.knobs import malloc
-from autotune.knobs.base import HostContext, Knob
-from autotune.knobs.ranges import no_cuda
+from autotune.knobs.base import HostContext, Knob, no_cuda
 from autotune.records import KnobValue, Tier
 
 # Value of the knob -> configuration of torch's CUDA allocator.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import OTHER, HostContext, Knob
-from autotune.knobs.ranges import below, below_ampere, has_fast_bf16, no_cuda
+from autotune.knobs.base import OTHER, HostContext, Knob, below, below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
 FLOAT8_CORES = (8, 9)  # first compute capability with float8 Tensor Cores (Ada)

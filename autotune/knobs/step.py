@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.base import HostContext, Knob, observed_int
 from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
-from autotune.knobs.ranges import observed_int
 from autotune.records import Knobs, KnobValue, Tier
 
 METRICS_SYNC = "step.metrics_sync_interval"
@@ -77,14 +76,10 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the prod
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns a knob's tier. Under a fixed global batch, batch size and accumulation are `numerics`.
+    """Returns a knob's tier. Under a fixed global batch (`is_held`), batch size and accumulation are `numerics`.
 
     Each step still uses the same samples, but sums are taken in another order, and batch normalisation and losses that do not
     average over samples see smaller batches. So losses are compared.
-
-    Args:
-        knob: the knob.
-        is_held: whether `train.global_batch` is set.
     """
     return Tier.numerics if is_held and knob.key in HELD else knob.tier
 
