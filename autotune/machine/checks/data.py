@@ -22,12 +22,9 @@ FUSE = "fuse"
 
 
 def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]) -> list[Finding]:
-    """Returns the findings about a data folder.
+    """Returns the findings about a data folder, from the documents of two probes ({} for none).
 
-    Args:
-        found: the probe's document; {} if there is none.
-        problem: why there is no document. If there is no document and no problem, no folder was named.
-        host: the host probe's document; {} if there is none.
+    `problem` says why there is no document. If there is no document and no problem, no folder was named.
     """
     problem = problem or str(found.get("problem") or "")  # found by the probe: the folder has disappeared since doctor began
     if problem:

@@ -26,13 +26,12 @@ DEBUGGING = {
 def check_program(
     found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any], named: str = ""
 ) -> list[Finding]:
-    """Returns the findings about an interpreter and the environment variables of its programs.
+    """Returns the findings about an interpreter and the environment variables of its programs, from the probes' documents.
 
     Args:
-        found: the interpreter probe's document; {} if there is none.
+        found: the interpreter probe's document. Here and below, {} if there is none.
         problem: why there is no document.
-        gpus: the GPU probe's document; {} if there is none.
-        host: the host probe's document; {} if there is none.
+        gpus, host: the documents of the probes of GPUs and host.
         named: the interpreter that the user has named; "" for autotune's own.
     """
     torch = _torch(found, problem, gpus, named)
