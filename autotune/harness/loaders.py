@@ -66,8 +66,6 @@ class LoaderWatch:
         if self._is_measuring:
             self._patch_worker_info()
 
-    # --- entry ---
-
     def _patch_construction(self) -> None:
         signature = inspect.signature(DataLoader.__init__)
 

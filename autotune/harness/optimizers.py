@@ -228,8 +228,6 @@ class OptimizerWatch:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
         self._num_skipped_before = self._num_skipped()
 
-    # --- facts ---
-
     @property
     def has_any(self) -> bool:
         """Whether an optimizer was ever made."""

@@ -227,8 +227,6 @@ class Peers:
         is_other = (found.host, found.pid) != (self._host, self._context.pid)
         return is_other and (is_refused or (is_among_peers and found.status == "measured"))
 
-    # --- claims ---
-
     def _path(self, number: int) -> str:
         return os.path.join(self._context.spec.folder, CLAIM.format(number))
 

@@ -48,8 +48,6 @@ class Session(TrialContext):
         self._is_plain = False  # whether steps may use `plain_step_hook`, because nothing is left to find out
         self.phases.enter("import")
 
-    # --- start ---
-
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
         from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, state, supply, writes
@@ -92,8 +90,6 @@ class Session(TrialContext):
         self.is_child, self.phases.is_speaking = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
-
-    # --- steps ---
 
     def activate(self) -> None:
         """Makes this process report for its rank; called before the first optimizer step is counted."""

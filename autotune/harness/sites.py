@@ -113,8 +113,6 @@ class TargetSites:
         # Made for a later epoch: compare its position within the epoch, as the same code may make evaluation loaders.
         return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
-    # --- once training is under way ---
-
     def begin_training(self, loaders: List[Any]) -> None:
         """Remembers how many loaders each code has made, and the targets among `loaders`; called after the first few steps."""
         self._period = {code: count + 1 for code, count in self._made.items()}

@@ -83,8 +83,6 @@ class Supply:
             return None
         return Reading(time.monotonic(), training.total_batches, time.process_time(), workers)
 
-    # --- warm-up ---
-
     def drains_within(self, most_s: float) -> bool:
         """Returns whether the queue is falling and will be empty within `most_s` seconds; called often during warm-up."""
         now = self._glance()
@@ -100,8 +98,6 @@ class Supply:
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s
-
-    # --- window ---
 
     def open_window(self) -> None:
         """Reads the counters as the window opens."""

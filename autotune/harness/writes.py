@@ -112,8 +112,6 @@ class Writes:
         self._is_watching = True
         self._watch_backward()
 
-    # --- entry ---
-
     def _watch_backward(self) -> None:
         is_compiling, is_dispatched = torch.compiler.is_compiling, torch.overrides.has_torch_function_unary  # as in losses.py
 
@@ -168,8 +166,6 @@ class Writes:
             self._count()
         except Exception:
             self._context.broke("looking for steps without an optimizer")
-
-    # --- which tensors are written, and how writes are detected ---
 
     def _find(self, loss: Any) -> None:
         self._num_passes += 1
@@ -228,8 +224,6 @@ class Writes:
             self._context.loaders.begin_first_step()
             self._watch_loaders()
 
-    # --- steps ---
-
     def _count(self) -> bool:
         """Counts a step if one was made since the last call; returns whether it counted one."""
         if not self._has_stepped():
@@ -248,8 +242,6 @@ class Writes:
             self._probes = []
             self._num_passes = 1
         return any(seen)
-
-    # --- facts ---
 
     def watched(self) -> List[Any]:
         """Returns the tensors that are watched for writes."""

@@ -60,8 +60,6 @@ class Marks:
         # `seconds` and `busy_cpu_s` at the first change of phase after the last step, and the number of steps until then
         self._step_began: Tuple[Dict[str, float], float, int] = ({}, 0.0, -1)
 
-    # --- changes of phase ---
-
     def enter(self, phase: str) -> str:
         """Begins a phase and returns the one that it interrupts, for `leave`."""
         before = self.now
@@ -125,8 +123,6 @@ class Marks:
             return result
 
         return marked
-
-    # --- entry ---
 
     def install(self) -> None:
         """Starts to mark phases."""

@@ -91,8 +91,6 @@ class LineSampler(threading.Thread):
             if self.after_sample is not None:
                 self.after_sample()
 
-    # --- one sample ---
-
     def _sample(self, phase: str, elapsed_s: float) -> None:
         self.num_samples += 1
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
@@ -130,8 +128,6 @@ class LineSampler(threading.Thread):
         if own is not None:
             callees = self._callees.setdefault(own, {})
             callees[inner[2]] = callees.get(inner[2], 0.0) + elapsed_s
-
-    # --- result ---
 
     def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
         """Returns the lines, those with the most seconds first: at most MAX_LINES for each of MAIN, WORKER and THREAD.

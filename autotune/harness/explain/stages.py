@@ -73,8 +73,6 @@ class Stages:
         self._collating: List[Tuple[Any, Any]] = []  # the current fetcher and its original collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
 
-    # --- timing ---
-
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
         """Calls a function as a stage. `where`, for subclasses: (position in a Compose, length of the Compose)."""
         if not self._is_timing or threading.get_ident() != self._thread:
@@ -161,8 +159,6 @@ class Stages:
             datasets = getattr(dataset, "datasets", None)
             dataset = getattr(dataset, "dataset", None) or (datasets[0] if datasets else None)
         return NOWHERE
-
-    # --- entry ---
 
     def install(self) -> None:
         """Starts to time the batches that are made in this process."""
@@ -253,8 +249,6 @@ class Stages:
                 self._add(stage, [time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s, 0.0, 0.0])
 
         return staged
-
-    # --- result ---
 
     def counts(self) -> Dict[str, Any]:
         """Returns the counts so far, as plain data that can be added and subtracted."""

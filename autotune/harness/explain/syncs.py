@@ -106,8 +106,6 @@ class SyncSites:
             seen[0] += weight
             seen[1] += weight * seconds
 
-    # --- copies ---
-
     def _around_move(self, is_cuda: bool, function: Any) -> Any:
         is_compiling, marks = torch.compiler.is_compiling, self._marks
 
@@ -135,8 +133,6 @@ class SyncSites:
             return copy
 
         return moved
-
-    # --- result ---
 
     def sites(self, num_steps: float) -> List[Site]:
         """Returns the MAX_SITES places with the most seconds, sorted by seconds; calls and seconds are per step."""

@@ -68,8 +68,6 @@ class TracePass(Pass):
             self._left_out.append(int(self._profiler.step_num))
             self._left_out_s += time.perf_counter() - self._step_begun_s
 
-    # --- the profiler, started and stopped between two steps ---
-
     def _start(self) -> None:
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
@@ -115,8 +113,6 @@ class TracePass(Pass):
         results = self._profiler.profiler.kineto_results
         return len(results.events()) if results is not None else 0
 
-    # --- ranges ---
-
     def _enter(self, phase: str) -> None:
         self._leave()
         if phase != OTHER and self._profiler is not None and not self.is_over:
@@ -127,8 +123,6 @@ class TracePass(Pass):
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
-
-    # --- result ---
 
     def finish(self) -> Optional[Traced]:
         """See the base class."""

@@ -162,9 +162,6 @@ def _text(cores: Any) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-# --- the machine ---
-
-
 def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":
     """Returns (rank among the training processes of this host, their number) from the launcher; (0, 1) without one."""
     try:

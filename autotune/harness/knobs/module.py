@@ -79,8 +79,6 @@ class ModuleKnobs(KnobHandler):
         self._reports: Dict[str, KnobReport] = {}
         self.checkpointing = Checkpointing()
 
-    # --- setting ---
-
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
         """Sets all knobs except autocast on a module that has not been called yet; `observed` is from `observe`."""
         if self._knobs.get(FLOAT8, "off") != "off":
@@ -198,8 +196,6 @@ class ModuleKnobs(KnobHandler):
                 root.observed[AMP] = own
         if self._knobs.get(AMP, own) != own:
             self._reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
-
-    # --- verification ---
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""

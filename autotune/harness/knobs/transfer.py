@@ -98,8 +98,6 @@ class TransferKnobs(KnobHandler):
             self._patch_iteration()
             self._patch_moves()
 
-    # --- batches ---
-
     def _patch_iteration(self) -> None:
         def around_start(start: Any) -> Any:
             def __init__(iterator: Any, loader: Any) -> None:
@@ -166,8 +164,6 @@ class TransferKnobs(KnobHandler):
         if leaf is not None:
             leaf.take()
 
-    # --- the program's own moves ---
-
     def _patch_moves(self) -> None:
         leaves, move, own_to = self._leaves, self._move, torch.Tensor.to
 
@@ -213,8 +209,6 @@ class TransferKnobs(KnobHandler):
             self.num_ahead += 1
             return to(ready[0], **wanted)
         return to(tensor, **wanted, non_blocking=non_blocking if self._non_blocking is None else self._non_blocking)
-
-    # --- verification ---
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
