@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
@@ -148,15 +148,8 @@ class TracePass(Pass):
             step_s=(self._seconds - self._left_out_s) / num_steps,
             left_out=self._left_out,
             plain_step_s=self._plain_step_s,
-            peaks=self._peaks() if self.is_over else {},
+            peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if self.is_over else {},
         )
-
-    def _peaks(self) -> Dict[str, float]:
-        try:
-            return peaks(self.context.device, self.context.device_index)
-        except Exception as error:  # for example too little memory
-            self.notes.append(f"the device's peaks are not known: {type(error).__name__}: {error}")
-            return {}
 
     def _uninstall(self) -> None:
         self._marks.uninstall()
