@@ -119,12 +119,9 @@ class Patches:
         self._sites: Dict[Tuple[int, str], _Site] = {}
 
     def install(self, owner: Any, name: str, wrap: Wrap) -> Patch:
-        """Replaces an attribute until the patch is uninstalled.
+        """Replaces an attribute, which a class or module has itself or inherits, until the patch is uninstalled.
 
-        Args:
-            owner: a class or a module.
-            name: name of the attribute, which the owner has itself or inherits.
-            wrap: returns the replacement, given the current value.
+        `wrap` returns the replacement, given the current value.
         """
         with _lock:
             site = self._sites.setdefault((id(owner), name), _Site(owner, name))
@@ -265,12 +262,8 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
     `__class__`, copies and pickles show the program's own class; only `type(module)` shows the subclass. Setting a method on
     the instance instead would break deepcopy: the copy would run with the original's weights.
 
-    Args:
-        module: the module.
-        methods: name -> function. A function calls the program's own method through the program's class.
-
-    Returns:
-        Whether the module could be given another class (a ScriptModule cannot).
+    Each of these functions has to call the program's own method through the program's class. Returns whether the module could
+    be given another class; a ScriptModule cannot.
     """
     original = type(module)
 

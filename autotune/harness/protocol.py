@@ -65,7 +65,6 @@ UNMEASURABLE = "autotune.Unmeasurable"  # RankResult.error["type"] if the harnes
 # Status that a rank reports for each knob of its spec.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
 
-
 # Variables in which launchers pass a process its rank: torchrun and similar, Slurm's srun, Open MPI, other MPIs.
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 

@@ -130,11 +130,9 @@ class LineSampler(threading.Thread):
             callees[inner[2]] = callees.get(inner[2], 0.0) + elapsed_s
 
     def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
-        """Returns the lines, those with the most seconds first: at most MAX_LINES for each of MAIN, WORKER and THREAD.
+        """Returns the lines, those with the most seconds per step first: at most MAX_LINES for each of MAIN, WORKER and THREAD.
 
-        Args:
-            num_steps: number of steps by which the seconds are divided.
-            scale: phase -> factor by which the sampled seconds are multiplied, to agree with those of the clock.
+        `scale` is phase -> factor by which the sampled seconds are multiplied, to agree with those of the clock.
         """
         scale = scale or {}
 

@@ -280,13 +280,7 @@ class Method:
 
 
 def _around(name: str, held: Any, function: Any) -> Any:
-    """Returns the replacement for a function.
-
-    Args:
-        name: of the function.
-        held: what the module or class holds under its name, for example a `staticmethod`.
-        function: what the program gets if it reads the name.
-    """
+    """Returns the replacement for a function, under whose name a module or class holds `held`, for example a `staticmethod`."""
     if isinstance(held, classmethod):
         return Method(_skipping(name, function.__func__), is_of_class=True)
     skipped = _skipping(name, function)

@@ -40,14 +40,8 @@ class Core(NamedTuple):
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
     """Returns the cores of one rank and its workers, how many ranks share them, and why `value` is not applied ("" if it is).
 
-    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, "").
-
-    Args:
-        value: value of threads.affinity.
-        cores: the available cores.
-        rank: rank of this process among those on this host.
-        num_ranks: number of training processes on this host.
-        gpu_node: NUMA node of this rank's GPU; None if there is none or it is not known.
+    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, ""). Ranks are those of this host. `gpu_node` is the NUMA
+    node of this rank's GPU; None if there is none or it is not known.
     """
     nodes = sorted({core.node for core in cores})
     if value == NUMA and len(nodes) > 1:
