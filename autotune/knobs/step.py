@@ -92,8 +92,8 @@ def derived(knobs: Knobs, *, held: int) -> Knobs:
 def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostContext) -> list[KnobValue]:
     """Returns the batch sizes that divide `held`, the fixed product of batch size and accumulation in samples, ascending.
 
-    The candidates are those that were asked for or, if these are None, `held`, its half, its quarter and so on, up to the larger
-    of the device's cap and the program's own batch size.
+    The candidates are those asked for or, if these are None, `held`, its half, its quarter and so on, up to the larger of the
+    device's cap and the program's own batch size.
     """
     own = observed_int(host_context, BATCH_SIZE.key)
     most = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
