@@ -21,10 +21,7 @@ from .patches import patches
 
 
 class Applied:
-    """What the harness does in a real run, where nothing is measured. Knobs that cannot work here are removed from its spec.
-
-    `is_called` says whether the program itself has called `autotune.apply`.
-    """
+    """What the harness does in a real run, where nothing is measured. Knobs that cannot work here are removed from its spec."""
 
     def __init__(self, context: TrialContext, *, is_called: bool) -> None:
         self._context, self._is_called = context, is_called

@@ -62,10 +62,7 @@ class Checkpointing:
         self._hooks: List[Any] = []
 
     def put_into(self, module: Any, *, is_watched: bool) -> str:
-        """Checkpoints a module before its first call; returns why that is impossible, "" on success.
-
-        If `is_watched`, a block is observed for a few steps; it is false if the knob or the program compiles the module.
-        """
+        """Checkpoints a module before its first call and, if `is_watched`, observes a block; returns "" or why it cannot."""
         switches = checkpointing_switches(module)
         if switches:
             try:

@@ -75,10 +75,7 @@ class Cycles:
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Adds a step that took `step_s` and returns whether it is a gap; need not be called for short steps.
-
-        The other arguments are as in `Gap`, at the step's end.
-        """
+        """Adds a long step (short ones need not be added) and returns whether it is a gap; `steps` etc. are as in `Gap`."""
         before = steps - 1 - self._from_steps
         if before >= LEAST_STEPS:
             self._typical_s = (end_s - step_s - self._from_s) / before

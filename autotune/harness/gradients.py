@@ -279,10 +279,7 @@ class Gradients:
     # --- how many calls per step ---
 
     def _correct(self) -> None:
-        """Corrects `every` if the program accumulates gradients itself: with two backward passes per step, `every` is halved.
-
-        Called at the program's first step.
-        """
+        """Corrects `every` at the first step if the program accumulates itself: with two backward passes, it is halved."""
         samples, called = self._batch()
         own = max(1, round(called / self._first_samples)) if self._first_samples else 1
         if own == 1:

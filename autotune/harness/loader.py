@@ -186,10 +186,7 @@ class Loader:
         self._reading_began = -1 if torch.is_grad_enabled() else num_steps
 
     def leaves_unused(self) -> bool:
-        """Whether the program leaves an epoch early with a batch that it does not train on; called as the next epoch begins.
-
-        This is the batch at which a loop ends by `break`, if each step takes one batch.
-        """
+        """Whether an epoch ended early (by `break`) with a batch that was not trained on; called as the next one begins."""
         taken, num_steps = self.total_batches - self._before_epoch[0], self.num_steps_fed - self._before_epoch[1]
         is_early = self._epoch_length is not None and taken + self.num_yields < self._epoch_length
         is_unused = is_early and self.num_yields > 0 and MIN_STEPS <= num_steps == taken
@@ -351,10 +348,7 @@ def _length(dataset: Any) -> Optional[int]:
 
 
 def _construction() -> Tuple[List[str], str]:
-    """Returns where the loader is made.
-
-    That is "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py).
-    """
+    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py)."""
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
     def is_skipped(name: str) -> bool:

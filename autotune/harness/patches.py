@@ -41,11 +41,7 @@ class Patch:
                 self._site.add(self)
 
     def uninstall(self) -> bool:
-        """Removes the replacement.
-
-        Returns:
-            False if the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
-        """
+        """Removes the replacement; False if others have replaced the attribute since: ours then stays below, inactive."""
         with _lock:
             self.is_active = False
             return self._site.remove(self)
@@ -119,10 +115,7 @@ class Patches:
         self._sites: Dict[Tuple[int, str], _Site] = {}
 
     def install(self, owner: Any, name: str, wrap: Wrap) -> Patch:
-        """Replaces an attribute, which a class or module has itself or inherits, until the patch is uninstalled.
-
-        `wrap` returns the replacement, given the current value.
-        """
+        """Replaces an attribute, own or inherited, of a class or module by `wrap(current value)` until it is uninstalled."""
         with _lock:
             site = self._sites.setdefault((id(owner), name), _Site(owner, name))
             patch = Patch(site, wrap)

@@ -124,10 +124,7 @@ class Supply:
         return self.fall_frac > FALL_FRAC
 
     def regime(self, num_threads: Optional[int]) -> Optional[str]:
-        """Returns SEPARATE or SHARED; None without workers.
-
-        `num_threads` is None if a GPU computes the step, and the process only launches its work.
-        """
+        """Returns SEPARATE or SHARED; None without workers. `num_threads` is None if a GPU computes the step."""
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:
             return None

@@ -32,10 +32,7 @@ class Trend(NamedTuple):
 
 
 def trend(rates: List[float]) -> Trend:
-    """Returns the trend over equal parts (see CHUNKS): a least-squares line through the step time's logarithm.
-
-    It is Trend(0.0, 0.0) for fewer than five parts.
-    """
+    """Returns the least-squares trend of the step time's logarithm over equal parts (CHUNKS); no trend for fewer than five."""
     size = max(1, len(rates) // CHUNKS)
     chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
     y = [-math.log(rate) for rate in chunks if rate > 0]

@@ -63,10 +63,7 @@ COMPILE_MODE = Knob(
     brief="torch.compile, and how",
     phrase="compile {}",
     phrases={"off": "eager"},
-    in_code={
-        "off": "leave the model uncompiled",
-        OTHER: "model.compile(mode={value!r})",
-    },
+    in_code={"off": "leave the model uncompiled", OTHER: "model.compile(mode={value!r})"},
     summary=(
         "torch.compile of the trained modules: Python is traced into graphs, pointwise operators are fused and code is "
         "generated (Triton on CUDA, C++ on the CPU). `reduce-overhead` adds CUDA graphs, which replay a whole step's launches "

@@ -290,10 +290,7 @@ NON_BLOCKING = Knob(
     usual_gain=0.02,
     usual_spread=0.06,
     brief="copies to the GPU do not wait",
-    in_code={
-        True: "batch.to(device, non_blocking=True)",
-        False: "batch.to(device)",
-    },
+    in_code={True: "batch.to(device, non_blocking=True)", False: "batch.to(device)"},
     summary=(
         "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
         "tensors that a loader has handed over. It needs loader.pin_memory."
@@ -315,10 +312,7 @@ DEVICE_PREFETCH = Knob(
     usual_gain=0.02,
     usual_spread=0.08,
     brief="next batch copied a step ahead",
-    in_code={
-        True: "copy the next batch on a stream of its own, or `autotune apply`",
-        False: "copy each batch when it is used",
-    },
+    in_code={True: "copy the next batch on a stream of its own, or `autotune apply`", False: "copy each batch when it is used"},
     summary=(
         "Fetches one batch ahead and copies it to the device on a side stream. Only tensors that the program was seen to move "
         "are copied. The program's own `batch.to(device)` then returns the finished copy. It needs loader.pin_memory."

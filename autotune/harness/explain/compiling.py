@@ -68,10 +68,7 @@ def _failed_guard(metric: Any) -> str:
 
 
 def _graph_breaks(sources: Sources) -> List[Dict[str, Any]]:
-    """Returns one row for each place and reason, the most frequent first.
-
-    The place is the innermost line of the program's own code or, if there is none, of a library.
-    """
+    """Returns a row for each place (the innermost line of the program's own code, else of a library) and reason, by count."""
     found: Dict[Any, int] = {}
     for each in getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", []):
         stack = getattr(each, "user_stack", None) or []
