@@ -17,8 +17,8 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
-    last_step.py, ending.py   after which step all ranks exit; how a process ends and writes its result
-    announcement.py           how rank 0 tells the other ranks the number of a step before any rank reaches it
+    announcement.py           how rank 0 tells the other ranks the number of a step, and after which step all ranks exit
+    ending.py                 how a process ends and writes its result
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
@@ -33,7 +33,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may be from the truth (pure)
-    trend.py                  whether the step time keeps changing (pure)
+    blocks.py                 rates of blocks of steps; whether the step time keeps changing (pure)
     process.py                facts and memory of the process
     away.py                   writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace

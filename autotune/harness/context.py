@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .gradients import Gradients
     from .knobs.affinity import AffinityBinder
     from .knobs.registry import Handlers
-    from .last_step import LastStep
+    from .announcement import LastStep
     from .loaders import LoaderWatch
     from .losses import LossWatch
     from .modules import ModuleWatch

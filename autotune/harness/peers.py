@@ -84,7 +84,7 @@ class Peers:
                 return
 
     def lead(self) -> None:
-        """Notes, at the first step, that this is rank 0 of a group; ends the program if a group on another node has one, too."""
+        """Notes, at the first step, that this is rank 0 of a group; ends the program if a group on another node has one."""
         self._is_leader, path = True, os.path.join(self._context.spec.folder, LEADER)
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

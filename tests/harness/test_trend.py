@@ -8,7 +8,7 @@ import pytest
 
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules
-from autotune.harness.trend import trend
+from autotune.harness.blocks import trend
 
 Steps = Iterator[float]
 
