@@ -294,14 +294,8 @@ class LoaderWatch:
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                made = loader_knobs.Making(
-                    is_chained=self._is_chained(info, arguments),
-                    is_unshared=self._is_unshared(info),
-                    is_shuffled=info.is_shuffled,
-                    main_line=info.main_line,
-                )
-                knobs = self._context.handlers.loader
-                info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
+                is_chained, is_unshared = self._is_chained(info, arguments), self._is_unshared(info)
+                self._context.handlers.loader.on_loader(arguments, info, is_chained=is_chained, is_unshared=is_unshared)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None

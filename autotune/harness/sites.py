@@ -18,7 +18,7 @@ from weakref import ref
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from . import adapters, members
-from .knobs.loader import LoaderKnobs, Making
+from .knobs.loader import LoaderKnobs
 
 NUM_FRAMES = 2  # the constructing line, and the line that called the function around it: one helper may make all loaders
 HASH_DIGITS = 12
@@ -129,13 +129,7 @@ class TargetSites:
         is_chained = any(is_around(given, known()) for known in self._batch_samplers)
         info.is_target = self.is_target(info, arguments, is_chained=is_chained)
         if info.is_target:
-            made = Making(
-                is_chained=is_chained,
-                is_unshared=self.is_unshared,
-                is_shuffled=info.is_shuffled,
-                main_line=info.main_line,
-            )
-            info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
+            knobs.on_loader(arguments, info, is_chained=is_chained, is_unshared=self.is_unshared)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target, because another loader may be made around it."""
