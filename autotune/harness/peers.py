@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import protocol
 from .blocks import Blocks

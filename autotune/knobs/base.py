@@ -73,6 +73,11 @@ class HostContext:
     topology: Topology = field(default_factory=Topology)
 
 
+def no_seed(_: HostContext) -> KnobValue | None:
+    """Returns None: an expert would not start with a particular value."""
+    return None
+
+
 OTHER = None  # in `Knob.in_code`: matches any value that has no entry of its own
 LOADER_ARGUMENT = "DataLoader(..., {name}={value!r})"
 DDP_ARGUMENT = "DistributedDataParallel(..., {name}={value!r})"
@@ -138,7 +143,7 @@ class Knob:
     examples: tuple[KnobValue, ...] = ()
     bounds: Callable[[HostContext], tuple[float | None, float | None]] = lambda _: (None, None)
     blocked: Callable[[HostContext], str | None] = lambda _: None
-    expert: Callable[[HostContext], KnobValue | None] = lambda _: None
+    expert: Callable[[HostContext], KnobValue | None] = no_seed
     is_active: Callable[[Knobs], bool] = lambda _: True
     environment: Callable[[Any], dict[str, str]] = lambda _: {}
     variables: tuple[str, ...] = ()

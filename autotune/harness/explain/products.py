@@ -74,6 +74,7 @@ def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
 
 def _narrowed(arguments: List[Any], kept: Optional[int]) -> List[Any]:
     """Returns the arguments with their tensors in 16 bits, except the one at position `kept`."""
+
     def is_cast(place: int, each: Any) -> bool:
         return isinstance(each, torch.Tensor) and place != kept
 

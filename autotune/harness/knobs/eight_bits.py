@@ -8,8 +8,8 @@ from typing import Any, Dict
 import torch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
-from ..context import TrialContext
 from .. import batches, members
+from ..context import TrialContext
 from ..patches import patches, replace_of_object
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
 from .base import KnobHandler

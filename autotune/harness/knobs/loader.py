@@ -9,9 +9,9 @@ from typing import Any, Dict, Optional, Tuple
 
 from torch.utils.data import DataLoader
 
-from ..context import TrialContext
 from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import affinity, eight_bits, transfer
 from .base import KnobHandler

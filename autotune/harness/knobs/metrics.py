@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Optional
 
 from torch import Tensor
 
-from ..context import TrialContext
 from .. import adapters
+from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler

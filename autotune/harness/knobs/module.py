@@ -15,10 +15,10 @@ from typing import Any, Callable, Dict, List, Optional
 import torch
 from torch.utils import _pytree
 
-from ..context import TrialContext
 from .. import members
 from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, Checkpointing, blocks, can_be_checkpointed
+from ..context import TrialContext
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import float8
@@ -273,6 +273,7 @@ class ModuleKnobs(KnobHandler):
 
 def _lay_out(module: Any, layout: Any) -> None:
     """Sets the memory format of a module's four-dimensional weights; torch's `Module.to` fails on five-dimensional ones."""
+
     def change(tensor: Any) -> Any:
         return torch.Tensor.to(tensor, memory_format=layout) if torch.Tensor.dim(tensor) == 4 else tensor
 

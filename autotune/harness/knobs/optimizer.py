@@ -6,8 +6,8 @@ from typing import Any, Dict, Optional
 
 import torch
 
-from ..context import TrialContext
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..context import TrialContext
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
@@ -81,6 +81,7 @@ class ParallelKnobs(KnobHandler):
 
     def _compress(self, wrapper: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
         if wrapper._comm_hooks:
             return  # the program's own hook, which is reported when it is read back
         if not any(p.requires_grad and p.dtype == torch.float32 for p in members.parameters(wrapper)):

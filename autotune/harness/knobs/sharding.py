@@ -14,8 +14,8 @@ import sys
 import weakref
 from typing import Any, Dict, List, Optional
 
-from ..context import TrialContext
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 from .parallel import ALONE, STRATEGY

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..context import TrialContext
 from .. import batches
+from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
 from .base import ON_THE_CPU, KnobHandler

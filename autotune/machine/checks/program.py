@@ -28,11 +28,8 @@ def check_program(
 ) -> list[Finding]:
     """Returns the findings about an interpreter and the environment variables of its programs, from the probes' documents.
 
-    Args:
-        found: the interpreter probe's document. Here and below, {} if there is none.
-        problem: why there is no document.
-        gpus, host: the documents of the probes of GPUs and host.
-        named: the interpreter that the user has named; "" for autotune's own.
+    `problem` says why the interpreter's probe has no document. Here and for the other probes, {} stands for none. `named` is
+    the interpreter that the user has named; "" for autotune's own.
     """
     torch = _torch(found, problem, gpus, named)
     findings = [torch]
