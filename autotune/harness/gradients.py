@@ -314,16 +314,6 @@ class Gradients:
         is_counted = context.modules.roots and context.modules.roots[0].sizes.unit == "samples"
         return (called if is_counted else None), called
 
-    @property
-    def calls_per_step(self) -> Optional[float]:
-        """Calls of `step()` per real step, as observed; None before the first real step."""
-        return self.num_calls / self.num_done if self.num_done else None
-
-    @property
-    def is_early(self) -> bool:
-        """Whether fewer than two steps were made, so that cleared gradients may not have been inspected yet."""
-        return bool(self._context.num_steps < 2)
-
     def samples_per_step(self) -> Optional[float]:
         """Returns the ranks' samples per step: this rank's median times the number of ranks. None if no samples are counted."""
         samples = self._context.window.steps["samples"]

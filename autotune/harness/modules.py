@@ -13,7 +13,7 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
@@ -36,9 +36,6 @@ KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
-# Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
-# them on "meta" in between.
-TIMED = ("", "cpu", "cuda", "meta")
 
 
 class Root:
@@ -420,34 +417,16 @@ class ModuleWatch:
         """The roots to report: the living ones, or all of them if the program has ended and released its modules."""
         return self.living or self.roots
 
-    def device_type(self) -> str:
-        """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
-        kind = self._trained_on()
-        if not kind:
-            return "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        return "cuda" if kind == "cuda" else "cpu"
-
-    def untimed_device(self) -> str:
-        """Returns the type of device that trained parameters are on if steps cannot be timed there, such as "xpu"; else ""."""
-        kind = self._trained_on()
-        return "" if kind in TIMED else kind
-
-    def _trained_on(self) -> str:
-        """Returns the type of device that trained parameters are on; "" if none are known."""
-        first = self._first_trained()
-        return str(self._context.writes.device_type if first is None else first.device.type)
-
-    def device_index(self) -> Optional[int]:
-        """Returns the index of the GPU that holds the trained parameters; None if unknown."""
-        first = self._first_trained()
-        return None if first is None else first.device.index
-
-    def _first_trained(self) -> Any:
-        """Returns a parameter that is trained; None if none is known."""
+    def device(self) -> Tuple[str, Optional[int]]:
+        """Returns type and index of the device with the trained parameters; if these are unknown, the GPU if one is in use."""
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
         held = (parameter for optimizer in context.optimizers.optimizers() for parameter in parameters_of(optimizer))
-        return next(itertools.chain(trained, held, context.writes.watched()), None)
+        first = next(itertools.chain(trained, held, context.writes.watched()), None)
+        if first is not None:
+            return str(first.device.type), first.device.index
+        in_use = "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        return context.writes.device_type or in_use, None
 
     def is_compiled(self) -> bool:
         """Whether the compiler is used in this process."""

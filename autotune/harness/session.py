@@ -100,9 +100,9 @@ class Session(TrialContext):
             self.rank, self.world_size = ranks.get_rank(), ranks.get_world_size()
         else:  # several processes without a process group do not train together
             self.rank, self.world_size = self.rank if "RANK" in os.environ else 0, 1
-        self.device = self.modules.device_type()
-        self.device_index = self.modules.device_index() if self.device == "cuda" else None
-        if kind := self.modules.untimed_device():
+        kind, index = self.modules.device()
+        self.device, self.device_index = ("cuda", index) if kind == "cuda" else ("cpu", None)
+        if kind not in ("cpu", "cuda", "meta"):  # on "meta", a library that moves weights around leaves them in between
             self.ending.give_up(OTHER_DEVICE.format(kind))
         if not self.is_applying:
             self.clock = make_clock(self.device, self.device_index)
@@ -218,7 +218,7 @@ class Session(TrialContext):
             if self.spec.skipped and self.rank == 0:  # only rank 0 has to run the functions that are skipped
                 skipping.check_skipped()
             self.ending.leave("measured")
-        if self.phases.is_beat_due(now_s):
+        if now_s >= self.phases.next_beat_s:
             self.phases.beat(now_s)
             self.memory.look(now_s)
             if self.losses is not None:

@@ -51,10 +51,8 @@ def looks_like_training(arguments: Dict[str, Any]) -> bool:
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
         return True
     sampler = _sampler(arguments)
-    is_in_order = (
-        sampler is None or isinstance(sampler, SequentialSampler) or members.attribute(sampler, "shuffle", True) is False
-    )
-    return not is_in_order
+    is_in_order = sampler is None or isinstance(sampler, SequentialSampler)
+    return not is_in_order and members.attribute(sampler, "shuffle", True) is not False
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:

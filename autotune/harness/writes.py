@@ -95,6 +95,7 @@ class Writes:
 
     Attributes:
         source: how steps are recognised, in words; "" while optimizers step or nothing is known yet.
+        device_type: the type of device that the written parameters are on; "" if there are none.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -106,7 +107,7 @@ class Writes:
         self._period: Optional[int] = None  # backward passes per step, if writes cannot be watched
         self._most_passes = 0  # largest number of passes seen in a step
         self._passes = 0  # backward passes since the last step
-        self._device = ""
+        self.device_type = ""
         self._thread = 0
         self._patches: List[Patch] = []
         self._is_watching = True
@@ -214,7 +215,7 @@ class Writes:
 
     def _begin(self, leaves: List[Leaf], most_passes: int, device: str) -> None:
         is_first = not self.source
-        self._device, self._most_passes = device, most_passes
+        self.device_type, self._most_passes = device, most_passes
         self._probes = [] if self._period else [Probe(leaf) for leaf in leaves[:NUM_PROBES]]
         self.source = COUNTED.format(self._period) if self._period else WRITTEN
         self._context.gradients.stand_down(NO_STEP)
@@ -246,11 +247,6 @@ class Writes:
     def watched(self) -> List[Any]:
         """Returns the tensors that are watched for writes."""
         return [tensor for probe in self._probes if (tensor := probe.tensor()) is not None]
-
-    @property
-    def device_type(self) -> str:
-        """The type of device that the written parameters are on; "" if there are none."""
-        return self._device
 
 
 def place_of(tensor: Any) -> Any:

@@ -13,8 +13,7 @@ from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, cor
 from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance, of_cpu, of_device
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
-from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
-from autotune.monitors.several import as_one
+from autotune.monitors.nvml import DeviceMonitor, NoDevice, as_one, open_device
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
 # Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.

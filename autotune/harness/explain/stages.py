@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Sequence, Set, Tuple
 from ..patches import Patch, patches, replace_of_object
 from ..worker import OWN_DELAYS, _delays, read_together
 from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, Stage
-from .sources import Sources, code_of, name_of
+from .sources import OWN, Sources, code_of, name_of
 
 CHEAP_S = 200e-6  # if a sample takes less time than this, only one batch in ONE_IN is timed
 ONE_IN = 32
@@ -146,7 +146,7 @@ class Stages:
 
     def _place(self, thing: Any, names: Tuple[str, ...] = ()) -> Place:
         code = code_of(thing, names)
-        if code is None or not self._sources.is_own(code):
+        if code is None or self._sources.kind(code) is not OWN:
             return NOWHERE
         return os.path.abspath(code.co_filename), code.co_firstlineno, name_of(code)
 
