@@ -121,9 +121,9 @@ def _overwrite(path: Path, content: bytes) -> None:
 def seal_trace(path: Path, mask: Mask) -> None:
     """Masks the secrets in a compressed trace, and drops whatever is not JSON.
 
-    All strings of the JSON document are masked, one by one: names of operators and ranges, paths, arguments. Outside of strings,
-    JSON has only numbers, constants and punctuation. A text that has anything else is not a trace, and none of it is kept.
-    If the disk has no room for the copy, the trace is removed.
+    All strings of the JSON document are masked, one by one: names of operators and ranges, paths, arguments. Elsewhere, JSON
+    has only numbers, constants and punctuation. A text that has anything else is not a trace, and none of it is kept. If the
+    disk has no room for the copy, the trace is removed.
     """
     if path.is_symlink() or not path.is_file():
         return
