@@ -25,11 +25,6 @@ def note_start() -> None:
     _environment.update(os.environ)
 
 
-def _note_changes() -> None:
-    state.startup["changed"] = [name for name in _changed() if not name.startswith("AUTOTUNE_")]
-    patches.on_import("torch._dynamo", _note_compiler)
-
-
 def _note_compiler(_: Any) -> None:
     # If this list is empty, warm starts import the compiler in advance, too (trials/warm.py). That saves seconds even if a
     # program does not use the compiler, because constructing an optimizer imports it.
@@ -79,7 +74,8 @@ def wait_for_torch(spec_path: str) -> None:
         return
 
     def around(execute: Callable[[], None], _: Any) -> None:
-        _note_changes()
+        state.startup["changed"] = [name for name in _changed() if not name.startswith("AUTOTUNE_")]
+        patches.on_import("torch._dynamo", _note_compiler)
         session = _guarded(_begin, spec_path)
         execute()
         _guarded(keeping.torch_is_there)

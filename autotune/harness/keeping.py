@@ -131,7 +131,7 @@ class Kept:
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
             taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
             origin, target = _at(src, src_dir_fd), _at(dst, dst_dir_fd)
-            is_folder = bool(self._paths) and os.path.isdir(origin) and self._is_any_in(os.path.realpath(origin))
+            is_folder = any(_is_within(kept, os.path.realpath(origin)) for kept in self._paths) and os.path.isdir(origin)
             if taken is None and source is None and not is_folder:
                 is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
@@ -207,9 +207,6 @@ class Kept:
         folder, name = os.path.split(text)
         full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
         return full if full in self._paths else None
-
-    def _is_any_in(self, folder: str) -> bool:
-        return any(_is_within(kept, folder) for kept in self._paths)
 
     def _holds_only_kept(self, folder: str) -> bool:
         self._read()

@@ -191,7 +191,9 @@ class Loader:
         is_early = self._epoch_length is not None and taken + self.num_yields < self._epoch_length
         is_unused = is_early and self.num_yields > 0 and MIN_STEPS <= num_steps == taken
         self._before_epoch = self.total_batches + (0 if is_unused else self.num_yields), self.num_steps_fed
-        self._epoch_length = _num_batches(self._made())
+        loader = self._made()
+        counts = getattr(type(loader), "__len__", None)
+        self._epoch_length = _length(loader) if counts is DataLoader.__len__ else None  # its class may count by itself
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
@@ -333,11 +335,6 @@ def _weakly(value: Any) -> Callable[[], Any]:
 def _version(value: Any) -> int:
     """Returns a number that grows each time a tensor is written to; 0 for other objects."""
     return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
-
-
-def _num_batches(loader: Any) -> Optional[int]:
-    """Returns the number of batches in an epoch; None if it is not known, or if the loader's class counts them by itself."""
-    return _length(loader) if getattr(type(loader), "__len__", None) is DataLoader.__len__ else None
 
 
 def _length(dataset: Any) -> Optional[int]:

@@ -114,7 +114,8 @@ class OptimizerWatch:
         is_enabled = torch.amp.GradScaler.is_enabled
 
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
+            hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
+            if not is_enabled(scaler) or (self.is_uninstalled and _left_alone in hooks.values()):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
             # The scaler passes its scale to an optimizer that is fused at this moment. If the optimizer were no longer fused
@@ -209,20 +210,17 @@ class OptimizerWatch:
             self._clock = weakref.ref(optimizer)
         if self._captured.is_captured():
             return
-        if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
+        clock = self._clock()
+        if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
             self._context.step_done()
             return
         if self._counted_steps != self._context.num_steps:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1
-        if num >= SILENT_STEPS or self._clock() is None:
+        if num >= SILENT_STEPS or clock is None:
             self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
             self._steps_of_others = {}
-
-    def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
-        inner = members.attribute(optimizer, "optimizer")
-        return inner is not None and self._clock is not None and inner is self._clock()
 
     def open_window(self) -> None:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
@@ -273,10 +271,6 @@ class OptimizerWatch:
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Does nothing. In mode "apply", this replaces an optimizer's post-step hook once the optimizer's knobs are set."""
-
-
-def _is_left_alone(optimizer: Any) -> bool:
-    return _left_alone in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
 
 
 def _has_inner_steps(optimizer: Any) -> bool:

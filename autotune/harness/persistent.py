@@ -118,7 +118,8 @@ def _prepare(kept: Dict[str, Any]) -> None:
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
-            _draw_seed(kept.get("generator"))
+            # Torch draws a number for the seeds of new workers. The same draw keeps later ones (the order of samples) the same.
+            torch.empty((), dtype=torch.int64).random_(generator=kept.get("generator"))
             return
         record, before, kept["_iterator"] = kept.get("_autotune"), kept["_iterator"], None
         if record is not None and sent != kept[SENT]:
@@ -126,11 +127,6 @@ def _prepare(kept: Dict[str, Any]) -> None:
         elif record is not None:
             before.__dict__[LEFT] = record
     kept[SENT] = sent
-
-
-def _draw_seed(generator: Any) -> None:
-    """Draws a number as torch does for the seeds of new workers, so that later draws (the order of samples) stay the same."""
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _is_in_use(kept: Dict[str, Any]) -> bool:

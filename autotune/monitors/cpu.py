@@ -124,14 +124,9 @@ class CpuUse:
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name for the tracker; unknown ones are absent."""
+        users = ("own", "tuner", "foreign", "kernel", "idle", "waiting", "steal")
         known = {
-            "host.own_cores": self.own_cores,
-            "host.tuner_cores": self.tuner_cores,
-            "host.foreign_cores": self.foreign_cores,
-            "host.kernel_cores": self.kernel_cores,
-            "host.idle_cores": self.idle_cores,
-            "host.waiting_cores": self.waiting_cores,
-            "host.steal_cores": self.steal_cores,
+            **{f"host.{user}_cores": getattr(self, f"{user}_cores") for user in users},
             "host.read_bytes_per_s": None if self.read_bytes is None else self.read_bytes / self.seconds,
             "host.disk_bytes_per_s": None if self.disk_bytes is None else self.disk_bytes / self.seconds,
         }

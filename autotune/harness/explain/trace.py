@@ -90,7 +90,9 @@ class TracePass(Pass):
         elapsed_s = time.perf_counter() - self._begun_s
         if self._num_wanted is None:
             self._stop()
-            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, self._num_events())
+            results = self._profiler.profiler.kineto_results
+            num_events = len(results.events()) if results is not None else 0
+            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, num_events)
             self._start()
         elif self._num_steps - len(self._left_out) < self._num_wanted and elapsed_s < MAX_S:
             self._profiler.step()
@@ -108,10 +110,6 @@ class TracePass(Pass):
 
     def _synchronize(self) -> None:
         torch.cuda.synchronize(self.context.device_index)
-
-    def _num_events(self) -> int:
-        results = self._profiler.profiler.kineto_results
-        return len(results.events()) if results is not None else 0
 
     def _enter(self, phase: str) -> None:
         self._leave()

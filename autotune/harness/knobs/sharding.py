@@ -110,9 +110,8 @@ class ShardingKnobs(KnobHandler):
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
-        return self._verify_strategy(asked) if key == STRATEGY else self._verify_resharding(bool(asked))
-
-    def _verify_strategy(self, asked: str) -> KnobReport:
+        if key == RESHARD:
+            return self._verify_resharding(bool(asked))
         own, why = self.observe().get(STRATEGY), ARGUMENT if self._context.world_size > 1 else ALONE
         return KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
 
