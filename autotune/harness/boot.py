@@ -39,7 +39,10 @@ def _changed() -> List[str]:
 def sign_in(spec_path: str) -> None:
     """Writes the trial's first progress line, which shows that the harness was loaded even if torch is never imported."""
     try:
-        now_s = time.monotonic() + protocol.clock_offset_s(protocol.read_spec(spec_path))
+        spec = protocol.read_spec(spec_path)
+        if spec.mode == "apply":
+            return  # a real run writes no progress
+        now_s = time.monotonic() + protocol.clock_offset_s(spec)
         line = {"time_s": now_s, "phase": protocol.PHASES[0], "step": 0, "rate_per_s": None}
         path = os.path.join(os.path.dirname(spec_path), protocol.PROGRESS_FILE)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
