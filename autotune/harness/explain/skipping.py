@@ -117,11 +117,13 @@ class SkippedStages(Stages):
         known = self._again
         if key not in known:
             while known and (len(known) >= MOST_STAGES or sum(each.num_bytes for each in known.values()) >= MOST_BYTES):
-                dropped = known.pop(next(iter(known)))
-                for place in [place for place, each in self.by_place.items() if each is dropped]:
-                    del self.by_place[place]
+                self._drop(known.pop(next(iter(known))))
             known[key] = self._begun(stage, place, limits)
         return known[key]
+
+    def _drop(self, dropped: Again) -> None:
+        for place in [place for place, each in self.by_place.items() if each is dropped]:
+            del self.by_place[place]
 
     def _begun(self, stage: Any, place: Place, limits: Optional[Dict[str, Any]]) -> Again:
         """Returns a stage's first results: those that earlier workers saved for the same stage, or an empty `Again`."""
