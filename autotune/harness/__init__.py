@@ -53,7 +53,8 @@ from typing import Optional
 def wake(spec_path: str) -> None:
     """Prepares this process. Once torch is imported, a trial applies its knobs and measures; a real run only applies its knobs.
 
-    `spec_path` is the value of the environment variable protocol.SPEC_VARIABLE.
+    Args:
+        spec_path: the value of the environment variable protocol.SPEC_VARIABLE.
     """
     from . import boot, keeping, protocol
 

@@ -21,7 +21,12 @@ from .patches import patches
 
 
 class Applied:
-    """What the harness does in a real run, where nothing is measured. Knobs that cannot work here are removed from its spec."""
+    """What the harness does in a real run, where nothing is measured.
+
+    Args:
+        context: the real run in this process; knobs that cannot work here are removed from its spec.
+        is_called: whether the program itself has called `autotune.apply`.
+    """
 
     def __init__(self, context: TrialContext, *, is_called: bool) -> None:
         self._context, self._is_called = context, is_called

@@ -64,7 +64,9 @@ class Sizes:
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
-        self._is_single: Optional[bool] = None  # whether such a batch is one sample; None until a model was called with one
+        self._is_single: Optional[bool] = (
+            None  # whether such a batch is a single sample; None until a model has been called with one
+        )
 
     @property
     def unit(self) -> str:
@@ -117,7 +119,11 @@ class Sizes:
         return leading
 
     def are_single(self, called: Tuple[int, ...]) -> bool:
-        """Returns True once, if batches turn out to be single samples: a model's input (`called`) has one more dimension."""
+        """Returns True once, if batches turn out to be single samples: a model's input has one dimension more than a batch.
+
+        Args:
+            called: the shape of the model's input.
+        """
         if self._unbatched is None or self._is_single is not None or not called:
             return False
         self._is_single = called[1:] == self._unbatched

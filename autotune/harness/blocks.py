@@ -9,7 +9,10 @@ from .protocol import MeasureRules
 
 
 class Blocks:
-    """Groups steps into blocks of at least `min_s` seconds and of a multiple of `width` steps: the loader's workers, or 1."""
+    """Groups steps into blocks of at least `min_s` seconds.
+
+    The number of steps in a block is a multiple of `width`, the number of loader workers (1 if there are none).
+    """
 
     def __init__(self, width: int, min_s: float) -> None:
         self.width, self.min_s = max(1, width), min_s

@@ -20,7 +20,10 @@ _environment: Dict[str, str] = {}  # the environment variables when the harness 
 
 
 def note_start() -> None:
-    """Saves the environment, to find out what the program changes before it imports torch; a warm start's torch misses that."""
+    """Saves the environment, to find out what the program changes in it before importing torch.
+
+    In a warm start, torch is imported before the program runs, so torch does not see these changes.
+    """
     state.startup["is_first"] = False  # `sign_in` sets it to True in the trial's first process
     _environment.update(os.environ)
 

@@ -62,7 +62,12 @@ class Checkpointing:
         self._hooks: List[Any] = []
 
     def put_into(self, module: Any, *, is_watched: bool) -> str:
-        """Checkpoints a module before its first call and, if `is_watched`, observes a block; returns "" or why it cannot."""
+        """Checkpoints a module; returns why that is impossible, "" on success.
+
+        Args:
+            module: the module, before its first call.
+            is_watched: whether to observe a block for a few steps; false if the knob or the program compiles the module.
+        """
         switches = checkpointing_switches(module)
         if switches:
             try:

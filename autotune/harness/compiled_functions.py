@@ -18,17 +18,18 @@ from .patches import patches
 
 
 class CompiledFunctions:
-    """The calls of compiled functions in this process, and the samples that they were called with since the last step.
-
-    Args:
-        context: the trial's context.
-        is_training: returns whether a call may train: a training root is known, and the call is not inside a module call.
-        sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
-    """
+    """The calls of compiled functions in this process, and the samples that they were called with since the last step."""
 
     def __init__(
         self, context: TrialContext, *, is_training: Callable[[], bool], sizes: Callable[[], Optional[CallSizes]]
     ) -> None:
+        """Creates the counter.
+
+        Args:
+            context: the trial's context.
+            is_training: returns whether a call may train: a training root is known, and the call is not inside a module call.
+            sizes: returns the object that counts a call's samples; None if the samples come from elsewhere.
+        """
         self._context, self._is_training, self._sizes = context, is_training, sizes
         self._samples: Dict[int, float] = {}  # compiled function -> samples that it was called with since the last step
         self._usual_samples = 0.0  # samples of the last step in which a root's calls were counted
@@ -77,7 +78,11 @@ class CompiledFunctions:
         return self._function_step > self._root_step + 1
 
     def take(self, samples: float) -> float:
-        """Returns the samples since the last step: those in the roots' own calls or, if that is 0, in a compiled function's."""
+        """Returns the samples since the last step: from the roots' own calls or, if there are none, from a compiled function.
+
+        Args:
+            samples: the samples in calls of roots since the last step.
+        """
         functions, self._samples = self._samples, {}
         if samples:
             self._usual_samples = samples

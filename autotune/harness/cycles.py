@@ -75,7 +75,15 @@ class Cycles:
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Adds a long step (short ones need not be added) and returns whether it is a gap; `steps` etc. are as in `Gap`."""
+        """Adds a long step and returns whether it is a gap; need not be called for short ones.
+
+        Args:
+            step_s: how long it took.
+            steps: number of steps at its end, counted as in `Gap`.
+            end_s: seconds at its end, counted as in `Gap`.
+            samples: samples at its end, counted as in `Gap`.
+            is_evaluation: as in `Gap`.
+        """
         before = steps - 1 - self._from_steps
         if before >= LEAST_STEPS:
             self._typical_s = (end_s - step_s - self._from_s) / before

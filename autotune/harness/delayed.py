@@ -181,7 +181,10 @@ def _record_operation(image: Delayed, name: str, operand: Optional[Operand]) -> 
 
 
 def _operand(value: Any, shape: Sequence[int]) -> Optional[Operand]:
-    """Returns `value` if it is a number, or one per channel of an image of shape [..., channels, height, width]; else None."""
+    """Returns `value` as an operand: a number, or one per channel of an image of `shape` [..., channels, height, width].
+
+    Returns None if `value` is neither.
+    """
     if type(value) in (int, float):
         return float(value)
     if type(value) is not Tensor or value.dtype is not torch.float32 or value.device.type != "cpu" or value.requires_grad:

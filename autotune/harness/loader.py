@@ -197,7 +197,11 @@ class Loader:
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
-        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example."""
+        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.
+
+        Args:
+            num_steps: steps so far.
+        """
         return self._reading_began == num_steps and self.num_yields > 0
 
     def evaluated(self) -> None:
@@ -255,8 +259,11 @@ class Loader:
     def is_followed_by(self, other: "Loader", num_steps: int) -> bool:
         """Whether `other` takes the place of this loader with a data set of another length, as in each epoch of a curriculum.
 
-        Both must shuffle: a loader for evaluation, which the same line may make, does not. And a step must have been made since
-        this loader was made.
+        Both must shuffle: a loader for evaluation, which the same line may make, does not.
+
+        Args:
+            other: a loader that is about to be made.
+            num_steps: steps so far; at least one must have been made since this loader was made.
         """
         return self._is_like(other) and self.is_shuffled and self.stack == other.stack and self.made_step < num_steps
 

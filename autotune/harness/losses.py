@@ -40,7 +40,9 @@ class LossWatch:
 
     A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
 
-    All losses of the first `num_steps` optimizer steps are recorded one by one; if it is None, the first MAX_LOSSES.
+    Args:
+        context: gives the number of optimizer steps, and whether one is under way.
+        num_steps: all losses of the first `num_steps` optimizer steps are recorded one by one; if None, the first MAX_LOSSES.
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:

@@ -164,7 +164,11 @@ class Meter:
     def feed_window(self, steps_s: List[float], samples: List[float], *, is_quiet: bool = True) -> None:
         """Processes several finished steps of the window at once, which costs far less than feeding them one by one.
 
-        If something was compiled in any of them, the window restarts, unless the warm-up's time limit has passed.
+        Args:
+            steps_s: seconds of each step.
+            samples: work units of each step.
+            is_quiet: whether nothing was compiled in any of these steps. If something was, the window restarts, unless the
+                warm-up's time limit has passed.
         """
         if not is_quiet:
             self._begin_anew(sum(steps_s), len(steps_s), "graphs are still being compiled")

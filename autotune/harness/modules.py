@@ -381,7 +381,10 @@ class ModuleWatch:
         return self.functions.take(samples)
 
     def give_samples(self, samples: float) -> None:
-        """Counts samples as if a root had been called with them, for the replay of a CUDA graph, which calls no root."""
+        """Counts samples for the current step as if a root had been called with them.
+
+        For the replay of a CUDA graph, which calls no root.
+        """
         for root in self.roots[:1]:
             root.samples = samples
 

@@ -24,7 +24,11 @@ class Patch:
 
     Attributes:
         is_active: whether the replacement is in force; a replacement that could not be removed has to check this.
-        function: the replacement, which `wrap` has returned for the function below.
+        function: the replacement.
+
+    Args:
+        site: the attribute and the stack of its patches.
+        wrap: returns the replacement for the function it is given.
     """
 
     def __init__(self, site: _Site, wrap: Wrap) -> None:
@@ -41,7 +45,11 @@ class Patch:
                 self._site.add(self)
 
     def uninstall(self) -> bool:
-        """Removes the replacement; False if others have replaced the attribute since: ours then stays below, inactive."""
+        """Removes the replacement.
+
+        Returns:
+            False if the program or a library has replaced the attribute since: ours stays below, with `is_active` False.
+        """
         with _lock:
             self.is_active = False
             return self._site.remove(self)
@@ -115,7 +123,13 @@ class Patches:
         self._sites: Dict[Tuple[int, str], _Site] = {}
 
     def install(self, owner: Any, name: str, wrap: Wrap) -> Patch:
-        """Replaces an attribute, own or inherited, of a class or module by `wrap(current value)` until it is uninstalled."""
+        """Replaces an attribute until the patch is uninstalled.
+
+        Args:
+            owner: a class or a module.
+            name: name of the attribute, which the owner has itself or inherits.
+            wrap: returns the replacement, given the current value.
+        """
         with _lock:
             site = self._sites.setdefault((id(owner), name), _Site(owner, name))
             patch = Patch(site, wrap)

@@ -84,7 +84,10 @@ class Peers:
                 return
 
     def lead(self) -> None:
-        """Notes, at the first step, that this is rank 0 of a group; ends the program if a group on another node has one."""
+        """Notes that this process is rank 0; ends the program if a group on another node has a rank 0 as well.
+
+        Called at the first step of rank 0 of a process group.
+        """
         self._is_leader, path = True, os.path.join(self._context.spec.folder, LEADER)
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

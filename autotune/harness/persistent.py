@@ -113,7 +113,11 @@ def _install() -> None:
 
 
 def _prepare(kept: Dict[str, Any]) -> None:
-    """Makes torch start new workers if the iteration that is about to begin cannot use the old ones; `kept` are attributes."""
+    """Makes torch start new workers if the iteration that is about to begin cannot use the old ones.
+
+    Args:
+        kept: the attributes of the loader.
+    """
     sent = facts([kept.get(name) for name in PARTS])
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):

@@ -21,7 +21,6 @@ class Phases:
         now: the current phase; "" before the first.
         seconds: phase -> seconds, for phases that are over.
         is_speaking: whether this process writes progress lines. Only rank 0 of a trial does; a real run writes none.
-        next_beat_s: when another progress line is due, monotonic clock.
     """
 
     def __init__(self, context: TrialContext) -> None:

@@ -414,10 +414,14 @@ def read_result(path: str) -> RankResult:
 
 
 def result_of(raw: Dict[str, Any], source: str) -> RankResult:
-    """Returns the rank result in a document that `dataclasses.asdict` has made, which is changed.
+    """Returns the rank result in a document.
+
+    Args:
+        raw: the document, as `dataclasses.asdict` makes it from a result; it is changed.
+        source: where it is from, for the message.
 
     Raises:
-        ValueError: it is not a result of this schema; the message names the source.
+        ValueError: it is not a result of this schema.
     """
     try:
         raw["window"] = Window(**raw["window"]) if raw.get("window") else None

@@ -116,7 +116,12 @@ class Communication:
 
 
 def await_end(work: Any, device_type: str) -> None:
-    """Waits until a collective is done. On a GPU, it is polled: NCCL's `wait` with a timeout checks only every 1 to 10 ms.
+    """Waits until a collective is done.
+
+    Args:
+        work: what torch.distributed returned for it.
+        device_type: type of its tensor's device. On a GPU, the collective is polled: NCCL's `wait` with a timeout checks only
+            every 1 to 10 milliseconds.
 
     Raises:
         RuntimeError: it failed, or has not ended within PROBE_S.

@@ -160,7 +160,8 @@ class Session(TrialContext):
     def trial_step(self, samples: Optional[float]) -> None:
         """Counts a step that the program reports itself; from the first such step on, optimizer steps no longer count.
 
-        If its samples in this process are None, they are counted as for an optimizer step.
+        Args:
+            samples: samples of this step in this process; if None, they are counted as for an optimizer step.
         """
         if self.is_over:
             return

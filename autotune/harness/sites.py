@@ -93,7 +93,13 @@ class TargetSites:
         return count
 
     def is_target(self, info: Any, arguments: Dict[str, Any], *, is_chained: bool) -> bool:
-        """Returns whether a loader is one whose knobs the study changed, or is made around the batch sampler of such a one."""
+        """Returns whether a loader is one whose knobs the study changed.
+
+        Args:
+            info: the loader: site, ordinal, code and nth.
+            arguments: arguments of its constructor.
+            is_chained: whether it is made around the batch sampler of a target.
+        """
         if is_chained:
             return True
         if self._target is None:

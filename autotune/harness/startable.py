@@ -29,7 +29,8 @@ def problem(parts: Dict[str, Any], main_line: Optional[int], began_lines: Iterab
     Args:
         parts: "dataset", "collate_fn" and "worker_init_fn" of a loader, as far as they are known.
         main_line: the line of the main module that led to the loader's construction; None if the loader was made elsewhere.
-        began_lines: the lines of the main module that led to iterations over the loader, which start its workers.
+        began_lines: the lines of the main module that led to iterations over the loader, which start its workers; () if there
+            are no such lines.
     """
     for name, words in PARTS.items():
         why = _unpicklable(parts.get(name))

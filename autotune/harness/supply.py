@@ -83,6 +83,8 @@ class Supply:
             return None
         return Reading(time.monotonic(), training.total_batches, time.process_time(), workers)
 
+    # --- warm-up ---
+
     def drains_within(self, most_s: float) -> bool:
         """Returns whether the queue is falling and will be empty within `most_s` seconds; called often during warm-up."""
         now = self._glance()
@@ -98,6 +100,8 @@ class Supply:
         if left <= 0 or fall <= max(FALL_FRAC * (now.taken - before.taken), 1):
             return False
         return left * seconds / fall <= most_s
+
+    # --- window ---
 
     def open_window(self) -> None:
         """Reads the counters as the window opens."""
@@ -124,7 +128,11 @@ class Supply:
         return self.fall_frac > FALL_FRAC
 
     def regime(self, num_threads: Optional[int]) -> Optional[str]:
-        """Returns SEPARATE or SHARED; None without workers. `num_threads` is None if a GPU computes the step."""
+        """Returns SEPARATE or SHARED; None without workers.
+
+        Args:
+            num_threads: threads of a step on the CPU; None if a GPU computes and the process only launches its work.
+        """
         begin, end = self._opened, self._closed
         if begin is None or end is None or end.now_s <= begin.now_s:
             return None

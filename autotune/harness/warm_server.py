@@ -122,7 +122,10 @@ def cuda_unused() -> Iterator[None]:
 
 
 def check_nothing_is_left(before: Set[str]) -> None:
-    """Checks that imports left nothing behind that forked processes lack or share, compared with what was `held` before.
+    """Checks that imports left nothing behind that forked processes lack or share.
+
+    Args:
+        before: result of `held` before the imports.
 
     Raises:
         RuntimeError: they did.
@@ -271,7 +274,8 @@ def wake() -> None:
 def run(argv: List[str]) -> None:
     """Runs the program as the interpreter would, with the same exit status and without this file in tracebacks.
 
-    `argv` is the interpreter, then a script or "-m" and a module, then the program's own arguments.
+    Args:
+        argv: interpreter, then a script or "-m" and a module, then the program's own arguments.
     """
     sys.orig_argv = argv
     made = sys.modules["__main__"] = types.ModuleType("__main__")

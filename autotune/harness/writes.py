@@ -57,7 +57,12 @@ IRREGULAR = (
 
 
 class Leaf:
-    """A trained tensor, not kept alive, and for each `look` since check `since`, whether it had changed since the last one."""
+    """A trained tensor and, for each check of it (`look`), whether it had changed since the previous check.
+
+    Args:
+        tensor: the tensor, which is not kept alive.
+        since: number of the check (`Writes._look`) at which it was first seen.
+    """
 
     def __init__(self, tensor: Any, since: int) -> None:
         self.tensor, self.since, self.device = weakref.ref(tensor), since, str(tensor.device.type)
@@ -95,7 +100,6 @@ class Writes:
 
     Attributes:
         source: how steps are recognised, in words; "" while optimizers step or nothing is known yet.
-        device_type: the type of device that the written parameters are on; "" if there are none.
     """
 
     def __init__(self, context: TrialContext) -> None:

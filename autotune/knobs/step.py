@@ -76,10 +76,14 @@ HELD = (BATCH_SIZE.key, ACCUMULATION.key)  # `train.global_batch` fixes the prod
 
 
 def tier_of(knob: Knob, *, is_held: bool) -> Tier:
-    """Returns a knob's tier. Under a fixed global batch (`is_held`), batch size and accumulation are `numerics`.
+    """Returns a knob's tier. Under a fixed global batch, batch size and accumulation are `numerics`.
 
     Each step still uses the same samples, but sums are taken in another order, and batch normalisation and losses that do not
     average over samples see smaller batches. So losses are compared.
+
+    Args:
+        knob: the knob.
+        is_held: whether `train.global_batch` is set.
     """
     return Tier.numerics if is_held and knob.key in HELD else knob.tier
 
@@ -90,10 +94,13 @@ def derived(knobs: Knobs, *, held: int) -> Knobs:
 
 
 def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostContext) -> list[KnobValue]:
-    """Returns the batch sizes that divide `held`, the fixed product of batch size and accumulation in samples, ascending.
+    """Returns the batch sizes that divide `held`, ascending.
 
-    The candidates are those asked for or, if these are None, `held`, its half, its quarter and so on, up to the larger of the
-    device's cap and the program's own batch size.
+    Args:
+        held: fixed product of batch size and accumulation, in samples.
+        asked: the candidates; None for `held`, its half, its quarter and so on, up to the larger of the device's cap and the
+            program's own batch size.
+        host_context: the machine and the program.
     """
     own = observed_int(host_context, BATCH_SIZE.key)
     most = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)

@@ -15,10 +15,15 @@ WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "of
 
 
 def value_of(knob: Knob, raw: Any, host_context: HostContext | None = None) -> KnobValue:
-    """Returns `raw` (parsed YAML, a parsed override, or text) as a value of a knob, within the bounds of a machine, if given.
+    """Returns `raw` as a value of `knob`.
 
     YAML 1.1 reads a bare `off` as False. So False is read as the word "off" if "off" is among the knob's choices. Likewise,
     True and False are read as the words "true" and "false" if these are among the choices.
+
+    Args:
+        knob: the knob.
+        raw: the input: parsed YAML, a parsed override, or text.
+        host_context: the machine whose bounds apply; None skips these checks.
 
     Raises:
         BadInput: the value has the wrong type, is not among the choices, or exceeds what this machine can serve.

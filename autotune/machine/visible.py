@@ -26,9 +26,11 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program sees, in CUDA's order, out of `machine.gpus.gpus()`. An unidentified GPU is {}.
+    """Returns the GPUs that a program sees, in CUDA's order. A GPU that cannot be identified is {}.
 
-    CUDA_VISIBLE_DEVICES in the environment may hold numbers, UUIDs or the beginnings of UUIDs.
+    Args:
+        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
+        environment: its CUDA_VISIBLE_DEVICES may hold numbers, UUIDs or the beginnings of UUIDs.
     """
     visible = visible_devices(environment)
     if visible is None:

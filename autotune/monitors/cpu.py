@@ -181,7 +181,11 @@ class CpuMonitor:
     def use(self, before: CpuLook, after: CpuLook, cores: frozenset[int] = frozenset()) -> CpuUse | None:
         """Returns the CPU use between two looks; None if no time has passed.
 
-        What happens on other cores than those that the trial may use takes nothing from it; empty stands for the tuner's cores.
+        Args:
+            before: the first look.
+            after: the second look.
+            cores: the cores that the trial may use; what happens on other cores takes nothing from the trial. Empty stands
+                for the tuner's cores.
         """
         seconds = after.time_s - before.time_s
         if seconds <= 0:

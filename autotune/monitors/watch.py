@@ -27,7 +27,11 @@ class MachineWatch:
     end. Both moments are up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once
     a second in between.
 
-    `cores` are those of the slot that is watched; empty without slots.
+    Args:
+        device: monitor of the device, or of several.
+        clock: source of time.
+        cpu: monitor of the CPU.
+        cores: the cores of the slot that is watched. Empty without slots.
     """
 
     def __init__(

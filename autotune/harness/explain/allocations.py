@@ -212,7 +212,12 @@ def _change(entry: Dict[str, Any]) -> Tuple[int, int]:
 
 
 def _place(frames: List[Dict[str, Any]], sources: Sources) -> Tuple[str, int, str]:
-    """Returns the place of the first of `frames` (innermost first) in the program's code, else in a library, else UNSEEN."""
+    """Returns the place of the innermost frame in the program's own code, else in a library; UNSEEN if there is neither.
+
+    Args:
+        frames: a recorded stack, innermost frame first.
+        sources: determines whose code a file contains.
+    """
     known = [each for each in frames if os.path.isabs(each["filename"])]
     own = [each for each in known if sources.kind_of_file(each["filename"]) == OWN]
     others = [each for each in known if sources.kind_of_file(each["filename"]) == LIBRARY]

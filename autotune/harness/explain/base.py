@@ -41,7 +41,10 @@ class Pass:
         """Called if the program evaluated its model since the last step: the time since that step does not count.
 
         It is called at the end of the step that contains the evaluation, before `step_done`, or earlier, when an epoch begins.
-        Training samples, and the seconds waited for the loader, are those since the last step.
+
+        Args:
+            samples: training samples since the last step.
+            wait_s: seconds that the program waited for the loader since the last step.
         """
 
     def finish(self) -> Any:

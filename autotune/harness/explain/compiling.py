@@ -19,7 +19,11 @@ def compile_seconds() -> float:
 def compiled(sources: Sources, seconds_before: float) -> Optional[Compiled]:
     """Returns the recompilations and graph breaks so far, and the seconds of compiling in the observed steps.
 
-    Returns None if nothing was compiled. `seconds_before` is `compile_seconds()` when the observed steps began.
+    Returns None if nothing was compiled.
+
+    Args:
+        sources: determines whose code a file contains.
+        seconds_before: `compile_seconds()` when the observed steps began.
     """
     metrics = _metrics()
     if not metrics:
@@ -68,7 +72,10 @@ def _failed_guard(metric: Any) -> str:
 
 
 def _graph_breaks(sources: Sources) -> List[Dict[str, Any]]:
-    """Returns a row for each place (the innermost line of the program's own code, else of a library) and reason, by count."""
+    """Returns one row for each place and reason, the most frequent first.
+
+    The place is the innermost line of the program's own code or, if there is none, of a library.
+    """
     found: Dict[Any, int] = {}
     for each in getattr(sys.modules.get("torch._dynamo.utils"), "graph_break_reasons", []):
         stack = getattr(each, "user_stack", None) or []

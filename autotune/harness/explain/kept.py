@@ -138,7 +138,11 @@ def _unpacked(known: Dict[Place, bytes]) -> Known:
 
 
 class Left:
-    """Collects, in the training process, the results that the workers of one loader have saved so far in files PREFIX.*."""
+    """Collects, in the training process, the results that the workers of one loader have saved so far.
+
+    Args:
+        prefix: the beginning of the paths of the files in which workers save results; the folder must exist.
+    """
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix

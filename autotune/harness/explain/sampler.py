@@ -91,6 +91,8 @@ class LineSampler(threading.Thread):
             if self.after_sample is not None:
                 self.after_sample()
 
+    # --- one sample ---
+
     def _sample(self, phase: str, elapsed_s: float) -> None:
         self.num_samples += 1
         self.phases_s[phase] = self.phases_s.get(phase, 0.0) + elapsed_s
@@ -129,10 +131,14 @@ class LineSampler(threading.Thread):
             callees = self._callees.setdefault(own, {})
             callees[inner[2]] = callees.get(inner[2], 0.0) + elapsed_s
 
-    def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
-        """Returns the lines, those with the most seconds per step first: at most MAX_LINES for each of MAIN, WORKER and THREAD.
+    # --- result ---
 
-        `scale` is phase -> factor by which the sampled seconds are multiplied, to agree with those of the clock.
+    def lines(self, num_steps: float, scale: Optional[Dict[str, float]] = None) -> List[Line]:
+        """Returns the lines, those with the most seconds first: at most MAX_LINES for each of MAIN, WORKER and THREAD.
+
+        Args:
+            num_steps: number of steps by which the seconds are divided.
+            scale: phase -> factor by which the sampled seconds are multiplied, to agree with those of the clock.
         """
         scale = scale or {}
 

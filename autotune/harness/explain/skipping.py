@@ -111,7 +111,7 @@ class SkippedStages(Stages):
         Args:
             key: identifies the stage in this process.
             stage: what makes the results.
-            place: the stage's name, and what else its results depend on; see `Place`.
+            place: the stage's name, and what else its results depend on.
             limits: arguments of `Again` that limit how many results are kept.
         """
         known = self._again
@@ -172,9 +172,13 @@ class SkippedStages(Stages):
         return load_again
 
     def enter(self, is_training: Callable[[], bool], before: Dict[Place, Again]) -> None:
-        """Notes that batches are made in this thread from now on, and the results `before` that earlier workers have saved.
+        """Notes that batches are made in this thread from now on.
 
         A forked worker may run in another thread than the one that was noted in its parent.
+
+        Args:
+            is_training: see the class.
+            before: results that earlier workers have saved.
         """
         self._thread = threading.get_ident()
         self._patch_libraries()  # those that the program has imported since
@@ -280,7 +284,13 @@ class Method:
 
 
 def _around(name: str, held: Any, function: Any) -> Any:
-    """Returns the replacement for a function, under whose name a module or class holds `held`, for example a `staticmethod`."""
+    """Returns the replacement for a function.
+
+    Args:
+        name: of the function.
+        held: what the module or class holds under its name, for example a `staticmethod`.
+        function: what the program gets if it reads the name.
+    """
     if isinstance(held, classmethod):
         return Method(_skipping(name, function.__func__), is_of_class=True)
     skipped = _skipping(name, function)
@@ -346,7 +356,14 @@ def begin(
 
 
 def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training: bool) -> Callable[[], None]:
-    """Returns the function that new workers of loader `number` must call to skip stages; `folder` is the trial's."""
+    """Returns the function that new workers must call to skip stages.
+
+    Args:
+        names: as in `SkippedStages`.
+        folder: the trial's folder.
+        number: number of the loader.
+        is_training: whether this loader trains.
+    """
     if number not in _left:
         place = os.path.join(folder, "scratch")  # removed after the trial
         with contextlib.suppress(OSError):  # the disk is full: then each worker starts without earlier results

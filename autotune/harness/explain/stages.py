@@ -279,7 +279,14 @@ def _of_children_and_threads() -> float:
 
 
 def stages_of(counts: Dict[str, Any], places: Dict[str, Place], where: str, *, knows_delays: bool) -> List[Stage]:
-    """Returns the stages, with their seconds per sample, from the sum of `Stages.counts` over all processes."""
+    """Returns the stages, with their seconds per sample.
+
+    Args:
+        counts: the sum of `Stages.counts` over all processes.
+        places: stage -> its code.
+        where: MAIN or WORKER.
+        knows_delays: whether the time waited for a core is known.
+    """
     found = []
     for name, (wall_s, cpu_s, delay_s, others_s, calls) in counts["totals"].items():
         samples = max(1, counts["samples"] if name in (HANDOVER, PIN) else counts["timed"])

@@ -61,7 +61,10 @@ def observe(prefix: str) -> None:
 
 
 def prefix(folder: str, number: int) -> str:
-    """Returns, in the training process, how the paths of all files of a loader's workers begin, and makes their folder."""
+    """Returns the beginning of the paths of all files that a loader's workers write, and makes their folder.
+
+    Called in the training process.
+    """
     place = _place(folder)
     with contextlib.suppress(OSError):  # the disk is full: then nothing is known about the workers
         os.makedirs(place, mode=0o700, exist_ok=True)
@@ -110,7 +113,10 @@ def _lines(before: Reading, after: Reading, num_steps: float) -> List[Line]:
 
 
 def remove(folder: str) -> None:
-    """Removes the workers' files; the folder is renamed first, so that a worker that still writes does not find it."""
+    """Removes the workers' files, once they have been read.
+
+    The folder is renamed first, so that a worker that still writes does not find it.
+    """
     taken = f"{_place(folder)}.read"
     with contextlib.suppress(OSError):
         os.rename(_place(folder), taken)

@@ -40,8 +40,14 @@ class Core(NamedTuple):
 def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node: Optional[int]) -> Tuple[List[Core], int, str]:
     """Returns the cores of one rank and its workers, how many ranks share them, and why `value` is not applied ("" if it is).
 
-    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, ""). Ranks are those of this host. `gpu_node` is the NUMA
-    node of this rank's GPU; None if there is none or it is not known.
+    For "compact", 8 cores and rank 1 of 2, that is (cores[4:8], 1, "").
+
+    Args:
+        value: value of threads.affinity.
+        cores: the available cores.
+        rank: rank of this process among those on this host.
+        num_ranks: number of training processes on this host.
+        gpu_node: NUMA node of this rank's GPU; None if there is none or it is not known.
     """
     nodes = sorted({core.node for core in cores})
     if value == NUMA and len(nodes) > 1:
@@ -59,7 +65,11 @@ def place(value: str, cores: List[Core], rank: int, num_ranks: int, *, gpu_node:
 def part(cores: List[Core], num_workers: int) -> Tuple[List[Core], List[Core], str]:
     """Returns the cores of the training process, those of its workers, and why they are not separate ("" if they are).
 
-    The workers get one core each, but together never more than half of the cores. Their number is 0 while it is not known.
+    The workers get one core each, but together never more than half of the cores.
+
+    Args:
+        cores: the cores of the training process and its workers together.
+        num_workers: number of workers on these cores; 0 while it is not known.
     """
     if not num_workers or len(cores) < 2:
         return cores, cores, TOO_FEW if num_workers else NO_WORKERS

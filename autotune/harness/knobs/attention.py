@@ -44,7 +44,10 @@ class AttentionKnobs(KnobHandler):
     on_activate = on_torch  # again: the program may have changed the switches
 
     def observe(self) -> Dict[str, Any]:
-        """Returns what torch's switches show: the fused kind if exactly one is allowed, "math" if none is, else "default"."""
+        """Returns the knob's value as torch's switches show it.
+
+        That is the fused kind if exactly one is allowed, "math" if none is, and "default" if several are.
+        """
         fused = [kind for kind in enabled() if kind != "math"]
         return {KEY: fused[0] if len(fused) == 1 else "default" if fused else "math"}
 

@@ -47,7 +47,12 @@ def is_installed() -> bool:
 
 
 def convert(module: Any, scaling: str) -> None:
-    """Replaces the linear layers below a module that was not called yet; the scaling is "tensorwise" or "rowwise"."""
+    """Replaces the linear layers below a module.
+
+    Args:
+        module: a module that has not been called yet.
+        scaling: torchao's name of the recipe, "tensorwise" or "rowwise".
+    """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(scaling), pad_inner_dim=True)

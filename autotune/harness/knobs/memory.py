@@ -130,7 +130,10 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Returns freed memory to the kernel before a fork: loader workers would keep old copies of pages that are used again."""
+    """Returns freed memory to the kernel before this process forks.
+
+    Otherwise a loader's workers would hold old copies of the freed pages, once this process writes to these pages again.
+    """
     ctypes.CDLL(None).malloc_trim(0)
 
 

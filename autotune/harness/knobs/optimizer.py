@@ -105,7 +105,10 @@ def _problem(optimizer: Any, value: str) -> str:
 
 
 def _is_refused_on_cuda(kind: Any) -> bool:
-    """Whether the fused implementation raises on CUDA, as Adagrad's did at first: its code passes `cuda_unsupported=True`."""
+    """Whether an optimizer's fused implementation raises for parameters on CUDA, as Adagrad's did at first.
+
+    Such an optimizer is recognised by its code, which calls `_device_dtype_check_for_fused(p, cuda_unsupported=True)`.
+    """
     code = getattr(getattr(kind, "_init_group", None), "__code__", None)
     return any("cuda_unsupported" in each for each in getattr(code, "co_consts", ()) if isinstance(each, tuple))
 

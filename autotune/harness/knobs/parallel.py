@@ -95,7 +95,8 @@ class ParallelKnobs(KnobHandler):
     def hold_back(self) -> List[Any]:
         """Does what entering `no_sync` does, unless averaging is due; called before the forward pass of a module that trains.
 
-        Returns the wrappers that are held back, for `let_go` after that forward pass; its backward pass is held back as well.
+        Returns:
+            The wrappers that are held back, for `let_go` after that forward pass. Its backward pass is held back as well.
         """
         if self.is_due is None:
             return []

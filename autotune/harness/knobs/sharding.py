@@ -88,7 +88,10 @@ class ShardingKnobs(KnobHandler):
                 self._seen[id(module)] = bool(size) if size in (0, self._sizes[id(module)]) else PARTLY
 
     def observe(self) -> Dict[str, Any]:
-        """Returns knob key -> the program's own value. NEITHER is reported only if the command line sets the strategy."""
+        """Returns knob key -> the program's own value.
+
+        Without DDP and FSDP, that is {STRATEGY: NEITHER} if the command line sets the strategy, otherwise {}.
+        """
         if not self.is_found:
             neither = {STRATEGY: NEITHER} if STRATEGY in self._passed else {}
             return {STRATEGY: DDP} if self._context.handlers.parallel.observe() else neither

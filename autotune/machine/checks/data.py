@@ -22,9 +22,12 @@ FUSE = "fuse"
 
 
 def check_data(found: dict[str, Any], problem: str = "", *, host: dict[str, Any]) -> list[Finding]:
-    """Returns the findings about a data folder, from the documents of two probes ({} for none).
+    """Returns the findings about a data folder.
 
-    `problem` says why there is no document. If there is no document and no problem, no folder was named.
+    Args:
+        found: the probe's document; {} if there is none.
+        problem: why there is no document. If there is no document and no problem, no folder was named.
+        host: the host probe's document; {} if there is none.
     """
     problem = problem or str(found.get("problem") or "")  # found by the probe: the folder has disappeared since doctor began
     if problem:

@@ -13,7 +13,12 @@ _finding = functools.partial(Finding, "connections")
 
 
 def check_connections(gpus: dict[str, Any], host: dict[str, Any]) -> list[Finding]:
-    """Returns the findings about connections, from the documents of the probes of GPUs and host ({} for none)."""
+    """Returns the findings about connections.
+
+    Args:
+        gpus: the GPU probe's document; {} if there is none.
+        host: the host probe's document; {} if there is none.
+    """
     topology = gpus.get("topology") or {}
     devices = topology.get("gpus") or []
     return [

@@ -26,10 +26,14 @@ DEBUGGING = {
 def check_program(
     found: dict[str, Any], problem: str, *, gpus: dict[str, Any], host: dict[str, Any], named: str = ""
 ) -> list[Finding]:
-    """Returns the findings about an interpreter and the environment variables of its programs, from the probes' documents.
+    """Returns the findings about an interpreter and the environment variables of its programs.
 
-    `problem` says why the interpreter's probe has no document. Here and for the other probes, {} stands for none. `named` is
-    the interpreter that the user has named; "" for autotune's own.
+    Args:
+        found: the interpreter probe's document; {} if there is none.
+        problem: why there is no document.
+        gpus: the GPU probe's document; {} if there is none.
+        host: the host probe's document; {} if there is none.
+        named: the interpreter that the user has named; "" for autotune's own.
     """
     torch = _torch(found, problem, gpus, named)
     findings = [torch]
