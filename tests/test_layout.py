@@ -9,8 +9,7 @@ from pathlib import Path
 import autotune
 
 ROOT = Path(autotune.__file__).parent
-# These modules import other modules of the harness only for type annotations, which makes no circle at run time.
-IMPORTS_ONLY_TYPES = {"autotune.harness.context", "autotune.harness.state", "autotune.harness.knobs.base"}
+IMPORTS_ONLY_TYPES = {"autotune.harness.context"}  # imports the rest of the harness only for annotations: no circle at run time
 
 
 @cache
@@ -26,8 +25,7 @@ def imported(name: str) -> set[str]:
     """Returns the modules of autotune that a module imports, including imports in functions and most imports for types."""
     tree = ast.parse(modules()[name].read_text())
     typing = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    is_left_out = name in IMPORTS_ONLY_TYPES or name.startswith("autotune.harness.knobs.")
-    left_out = {id(each) for node in typing for each in ast.walk(node)} if is_left_out else set()
+    left_out = {id(each) for node in typing for each in ast.walk(node)} if name in IMPORTS_ONLY_TYPES else set()
     found: set[str] = set()
     for node in ast.walk(tree):
         if id(node) not in left_out:

@@ -21,7 +21,7 @@ import numpy as np
 from autotune.documents import read_bytes
 from autotune.errors import Unreadable
 from autotune.explain.intervals import Floats, Ints, Mask
-from autotune.monitors.trace_sealing import MAX_TEXT_BYTES
+from autotune.monitors.sealing import MAX_TEXT_BYTES
 from autotune.plain_text import plain
 
 # Limits, so that a damaged or huge file cannot use up the memory.

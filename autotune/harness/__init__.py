@@ -6,10 +6,10 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
 `protocol`, `cores`, `interval`, `explain.documents`, `knobs.affinity`.
 
     inject/sitecustomize.py   loads the harness and chains to the sitecustomize it shadows
-    boot.py, imports.py       wait for `import torch`
+    boot.py                   waits for `import torch`
     state.py                  this process's session, how torch was imported here, messages to the user
     context.py                the shared facts about the trial; lets the harness's objects find each other
-    patches.py                the only place that replaces functions (subclassing.py replaces the class of a single module)
+    patches.py                the only place that replaces functions, or a module's class; acts when a module is imported
     keeping.py                keeps a trial from overwriting, renaming or removing the user's checkpoints
     warm_server.py            a separate program: imports torch once and starts trials by forking, where that is possible
     libraries.py              which libraries the warm server may import for the program, besides torch
@@ -17,13 +17,12 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     session.py                one per process: makes the objects of the harness and follows the steps
     phases.py                 times the phases of the process; writes the progress lines
     window.py                 warm-up and the measured window: feeds the meter
-    last_step.py, ending.py   after which step all ranks exit; how a process ends and writes its result
-    announcement.py           how rank 0 tells the other ranks the number of a step before any rank reaches it
+    announcement.py           how rank 0 tells the other ranks the number of a step, and after which step all ranks exit
+    ending.py                 how a process ends and writes its result
     report.py                 assembles the result
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
     batches.py                counts the samples of a batch or of a module's input
-    idle_steps.py             counts steps on batches that the program has kept
     collating.py              whether a collate function uses only the first sample of a batch
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
@@ -34,7 +33,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     losses.py                 the losses of the first steps
     meter.py                  when warm-up ends and measuring stops (pure)
     interval.py               how far the window's rate may be from the truth (pure)
-    trend.py                  whether the step time keeps changing (pure)
+    blocks.py                 rates of blocks of steps; whether the step time keeps changing (pure)
     process.py                facts and memory of the process
     away.py                   writes the stacks of a process to which the tuner cannot send a signal
     peers.py                  several processes that train one model in shared memory, each at its own pace

@@ -15,6 +15,9 @@ import functools
 import time
 from typing import Any, Callable, Dict, List
 
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
+
 from . import persistent, state
 from .patches import patches
 
@@ -38,8 +41,6 @@ def is_remade(loader: Any) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _install() -> None:
-    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
     def around_start(start: Callable[..., None]) -> Any:
         def __init__(iterator: Any, loader: Any) -> None:
             iterator.__dict__[ADDED] = Copies(loader.__dict__) if ADDED in loader.__dict__ else None
@@ -114,8 +115,6 @@ class Copies:
         return self._fetch(iterator)
 
     def _look(self, iterator: Any, now_s: float) -> None:
-        from torch.utils.data.dataloader import _DatasetKind
-
         is_changed = persistent.facts(self._parts) != self._sent
         took_s = time.monotonic() - now_s
         self._next_look_s = now_s + max(LOOK_S, took_s / MAX_COST_FRAC)
@@ -132,9 +131,6 @@ class Copies:
 
 def _fetcher(iterator: Any) -> Callable[[Any], Any]:
     """Returns a function that fetches an iterator's next batch in this process, as torch does without workers."""
-    from torch.utils.data import _utils
-    from torch.utils.data.dataloader import _DatasetKind
-
     pin: Any = _utils.pin_memory.pin_memory
     create: Any = _DatasetKind.create_fetcher
     names = ("_dataset_kind", "_dataset", "_auto_collation", "_collate_fn", "_drop_last")

@@ -1,4 +1,6 @@
-"""Lets rank 0 tell the other ranks the number of a step, before any rank reaches it.
+"""Lets rank 0 tell the other ranks the number of a step before any rank reaches it, above all that of the last step.
+
+If one rank exited earlier than the others, those would hang.
 
 The number is written to a file in the trial's folder. On several nodes it is also put into the store of the process group,
 because a new file in a shared folder may be invisible for half a minute: NFS caches that a file does not exist.
@@ -19,14 +21,14 @@ from .process import num_nodes
 AHEAD = 2  # rank 0 announces the number at least this many steps ahead; all ranks see it in time, because they run in lockstep
 ASK_EVERY_S = 0.1  # pause between requests to the store, each of which goes through the network
 AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seconds ahead
+INSPECT_STEPS = 5  # mode "inspect" ends after these: every optimizer has stepped, and the steps are enough for a rough timing
 
 
 class Announcement:
     """The number of a step, which rank 0 announces once, in the file `name` in the trial's folder."""
 
     def __init__(self, context: TrialContext, name: str) -> None:
-        self._name = name
-        self._file = os.path.join(context.spec.folder, name)
+        self._file, self._key = os.path.join(context.spec.folder, name), f"autotune/{name}"
         self._is_spread = num_nodes(os.environ) > 1
         self._next_s = 0.0
 
@@ -54,10 +56,6 @@ class Announcement:
         except Exception:  # a process group without a store, or rank 0 has ended
             return None
 
-    @property
-    def _key(self) -> str:
-        return f"autotune/{self._name}"
-
 
 def num_ahead(context: TrialContext) -> int:
     """Returns how many steps ahead the announced step must be, so that all ranks know it in time."""
@@ -73,3 +71,52 @@ def _store() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._get_default_store()
+
+
+class LastStep:
+    """The last step of a trial; if there are several ranks, rank 0 announces its number."""
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._number: Optional[int] = None
+        self._announcement = Announcement(context, protocol.STOP_FILE)
+
+    @property
+    def is_announced(self) -> bool:
+        """Whether rank 0 has announced the last step, so that the window is over."""
+        return self._number is not None
+
+    def is_enough(self) -> bool:
+        """Whether this process has made all the steps that it needs."""
+        context = self._context
+        return bool(context.num_steps >= INSPECT_STEPS if context.spec.mode == "inspect" else context.window.is_full)
+
+    def is_reached(self) -> bool:
+        """Whether the step just made was the last one; called by `Session._look`."""
+        context = self._context
+        if context.peers.is_joint:
+            return bool(context.peers.is_over())
+        if context.spec.mode == "inspect" or context.world_size == 1:
+            return self.is_enough() and (context.window.is_cut_off or not context.peers.is_waiting())
+        if self._number is not None:
+            if context.communication.is_looking:
+                context.communication.step_done()
+        elif context.rank == 0 and context.window.is_full:
+            self._number = context.num_steps + num_ahead(context) + self._num_steps_after()
+            self._announcement.tell(self._number)
+            self._look_at_communication()
+        elif (step := self._announcement.heard()) is not None:
+            self._number = step
+            self._look_at_communication()
+        return self._number is not None and context.num_steps >= self._number
+
+    def _num_steps_after(self) -> int:
+        context, meter = self._context, self._context.window.meter
+        is_wanted = context.spec.mode == "measure" and not context.window.is_cut_off
+        window = meter.window() if meter is not None and is_wanted else None
+        return 0 if window is None else int(context.communication.num_steps(window.seconds / max(1, window.steps)))
+
+    def _look_at_communication(self) -> None:
+        context = self._context
+        if context.spec.mode == "measure":
+            context.communication.begin(is_compiled=context.modules.num_graphs() > 0)

@@ -11,6 +11,9 @@ import os
 import sys
 from typing import Any, Dict, List
 
+import torch
+from torch import Tensor
+
 from . import process, protocol, report, state
 from .context import TrialContext
 from .knobs.module import COMPILE
@@ -37,8 +40,6 @@ class Applied:
 
     def _watch_first_backward(self) -> None:
         # A process that calls `backward()` is a training process. If no step is seen, it reports when it ends.
-        from torch import Tensor
-
         def around(backward: Any) -> Any:
             def first_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 self._has_trained = True
@@ -92,8 +93,6 @@ class Applied:
         state.say(lines)
 
     def _differences(self) -> List[str]:
-        import torch
-
         made_on, here = self._spec.made_on, {"torch": str(torch.__version__), "device_name": None}
         if self._context.device == "cuda":
             here["device_name"] = torch.cuda.get_device_name(self._context.device_index)

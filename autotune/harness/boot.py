@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -12,8 +13,7 @@ import traceback
 from typing import Any, Callable, Dict, List
 
 from . import adapters, keeping, protocol, state
-from .imports import Awaited
-from .patches import patches
+from .patches import Awaited, patches
 
 READ_BY_COMPILER = ("TORCH", "PYTORCH", "TRITON")  # prefixes of the variables that torch's compiler reads when it is imported
 _environment: Dict[str, str] = {}  # the environment variables when the harness started in this process
@@ -26,11 +26,6 @@ def note_start() -> None:
     """
     state.startup["is_first"] = False  # `sign_in` sets it to True in the trial's first process
     _environment.update(os.environ)
-
-
-def _note_changes() -> None:
-    state.startup["changed"] = [name for name in _changed() if not name.startswith("AUTOTUNE_")]
-    patches.on_import("torch._dynamo", _note_compiler)
 
 
 def _note_compiler(_: Any) -> None:
@@ -75,36 +70,29 @@ def wait_for_torch(spec_path: str) -> None:
     if "torch" in sys.modules:
         state.startup.clear()
         _guarded(keeping.torch_is_there)
-        session = _begin(spec_path)
+        session = _guarded(_begin, spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
         if not state.is_called:  # a warm start: in a fresh one, libraries would be imported from now on
-            _guarded(_reach_libraries)
+            from . import libraries
+
+            _guarded(lambda: patches.reach(libraries.loaded()))
         return
 
     def around(execute: Callable[[], None], _: Any) -> None:
-        _note_changes()
-        session = _begin(spec_path)
+        state.startup["changed"] = [name for name in _changed() if not name.startswith("AUTOTUNE_")]
+        patches.on_import("torch._dynamo", _note_compiler)
+        session = _guarded(_begin, spec_path)
         execute()
         _guarded(keeping.torch_is_there)
         if session is not None:
             _guarded(session.torch_is_there)
 
     if state.startup.get("is_first"):
-        _guarded(_note_libraries)
+        from . import libraries  # only where it is needed: it imports more of the standard library
+
+        _guarded(libraries.begin)
     sys.meta_path.insert(0, Awaited("torch", around))
-
-
-def _reach_libraries() -> None:
-    from . import libraries
-
-    patches.reach(libraries.loaded())
-
-
-def _note_libraries() -> None:
-    from . import libraries  # only where it is needed: it imports more of the standard library
-
-    libraries.begin()
 
 
 def keep_records_away() -> None:
@@ -114,27 +102,20 @@ def keep_records_away() -> None:
     override their environment.
     """
     for name, keep_away in adapters.KEEP_RECORDS_AWAY.items():
-
-        def guarded(module: Any, keep_away: Callable[[Any], None] = keep_away) -> None:
-            _guarded(lambda: keep_away(module))
-
-        patches.on_import(name, guarded)
+        patches.on_import(name, functools.partial(_guarded, keep_away))
 
 
 def _begin(spec_path: str) -> Any:
-    def begin() -> Any:
-        from .session import Session
+    from .session import Session
 
-        state.session = Session(spec_path)
-        return state.session
-
-    return _guarded(begin)
+    state.session = Session(spec_path)
+    return state.session
 
 
-def _guarded(action: Any) -> Any:
+def _guarded(action: Callable[..., Any], *arguments: Any) -> Any:
     # A failure of the harness must not fail the program: it is reported, and the trial has no result.
     try:
-        return action()
+        return action(*arguments)
     except Exception:
         if protocol.is_real_run(os.environ):
             state.stand_aside("starting")

@@ -7,18 +7,16 @@ recorded work runs only later. So a step that is being captured is not counted, 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from .context import TrialContext
 from .patches import patches
-
-if TYPE_CHECKING:
-    from .context import TrialContext
 
 
 def is_capturing() -> bool:
     """Whether the program is recording a CUDA graph on the current stream."""
-    import torch
-
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
@@ -43,8 +41,6 @@ class CapturedSteps:
         return True
 
     def _install(self) -> None:
-        import torch
-
         def around_end(end: Any) -> Any:
             def capture_end(graph: Any) -> None:
                 end(graph)

@@ -12,9 +12,12 @@ import functools
 from collections import Counter
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
+import torch
+from torch.nn import Module, ModuleList, Sequential
+
 from . import members
 from .adapters import checkpointing_switches, is_checkpointing
-from .subclassing import subclass
+from .patches import subclass
 
 NO_BLOCKS = "no ModuleList or Sequential of the module holds two blocks of one class"
 
@@ -29,8 +32,6 @@ def blocks(module: Any) -> List[Any]:
 
 
 def _candidates(module: Any) -> Iterator[Any]:
-    from torch.nn import ModuleList, Sequential
-
     for child in members.children(module):
         if type(module) in (ModuleList, Sequential) and type(child) not in (ModuleList, Sequential) and _has_children(child):
             yield child
@@ -99,25 +100,21 @@ class Checkpointing:
         self.written = self.written or next(iter(names), "")
 
     def _watch(self, block: Any) -> None:
-        from torch.nn import Module
-
         for each in members.modules(block):
             if not _has_children(each):
                 self._hooks.append(Module.register_forward_pre_hook(each, self._ran))
 
     def _ran(self, module: Any, inputs: Any) -> None:
-        import torch
-
         self.is_run_again = bool(self.is_run_again) or torch._C._current_graph_task_id() != -1
 
 
 def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:
-    import torch
     from torch.utils.checkpoint import checkpoint
 
     own = type(block).forward
     norms = [each for each in members.modules(block) if members.attribute(each, "running_mean") is not None]
-    more: Dict[str, Any] = {"context_fn": functools.partial(_contexts, norms)} if norms else {}
+    # The contexts of the forward pass and of its repetition, so that running statistics see each batch once.
+    more: Dict[str, Any] = {"context_fn": lambda: (contextlib.nullcontext(), _keeping(norms))} if norms else {}
     is_observed = False
 
     @functools.wraps(own)
@@ -148,11 +145,6 @@ def _versions(block: Any) -> Dict[str, Tuple[int, int]]:
             each = {key: value for table in tables for key, value in table.items() if value is not None}
             found.update({f"{name}.{key}".lstrip("."): (id(value), value._version) for key, value in each.items()})
     return found
-
-
-def _contexts(norms: List[Any]) -> Tuple[Any, Any]:
-    """Returns the contexts of the forward pass and of its repetition, so that running statistics see each batch once."""
-    return contextlib.nullcontext(), _keeping(norms)
 
 
 @contextlib.contextmanager

@@ -17,13 +17,13 @@ from . import protocol
 from .clock import HostClock
 
 if TYPE_CHECKING:
+    from .announcement import LastStep
     from .applied import Applied
     from .ending import Ending
     from .explain.passes import Explained
     from .gradients import Gradients
     from .knobs.affinity import AffinityBinder
     from .knobs.registry import Handlers
-    from .last_step import LastStep
     from .loaders import LoaderWatch
     from .losses import LossWatch
     from .modules import ModuleWatch
@@ -108,7 +108,7 @@ class TrialContext(abc.ABC):
         """
         self.ending.broke(doing)
 
-    # `Session`, which uses all parts, implements the four methods below; the parts use only this class.
+    # `Session`, which uses all parts, implements the methods below; the parts use only this class.
 
     @abc.abstractmethod
     def step_done(self) -> None:
@@ -117,10 +117,6 @@ class TrialContext(abc.ABC):
     @abc.abstractmethod
     def trial_step(self, samples: Optional[float]) -> None:
         """Called when the program itself reports a step (`autotune.trial_step`)."""
-
-    @abc.abstractmethod
-    def torch_is_there(self) -> None:
-        """Called once torch has been imported."""
 
     @abc.abstractmethod
     def plain_step_hook(self, otherwise: Any) -> Any:

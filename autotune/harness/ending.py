@@ -41,9 +41,7 @@ class Ending:
         self.error: Optional[Dict[str, str]] = None
         self.failed_s: Optional[float] = None
         # `at_exit` closes this descriptor to free it for the result, because the program may have used up all others.
-        self._spare = -1
-        if not context.is_applying:
-            self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = -1 if context.is_applying else os.open(os.devnull, os.O_RDONLY)
 
     def leave(self, status: str) -> None:
         """Writes the result and ends the process immediately: `except:` in the program cannot catch this."""

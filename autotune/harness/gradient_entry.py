@@ -8,6 +8,9 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable
 
+import torch
+from torch.nn.utils import clip_grad
+
 from .knobs import step as step_knobs
 from .patches import patches
 
@@ -17,9 +20,6 @@ READING = "get_total_norm"  # only reads gradients
 
 def put_in_place(watch: Any) -> None:
     """Routes torch's gradient functions through the harness, except the steps of optimizers."""
-    import torch
-    from torch.nn.utils import clip_grad
-
     patches.install(torch.autograd, "backward", functools.partial(_around_backward, watch))
     for kind in (torch.optim.Optimizer, torch.nn.Module):
         patches.install(kind, "zero_grad", functools.partial(_around_zero_grad, watch))
@@ -50,8 +50,6 @@ def before_steps(watch: Any, kind: Any) -> None:
 
 
 def _around_backward(watch: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
-
     def begun_backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         # Nested backward passes (of a checkpointed segment) pass through: their gradients are scaled already.
         if watch.is_inside or torch.compiler.is_compiling() or not watch.is_active:
@@ -99,8 +97,6 @@ def _around_clip(watch: Any, name: str, clip: Callable[..., Any]) -> Callable[..
 
 def _around_scaler(watch: Any, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     # The program's own scaler must not unscale, step or update its scale while gradients are still being accumulated.
-    import torch
-
     is_enabled = torch.amp.GradScaler.is_enabled
 
     def scaled(scaler: Any, *args: Any, **kwargs: Any) -> Any:

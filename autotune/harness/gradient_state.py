@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List
 
+import torch
+
 from . import members
 
 
@@ -34,8 +36,6 @@ def norms(parameters: List[Any]) -> List[Any]:
 
     Text can be compared even if a norm is NaN, because "nan" equals itself.
     """
-    import torch
-
     found = [parameter.grad for parameter in parameters]
     dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
     if not dense:
@@ -47,8 +47,6 @@ def norms(parameters: List[Any]) -> List[Any]:
 
 def total_norm(parameters: Any, norm_type: float) -> Any:
     """Returns the total norm of all gradients, as `clip_grad_norm_` does."""
-    import torch
-
     found = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in found if parameter.grad is not None]
     if not gradients:
@@ -59,8 +57,6 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
 
 def divide(parameters: List[Any], scale: Any) -> None:
     """Divides the gradients, which may be on several GPUs, by a scale before the program uses them; NaN and inf become 0."""
-    import torch
-
     with torch.no_grad():
         for parameter in parameters:
             if parameter.grad is not None:

@@ -20,6 +20,8 @@ import statistics
 import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
+import torch
+
 from . import gradient_entry as entry
 from . import gradient_state as state
 from . import members, process
@@ -74,8 +76,6 @@ class Gradients:
 
     def scale(self, module: Any, device: str) -> None:
         """Scales the losses of this process from now on; called when a module computes in float16."""
-        import torch
-
         if state.is_sharded(module):
             self._context.modules.leave_precision(step_knobs.SHARDED)
         elif self.problem:
@@ -101,8 +101,6 @@ class Gradients:
 
     def begin_backward(self, tensors: Any, grad_tensors: Any) -> Tuple[Any, Any]:
         """Returns the tensors to call backward on and the gradients to start from."""
-        import torch
-
         if is_capturing():
             self.captured()
         if self._when_held is not None:
@@ -121,8 +119,6 @@ class Gradients:
         return (tensors, begin[0]) if is_one else (outputs, begin)
 
     def _begun(self, output: Any, gradient: Any) -> Any:
-        import torch
-
         if gradient is None:
             if torch.Tensor.numel(output) != 1:
                 return None  # torch raises its own error
@@ -185,8 +181,6 @@ class Gradients:
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
         """Steps, or skips the step if more gradients are to be accumulated; returns what the optimizer's step would return."""
-        import torch
-
         closure, returned = kwargs.get("closure", args[0] if args else None), None
         if closure is not None:
             if not step_knobs.calls_closure_once(optimizer):
@@ -261,8 +255,6 @@ class Gradients:
         return False
 
     def _is_concerned(self, owner: Any) -> bool:
-        import torch
-
         held = self._context.optimizers.held_parameters()
         if isinstance(owner, torch.nn.Module):
             return any(id(parameter) in held for parameter in members.parameters(owner))
@@ -287,12 +279,7 @@ class Gradients:
     # --- how many calls per step ---
 
     def _correct(self) -> None:
-        """Corrects `every` if the program accumulates gradients itself: with two backward passes per step, `every` is halved.
-
-        Called at the program's first step.
-        """
-        import torch
-
+        """Corrects `every` at the first step if the program accumulates itself: with two backward passes, it is halved."""
         samples, called = self._batch()
         own = max(1, round(called / self._first_samples)) if self._first_samples else 1
         if own == 1:
@@ -326,16 +313,6 @@ class Gradients:
             return float(size), called
         is_counted = context.modules.roots and context.modules.roots[0].sizes.unit == "samples"
         return (called if is_counted else None), called
-
-    @property
-    def calls_per_step(self) -> Optional[float]:
-        """Calls of `step()` per real step, as observed; None before the first real step."""
-        return self.num_calls / self.num_done if self.num_done else None
-
-    @property
-    def is_early(self) -> bool:
-        """Whether fewer than two steps were made, so that cleared gradients may not have been inspected yet."""
-        return bool(self._context.num_steps < 2)
 
     def samples_per_step(self) -> Optional[float]:
         """Returns the ranks' samples per step: this rank's median times the number of ranks. None if no samples are counted."""

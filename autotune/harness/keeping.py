@@ -97,7 +97,7 @@ class Kept:
                 self._know(f)
                 kept = self._kept(f, None)
                 if kept is not None:
-                    self._spare(kept)
+                    _append(self._spared, kept)
                     f = self._place_for(kept)
                 elif not os.path.lexists(f):
                     _append(self._made, os.path.realpath(f))
@@ -131,7 +131,7 @@ class Kept:
         def renamed(src: Any, dst: Any, *, src_dir_fd: Optional[int] = None, dst_dir_fd: Optional[int] = None) -> None:
             taken, source = self._kept(dst, dst_dir_fd), self._kept(src, src_dir_fd)
             origin, target = _at(src, src_dir_fd), _at(dst, dst_dir_fd)
-            is_folder = bool(self._paths) and os.path.isdir(origin) and self._is_any_in(os.path.realpath(origin))
+            is_folder = any(_is_within(kept, os.path.realpath(origin)) for kept in self._paths) and os.path.isdir(origin)
             if taken is None and source is None and not is_folder:
                 is_new = not os.path.lexists(target)
                 rename(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
@@ -144,7 +144,7 @@ class Kept:
             if is_folder:
                 shutil.copytree(origin, target, symlinks=True)
                 return
-            self._spare(taken or source or "")
+            _append(self._spared, taken or source or "")
             move = shutil.move if source is None else shutil.copy2
             move(origin, target if taken is None else self._place_for(taken))
 
@@ -158,7 +158,7 @@ class Kept:
             if kept is None:
                 remove(path, dir_fd=dir_fd)
             else:
-                self._spare(kept)
+                _append(self._spared, kept)
 
         return removed
 
@@ -208,9 +208,6 @@ class Kept:
         full = os.path.realpath(text) if is_link else os.path.join(os.path.realpath(folder), name)
         return full if full in self._paths else None
 
-    def _is_any_in(self, folder: str) -> bool:
-        return any(_is_within(kept, folder) for kept in self._paths)
-
     def _holds_only_kept(self, folder: str) -> bool:
         self._read()
         return all(any(_is_within(kept, entry.path) for kept in self._paths) for entry in os.scandir(folder))
@@ -225,9 +222,6 @@ class Kept:
                 self._version = version
         except OSError:  # nothing is guarded
             self._paths = {}
-
-    def _spare(self, path: str) -> None:
-        _append(self._spared, path)
 
     def _place_for(self, path: str) -> str:
         folder = os.path.join(self._folder, "scratch", "instead")

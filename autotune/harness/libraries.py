@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 from urllib.parse import unquote
 
 from . import adapters, state
-from .imports import Awaited
+from .patches import Awaited
 
 INSTALLED = ("site-packages", "dist-packages")  # folders of installed libraries
 STANDARD = os.path.dirname(os.__file__) + os.sep

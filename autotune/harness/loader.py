@@ -1,4 +1,4 @@
-"""Records one DataLoader of the program: where it was made, from what, and what it has delivered."""
+"""Records one DataLoader of the program: where it was made, from what, what it has delivered, and which steps took no batch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import sys
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
 from . import batches, collating, members, persistent, sites, startable, worker
+from .context import TrialContext
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
 MIN_STEPS = 3  # after this many steps of an epoch, it is known whether each takes one batch
+# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on
+# batches that it has kept. It must be larger than the queue of a thread that fetches ahead.
+IDLE_STEPS = 32
 _HARNESS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -19,8 +27,6 @@ class Loader:
     """Facts about one DataLoader of the program. Does not keep the program's objects alive."""
 
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
-        from torch.utils.data import IterableDataset
-
         self.number, self.ordinal = number, 0
         self.stack, code = _construction()
         self.main_line = startable.main_line()
@@ -177,18 +183,17 @@ class Loader:
         """
         if num_steps > self._epoch_began:
             self.steps_per_epoch, self._epoch_began = num_steps - self._epoch_began, num_steps
-        self._reading_began = -1 if _is_grad_enabled() else num_steps
+        self._reading_began = -1 if torch.is_grad_enabled() else num_steps
 
     def leaves_unused(self) -> bool:
-        """Whether the program leaves an epoch early with a batch that it does not train on; called as the next epoch begins.
-
-        This is the batch at which a loop ends by `break`, if each step takes one batch.
-        """
+        """Whether an epoch ended early (by `break`) with a batch that was not trained on; called as the next one begins."""
         taken, num_steps = self.total_batches - self._before_epoch[0], self.num_steps_fed - self._before_epoch[1]
         is_early = self._epoch_length is not None and taken + self.num_yields < self._epoch_length
         is_unused = is_early and self.num_yields > 0 and MIN_STEPS <= num_steps == taken
         self._before_epoch = self.total_batches + (0 if is_unused else self.num_yields), self.num_steps_fed
-        self._epoch_length = _num_batches(self._made())
+        loader = self._made()
+        counts = getattr(type(loader), "__len__", None)
+        self._epoch_length = _length(loader) if counts is DataLoader.__len__ else None  # its class may count by itself
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
@@ -273,6 +278,56 @@ class Loader:
         return type(None), ()  # a pickled DataLoader drops this record, since it may be read where there is no harness
 
 
+class IdleSteps:
+    """The steps since the last one that took a batch from a loader: `itertools.cycle(loader)` keeps an epoch's, for example.
+
+    Attributes:
+        num_kept: steps so far that count as training on batches that the program has kept.
+    """
+
+    def __init__(self, context: TrialContext) -> None:
+        self._context = context
+        self._fed_step = 0  # the last step that took a batch; steps of `Session.plain_step_hook` are left out
+        self._num_credited = 0  # idle steps since then that count by the loader's mean
+        self._num_dimensions = 0  # of the model's input in steps that a loader feeds
+        self.num_kept = 0
+
+    def num(self, training: Optional[Loader]) -> int:
+        """Returns the number of steps since the last one that took a batch; `training` is the loader that feeds the steps."""
+        return self._context.num_steps - max(self._fed_step, training.fed_step if training is not None else 0)
+
+    def num_open(self, training: Loader) -> int:
+        """Returns how many of these steps do not count yet, but may turn out to train on batches that the program has kept."""
+        return min(self.num(training) - self._num_credited, IDLE_STEPS)
+
+    def is_long(self, training: Optional[Loader]) -> bool:
+        """Returns whether no batch was taken for so long that forward calls should be counted."""
+        return self.num(training) >= IDLE_STEPS // 2
+
+    def note(self, training: Optional[Loader], *, is_fed: bool) -> None:
+        """Notes whether the step that just ended took a batch."""
+        if is_fed:
+            self._fed_step = self._context.num_steps
+        self._num_credited = min(self._num_credited, self.num(training))
+
+    def samples(self, training: Loader, *, is_counted: bool) -> float:
+        """Returns the samples of a step that took no batch, if the program trains on batches that it has kept; 0 otherwise.
+
+        Each of these steps counts with the mean of the loader that has fed the steps, if it is this loader by which samples are
+        counted. The first to count includes the idle steps before it, see `Window`.
+        """
+        root = next(iter(self._context.modules.roots), None)
+        num_dimensions, num_idle = 0 if root is None else len(root.sizes.shape), self.num(training)
+        if not num_idle:
+            self._num_dimensions = num_dimensions
+        is_alike = is_counted and num_dimensions == self._num_dimensions
+        if num_idle < IDLE_STEPS or not is_alike or training.is_iterated:
+            return 0.0
+        num, self._num_credited = num_idle - self._num_credited, num_idle
+        self.num_kept += num
+        return num * training.total_samples / training.num_steps_fed
+
+
 def _nothing() -> Any:
     return None
 
@@ -284,24 +339,9 @@ def _weakly(value: Any) -> Callable[[], Any]:
         return lambda: value
 
 
-def _is_grad_enabled() -> bool:
-    from torch import is_grad_enabled
-
-    return bool(is_grad_enabled())
-
-
 def _version(value: Any) -> int:
     """Returns a number that grows each time a tensor is written to; 0 for other objects."""
-    from torch import Tensor
-
     return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
-
-
-def _num_batches(loader: Any) -> Optional[int]:
-    """Returns the number of batches in an epoch; None if it is not known, or if the loader's class counts them by itself."""
-    from torch.utils.data import DataLoader
-
-    return _length(loader) if getattr(type(loader), "__len__", None) is DataLoader.__len__ else None
 
 
 def _length(dataset: Any) -> Optional[int]:
@@ -312,12 +352,7 @@ def _length(dataset: Any) -> Optional[int]:
 
 
 def _construction() -> Tuple[List[str], str]:
-    """Returns where the loader is made.
-
-    That is "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py).
-    """
-    import torch
-
+    """Returns "file:line" of the callers outside torch and the harness, nearest first, and the code there (see sites.py)."""
     library = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
     def is_skipped(name: str) -> bool:

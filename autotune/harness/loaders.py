@@ -16,15 +16,19 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, dataloader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
 from . import added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
-from .idle_steps import IdleSteps
 from .knobs import affinity, eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
-from .loader import Loader
+from .loader import IdleSteps, Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
@@ -62,11 +66,7 @@ class LoaderWatch:
         if self._is_measuring:
             self._patch_worker_info()
 
-    # --- entry ---
-
     def _patch_construction(self) -> None:
-        from torch.utils.data import DataLoader
-
         signature = inspect.signature(DataLoader.__init__)
 
         def around(construct: Any) -> Any:
@@ -84,9 +84,6 @@ class LoaderWatch:
         patches.install(DataLoader, "__init__", around)
 
     def _patch_iteration(self) -> None:
-        from torch import Tensor
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         watch, monotonic, tensor, worth, knobs = self, time.monotonic, Tensor, self._worth, self._spec.knobs
 
         def around_start(start: Any) -> Any:
@@ -197,8 +194,6 @@ class LoaderWatch:
 
     def _patch_workers(self) -> None:
         # worker_init_fn is replaced only while the workers start: some programs read it from the loader.
-        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
         def around(start: Any) -> Any:
             def __init__(iterator: Any, loader: Any) -> None:
                 self._start_workers(start, iterator, loader)
@@ -251,9 +246,6 @@ class LoaderWatch:
 
     def _patch_worker_info(self) -> None:
         # An IterableDataset that never asks which worker it is in yields its data once per worker.
-        import torch.utils.data
-        from torch.utils.data import dataloader
-
         def around(ask: Any) -> Any:
             def get_worker_info() -> Any:
                 is_torch = sys._getframe(1).f_globals.get("__name__", "").startswith("torch.")  # default_collate also asks
@@ -302,14 +294,8 @@ class LoaderWatch:
                 self._ordinals[info.site] = info.ordinal + 1
                 info.is_target = self._is_target(info, arguments)
             if info.is_target:
-                made = loader_knobs.Making(
-                    is_chained=self._is_chained(info, arguments),
-                    is_unshared=self._is_unshared(info),
-                    is_shuffled=info.is_shuffled,
-                    main_line=info.main_line,
-                )
-                knobs = self._context.handlers.loader
-                info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
+                is_chained, is_unshared = self._is_chained(info, arguments), self._is_unshared(info)
+                self._context.handlers.loader.on_loader(arguments, info, is_chained=is_chained, is_unshared=is_unshared)
         except Exception:
             self._context.broke("reading or changing a DataLoader's arguments")
             return None

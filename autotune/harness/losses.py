@@ -8,6 +8,8 @@ import sys
 import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+import torch
+
 from . import members
 from .captures import is_capturing
 from .context import TrialContext
@@ -21,8 +23,6 @@ SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be un
 
 def seed_everything(seed: int) -> None:
     """Seeds the random generators, so that two runs begin alike; a program that seeds them later overrides this."""
-    import torch
-
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")  # torch imports it if it is installed
@@ -46,8 +46,6 @@ class LossWatch:
     """
 
     def __init__(self, context: TrialContext, num_steps: Optional[int] = None) -> None:
-        import torch
-
         self._context, self._wanted_steps = context, num_steps
         self._kept: List[Tuple[int, Any]] = []  # (optimizer steps before it, the loss)
         self._last: Any = None

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from typing import Dict, List, Optional, Tuple
 
-from .blocks import Blocks, agree
+from .blocks import Blocks, agree, keeps_changing, trend
 from .cycles import FREQUENT, Cycles, Gap, Whole, in_words, whole
 from .interval import MIN_BLOCKS, mean_half_width_frac, spread_frac
 from .protocol import MeasureRules, Window
-from .trend import keeps_changing, trend
 
 MIN_STEPS = 3  # a window that is ended for lack of time needs at least this many steps
 # The warm-up's time limit leaves out the time spent compiling, but at most this many times the longest compilation.

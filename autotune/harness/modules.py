@@ -13,8 +13,9 @@ import math
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+import torch
 from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling
 from torch.nn import Module
@@ -27,8 +28,7 @@ from .compiled_functions import CompiledFunctions
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
-from .patches import Patch, patches
-from .subclassing import subclass
+from .patches import Patch, patches, subclass
 
 # Programs check `type(model) in (DataParallel, DistributedDataParallel)` before they unwrap a model, so a root of these classes
 # keeps its class; the class's `__call__` is patched instead.
@@ -36,9 +36,6 @@ KNOWN_BY_TYPE = (DataParallel, DistributedDataParallel)
 COMPILED = "_compiled_call_impl"  # attribute of a module that was compiled in place
 UNCOUNTED_CALLS = 64  # number of training calls after which a search ends if steps are no longer counted (mode "apply")
 DISCOVERY_STEPS = 3  # steps in which roots are searched for; optimizers that take turns have each stepped by then
-# Types of device on which steps can be timed; "" if no trained parameter is known. A library that moves weights around leaves
-# them on "meta" in between.
-TIMED = ("", "cpu", "cuda", "meta")
 
 
 class Root:
@@ -197,7 +194,11 @@ class ModuleWatch:
         """Intercepts the calls of a root; returns whether this succeeded."""
         kind = type(root.module)
         if kind not in KNOWN_BY_TYPE:
-            return swap_class(root, self)
+
+            def root_of(module: Any) -> Optional[Root]:
+                return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is no root
+
+            return subclass(root.module, {"__call__": _around_root(self, root_of, lambda: kind.__call__)})
         if kind not in self._intercepted:
             self._intercepted.append(kind)
             around = _around_root(self, self._root_of, lambda: super(kind, kind).__call__)  # type: ignore[misc]
@@ -215,8 +216,6 @@ class ModuleWatch:
 
     def _watch_autocast(self) -> None:
         # A program may enter autocast inside its module (libraries wrap `forward`). This is not visible when a root is adopted.
-        import torch
-
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if self.nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
@@ -421,34 +420,16 @@ class ModuleWatch:
         """The roots to report: the living ones, or all of them if the program has ended and released its modules."""
         return self.living or self.roots
 
-    def device_type(self) -> str:
-        """Returns "cuda" if trained parameters are on a GPU, or if none are known and CUDA is in use; else "cpu"."""
-        kind = self._trained_on()
-        if not kind:
-            return "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        return "cuda" if kind == "cuda" else "cpu"
-
-    def untimed_device(self) -> str:
-        """Returns the type of device that trained parameters are on if steps cannot be timed there, such as "xpu"; else ""."""
-        kind = self._trained_on()
-        return "" if kind in TIMED else kind
-
-    def _trained_on(self) -> str:
-        """Returns the type of device that trained parameters are on; "" if none are known."""
-        first = self._first_trained()
-        return str(self._context.writes.device_type if first is None else first.device.type)
-
-    def device_index(self) -> Optional[int]:
-        """Returns the index of the GPU that holds the trained parameters; None if unknown."""
-        first = self._first_trained()
-        return None if first is None else first.device.index
-
-    def _first_trained(self) -> Any:
-        """Returns a parameter that is trained; None if none is known."""
+    def device(self) -> Tuple[str, Optional[int]]:
+        """Returns type and index of the device with the trained parameters; if these are unknown, the GPU if one is in use."""
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
         held = (parameter for optimizer in context.optimizers.optimizers() for parameter in parameters_of(optimizer))
-        return next(itertools.chain(trained, held, context.writes.watched()), None)
+        first = next(itertools.chain(trained, held, context.writes.watched()), None)
+        if first is not None:
+            return str(first.device.type), first.device.index
+        in_use = "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+        return context.writes.device_type or in_use, None
 
     def is_compiled(self) -> bool:
         """Whether the compiler is used in this process."""
@@ -463,16 +444,6 @@ class ModuleWatch:
                 return 0
             counters = self._compile_counters = dynamo.counters
         return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
-
-
-def swap_class(root: Root, watch: ModuleWatch) -> bool:
-    """Gives a root a class whose `__call__` counts samples and sets the trial's precision; returns whether this succeeded."""
-    original = type(root.module)
-
-    def root_of(module: Any) -> Optional[Root]:
-        return root if root.module is module else None  # a module made by `type(root)(...)`, or a replica, is not a root
-
-    return subclass(root.module, {"__call__": _around_root(watch, root_of, lambda: original.__call__)})
 
 
 def _is_exporting(module: Any) -> bool:

@@ -11,6 +11,7 @@ import sys
 import weakref
 from typing import Any, Dict, Iterable, List, Optional, Set
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -46,8 +47,6 @@ class Overflows:
                 self._add_up()
 
     def _add_up(self) -> None:
-        import torch
-
         new, self._new = self._new, []
         device = new[0].device
         number = torch.stack([found.to(device) for found in new]).ne(0).sum()
@@ -85,8 +84,6 @@ class OptimizerWatch:
         self._patch()
 
     def _patch(self) -> None:
-        import torch
-
         def around(make: Any) -> Any:
             def enlisting(optimizer: Any, *args: Any, **kwargs: Any) -> None:
                 make(optimizer, *args, **kwargs)
@@ -114,12 +111,11 @@ class OptimizerWatch:
         self._context.gradients.enlist(optimizer)
 
     def _around_scaled_step(self, step: Any) -> Any:
-        import torch
-
         is_enabled = torch.amp.GradScaler.is_enabled
 
         def scaled_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not is_enabled(scaler) or (self.is_uninstalled and _is_left_alone(optimizer)):
+            hooks = getattr(optimizer, "_optimizer_step_post_hooks", {})
+            if not is_enabled(scaler) or (self.is_uninstalled and _left_alone in hooks.values()):
                 return step(scaler, optimizer, *args, **kwargs)
             self.settle(is_uninstalled=False)
             # The scaler passes its scale to an optimizer that is fused at this moment. If the optimizer were no longer fused
@@ -149,7 +145,9 @@ class OptimizerWatch:
         if id(optimizer) not in self._prepared:
             self._prepared.add(id(optimizer))
             try:
-                self.prepare(optimizer)
+                self._context.writes.optimizer_steps()
+                self.num_stepped += 1
+                self._context.handlers.optimizer.on_optimizer(optimizer)
             except Exception:
                 self._context.broke("preparing an optimizer")
 
@@ -212,32 +210,21 @@ class OptimizerWatch:
             self._clock = weakref.ref(optimizer)
         if self._captured.is_captured():
             return
-        if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
+        clock = self._clock()
+        if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
             self._context.step_done()
             return
         if self._counted_steps != self._context.num_steps:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1
-        if num >= SILENT_STEPS or self._clock() is None:
+        if num >= SILENT_STEPS or clock is None:
             self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
             self._steps_of_others = {}
 
-    def _is_wrapper_of_clock(self, optimizer: Any) -> bool:
-        inner = members.attribute(optimizer, "optimizer")
-        return inner is not None and self._clock is not None and inner is self._clock()
-
-    def prepare(self, optimizer: Any) -> None:
-        """Sets the implementation before an optimizer's first step."""
-        self._context.writes.optimizer_steps()
-        self.num_stepped += 1
-        self._context.handlers.optimizer.on_optimizer(optimizer)
-
     def open_window(self) -> None:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
         self._num_skipped_before = self._num_skipped()
-
-    # --- facts ---
 
     @property
     def has_any(self) -> bool:
@@ -248,8 +235,6 @@ class OptimizerWatch:
         """Returns {"scale", "skipped", "skipped_in_window"}; None without a GradScaler. Waits for the device."""
         if self.scaler is None:
             return None
-        import torch
-
         skipped = self._num_skipped()
         return {
             "scale": float(torch.amp.GradScaler.get_scale(self.scaler)),
@@ -286,10 +271,6 @@ class OptimizerWatch:
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Does nothing. In mode "apply", this replaces an optimizer's post-step hook once the optimizer's knobs are set."""
-
-
-def _is_left_alone(optimizer: Any) -> bool:
-    return _left_alone in getattr(optimizer, "_optimizer_step_post_hooks", {}).values()
 
 
 def _has_inner_steps(optimizer: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Replaces functions of torch, of a library, of the program or of `os`; no other module does so.
+"""Replaces functions of torch, of a library, of the program or of `os`, and the classes of modules; no other file does so.
 
 `patches.install(owner, name, wrap)` replaces an attribute of a class, a module or an object by `wrap(original)`. Several
 patches of one attribute are stacked, and each can be removed, even if others of ours are above it. But if the program or a
@@ -9,12 +9,11 @@ its `is_active` is False, so that it does nothing.
 from __future__ import annotations
 
 import functools
+import importlib.abc
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Tuple
-
-from .imports import Awaited
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 Wrap = Callable[[Any], Any]
 MISSING: Any = object()
@@ -201,3 +200,102 @@ def _renew_lock() -> None:
 _lock = threading.RLock()
 os.register_at_fork(after_in_child=_renew_lock)
 patches = Patches()
+
+
+# --- imports ---
+
+
+class Awaited(importlib.abc.MetaPathFinder):
+    """Finds one module as the other finders would, and has `around` execute it the first time.
+
+    `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
+    inside `exec_module`.
+
+    Args:
+        name: dotted name of the module.
+        around: called with a function that executes the module, and with the module. It must call the function.
+    """
+
+    def __init__(self, name: str, around: Callable[[Callable[[], None], Any], None]) -> None:
+        self.name = name
+        self._around = around
+
+    def find_spec(self, fullname: str, path: Optional[Sequence[str]], target: Any = None) -> Any:
+        """Returns the module's spec with the wrapped loader; None for every other module."""
+        if fullname != self.name:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self.wrap(spec.loader)
+                return spec
+        return None
+
+    def wrap(self, loader: Any) -> None:
+        """Has `around` execute the module that a loader executes next."""
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            if loader.__dict__.get("exec_module") is exec_module:
+                del loader.exec_module  # the module's __spec__.loader is the plain loader again
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._around(lambda: execute(module), module)
+
+        loader.exec_module = exec_module
+
+
+# --- the class of a single module ---
+
+_CLASS: Any = object.__dict__["__class__"]  # the real slot, even if a class overrides `__class__`
+
+
+class _NoSubclassHook:
+    """Precedes the program's class in the MRO, so that the program's `__init_subclass__` (e.g. a registry) is not called.
+
+    This class has no `__slots__`, because an object's class can only be replaced by a class of the same layout.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+
+def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
+    """Changes the class of a module to a subclass that has these methods.
+
+    `__class__`, copies and pickles show the program's own class; only `type(module)` shows the subclass. Setting a method on
+    the instance instead would break deepcopy: the copy would run with the original's weights.
+
+    Each of these functions has to call the program's own method through the program's class. Returns whether the module could
+    be given another class; a ScriptModule cannot.
+    """
+    original = type(module)
+
+    def show_class(self: Any) -> type:
+        return original
+
+    def with_original_class(method: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            kind = type(self)
+            _CLASS.__set__(self, original)
+            try:
+                return getattr(self, method)(*args)
+            finally:
+                _CLASS.__set__(self, kind)
+
+        return call
+
+    body: Dict[str, Any] = {name: getattr(original, name) for name in ("__qualname__", "__module__", "__doc__")}
+    body.update(methods)
+    body.update(__class__=property(show_class, _CLASS.__set__), __reduce_ex__=with_original_class("__reduce_ex__"))
+    if hasattr(original, "__deepcopy__"):
+        body["__deepcopy__"] = with_original_class("__deepcopy__")
+    try:
+        metaclass: Any = type(original)
+        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
+    except Exception:
+        return False  # the program's class or its metaclass does not allow it
+    return True

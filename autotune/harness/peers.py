@@ -16,7 +16,7 @@ import contextlib
 import json
 import os
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from . import protocol
 from .blocks import Blocks
@@ -227,26 +227,21 @@ class Peers:
         is_other = (found.host, found.pid) != (self._host, self._context.pid)
         return is_other and (is_refused or (is_among_peers and found.status == "measured"))
 
-    # --- claims ---
-
     def _path(self, number: int) -> str:
         return os.path.join(self._context.spec.folder, CLAIM.format(number))
 
     def _renew(self) -> None:
         self._beat += 1
         claim = {"host": self._host, "pid": self._context.pid, "memory": self._memory, "beat": self._beat}
-        temporary = f"{self._path(self._number)}.tmp"
+        text = json.dumps({**claim, "open_s": self._open_s, "full_s": self._full_s})
         with contextlib.suppress(OSError):  # the disk is full or the folder is gone: the result will report it
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump({**claim, "open_s": self._open_s, "full_s": self._full_s}, file)
-            os.replace(temporary, self._path(self._number))
+            protocol.write_text(self._path(self._number), text, is_durable=False)
 
     def _shared_memory(self) -> Optional[str]:
         """Returns the name of the first trained parameter's memory, see `shared_at`."""
         optimizer = self._context.optimizers.clock()
-        parameters: List[Any] = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
-        parameters = parameters or self._context.writes.watched()
-        tensor = next(iter(parameters), None)
+        parameters = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
+        tensor = next(iter(parameters or self._context.writes.watched()), None)
         if tensor is None or tensor.device.type != "cpu":
             return None
         return shared_at(tensor.data_ptr())

@@ -27,6 +27,12 @@ import zlib
 from collections import deque
 from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from . import members
 from .batches import LONG, PLAIN
 from .patches import patches
@@ -82,9 +88,6 @@ def is_made_from(loader: Any, watched: List[Any]) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _install() -> None:
-    from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
     def around_begin(begin: Callable[[Any], Any]) -> Any:
         def __iter__(loader: Any) -> Any:
             if SENT in loader.__dict__:
@@ -119,7 +122,8 @@ def _prepare(kept: Dict[str, Any]) -> None:
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
-            _draw_seed(kept.get("generator"))
+            # Torch draws a number for the seeds of new workers. The same draw keeps later ones (the order of samples) the same.
+            torch.empty((), dtype=torch.int64).random_(generator=kept.get("generator"))
             return
         record, before, kept["_iterator"] = kept.get("_autotune"), kept["_iterator"], None
         if record is not None and sent != kept[SENT]:
@@ -127,13 +131,6 @@ def _prepare(kept: Dict[str, Any]) -> None:
         elif record is not None:
             before.__dict__[LEFT] = record
     kept[SENT] = sent
-
-
-def _draw_seed(generator: Any) -> None:
-    """Draws a number as torch does for the seeds of new workers, so that later draws (the order of samples) stay the same."""
-    import torch
-
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
 def _is_in_use(kept: Dict[str, Any]) -> bool:
@@ -200,8 +197,6 @@ def generators(things: List[Any]) -> List[Any]:
 
     The process's own generators are left out, because torch seeds these in each worker.
     """
-    import torch
-
     numpy, tempfile = sys.modules.get("numpy.random"), sys.modules.get("tempfile")
     own = [random._inst, torch.default_generator, numpy and numpy.mtrand._rand]
     own.append(getattr(getattr(tempfile, "_name_sequence", None), "_rng", None))  # draws names of files
@@ -220,8 +215,6 @@ def states(found: List[Any]) -> List[bytes]:
 
 
 def _state(generator: Any) -> Any:
-    import torch
-
     if isinstance(generator, random.Random):
         return generator.getstate()
     if isinstance(generator, torch.Generator):
@@ -319,9 +312,6 @@ def _items(container: Any, number: int) -> List[Any]:
 
 def _content(value: Any) -> int:
     """Returns a number that changes with the content of a tensor, an array, or a long list or dictionary; 0 for the rest."""
-    from torch import Tensor
-    from torch.nn import Parameter
-
     try:
         if type(value) in (Tensor, Parameter):
             is_shared = value.is_shared()  # then the workers see its changes

@@ -28,7 +28,7 @@ class Phases:
         self.now = ""
         self.seconds: Dict[str, float] = {}
         self._since_s = context.started_s
-        self._next_beat_s = 0.0
+        self.next_beat_s = 0.0
         self._progress = -1
         self.is_speaking = not context.is_applying and self._is_first_to_speak()
 
@@ -53,14 +53,10 @@ class Phases:
         self.now, self._since_s = phase, now_s
         self.beat(now_s)
 
-    def is_beat_due(self, now_s: float) -> bool:
-        """Whether it is time for another progress line."""
-        return now_s >= self._next_beat_s
-
     def beat(self, now_s: float) -> None:
         """Writes a progress line; the caller limits how often."""
         context = self._context
-        self._next_beat_s = now_s + HEARTBEAT_S
+        self.next_beat_s = now_s + HEARTBEAT_S
         if context.rank != 0 or not self.is_speaking:
             return
         rate = context.window.rate_per_s

@@ -103,28 +103,23 @@ class MemoryWatch:
 
         Unknown values are None. The retries are those since the window opened.
         """
-        if self._cuda is not None and not self._is_counted:
-            unknown = dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "alloc_retries"))
-            return {"kind": "cuda", "capacity_bytes": self._cuda.get_device_properties(self._index).total_memory, **unknown}
-        if self._cuda is not None:
-            stats, cuda = self._cuda.memory_stats(self._index), self._cuda
-            # A program may train on several GPUs, and fails as soon as one of them is full. So the fullest one is reported.
-            fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
-            return {
-                "kind": "cuda",
-                "peak_bytes": cuda.max_memory_allocated(fullest),
-                "peak_reserved_bytes": cuda.max_memory_reserved(fullest),
-                "capacity_bytes": cuda.get_device_properties(fullest).total_memory,
-                "alloc_retries": int(stats.get("num_alloc_retries", 0)) - self._retries_before,
-            }
-        self.sample()
-        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        unknown: Dict[str, Any] = dict.fromkeys(("peak_bytes", "peak_reserved_bytes", "alloc_retries"))
+        cuda = self._cuda
+        if cuda is None:
+            self.sample()
+            limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            capacity = None if limit == resource.RLIM_INFINITY else limit
+            return {**unknown, "kind": "cpu", "peak_bytes": self._peak_data_bytes or None, "capacity_bytes": capacity}
+        if not self._is_counted:
+            return {**unknown, "kind": "cuda", "capacity_bytes": cuda.get_device_properties(self._index).total_memory}
+        # A program may train on several GPUs, and fails as soon as one of them is full. So the fullest one is reported.
+        fullest = max(range(cuda.device_count()), key=cuda.max_memory_reserved)
         return {
-            "kind": "cpu",
-            "peak_bytes": self._peak_data_bytes or None,
-            "peak_reserved_bytes": None,
-            "capacity_bytes": None if limit == resource.RLIM_INFINITY else limit,
-            "alloc_retries": None,
+            "kind": "cuda",
+            "peak_bytes": cuda.max_memory_allocated(fullest),
+            "peak_reserved_bytes": cuda.max_memory_reserved(fullest),
+            "capacity_bytes": cuda.get_device_properties(fullest).total_memory,
+            "alloc_retries": int(cuda.memory_stats(self._index).get("num_alloc_retries", 0)) - self._retries_before,
         }
 
 

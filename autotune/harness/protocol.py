@@ -65,7 +65,6 @@ UNMEASURABLE = "autotune.Unmeasurable"  # RankResult.error["type"] if the harnes
 # Status that a rank reports for each knob of its spec.
 APPLIED, NOT_APPLICABLE, OVERRIDDEN = "applied", "not applicable", "overridden by the program"
 
-
 # Variables in which launchers pass a process its rank: torchrun and similar, Slurm's srun, Open MPI, other MPIs.
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
@@ -373,14 +372,18 @@ def write_json(path: str, document: Any) -> None:
     write_text(path, json.dumps(plain))
 
 
-def write_text(path: str, text: str) -> None:
-    """Writes a file that only its owner may read. It is renamed once it is complete, so no reader sees a part of it."""
+def write_text(path: str, text: str, *, is_durable: bool = True) -> None:
+    """Writes a file that only its owner may read. It is renamed once it is complete, so no reader sees a part of it.
+
+    If not `is_durable`, the file may be lost when the machine fails, but the caller does not wait for the disk.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:  # for example a full disk: an incomplete document is useless
         with contextlib.suppress(OSError):

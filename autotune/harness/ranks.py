@@ -14,6 +14,8 @@ import datetime
 import time
 from typing import Any, Dict, List, Optional
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel as Wrapped
 
@@ -95,9 +97,6 @@ class Communication:
 
         The result must be written before this is called: if a rank has ended, the others wait here until the timeout.
         """
-        import torch
-        import torch.distributed as dist
-
         if not self._exposed_s or not self._parallel.living:
             return False
         wrapper = self._parallel.living[0]

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any, Dict
 
+import torch
+
 from . import process, protocol
 from .context import TrialContext
 from .knobs.module import recompile_limit_reason
@@ -140,8 +142,6 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
 
 
 def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: float) -> None:
-    import torch
-
     supply = context.supply
     supply.close_window()
     regime = supply.regime(torch.get_num_threads() if context.device == "cpu" else None)

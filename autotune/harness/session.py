@@ -13,12 +13,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
 from . import libraries, process, protocol
+from .announcement import LastStep
 from .clock import make_clock
 from .context import TrialContext
 from .ending import Ending
 from .explain import skipping
 from .knobs.affinity import AffinityBinder
-from .last_step import LastStep
 from .patches import patches
 from .peers import Peers
 from .phases import Phases
@@ -48,8 +48,6 @@ class Session(TrialContext):
         self._is_plain = False  # whether steps may use `plain_step_hook`, because nothing is left to find out
         self.phases.enter("import")
 
-    # --- start ---
-
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
         from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, state, supply, writes
@@ -72,7 +70,10 @@ class Session(TrialContext):
         self.optimizers = optimizers.OptimizerWatch(self)
         self.gradients = gradients.Gradients(self)
         if self.spec.mode == "explain":
-            self._make_explained()
+            from .explain.passes import Explained
+
+            self.explained = Explained(self)
+            self._eager_steps = sys.maxsize if self.explained.looks_at_every_step else self._eager_steps
         if self.spec.skipped:
             skipping.begin(tuple(self.spec.skipped), self.loaders.is_training_now)
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
@@ -83,13 +84,6 @@ class Session(TrialContext):
         os.register_at_fork(after_in_child=self._forked)
         self.phases.enter("init")
 
-    def _make_explained(self) -> None:
-        from .explain.passes import Explained
-
-        self.explained = Explained(self)
-        if self.explained.looks_at_every_step:
-            self._eager_steps = sys.maxsize
-
     def _forked(self) -> None:
         # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
         self.pid = os.getpid()
@@ -97,17 +91,18 @@ class Session(TrialContext):
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
 
-    # --- steps ---
-
     def activate(self) -> None:
         """Makes this process report for its rank; called before the first optimizer step is counted."""
         self.is_active = True
         libraries.end()
         self.phases.speak()
-        self.rank, self.world_size = _rank_of_process_group(self.rank, self.world_size)
-        self.device = self.modules.device_type()
-        self.device_index = self.modules.device_index() if self.device == "cuda" else None
-        if kind := self.modules.untimed_device():
+        if (ranks := process.group()) is not None:
+            self.rank, self.world_size = ranks.get_rank(), ranks.get_world_size()
+        else:  # several processes without a process group do not train together
+            self.rank, self.world_size = self.rank if "RANK" in os.environ else 0, 1
+        kind, index = self.modules.device()
+        self.device, self.device_index = ("cuda", index) if kind == "cuda" else ("cpu", None)
+        if kind not in ("cpu", "cuda", "meta"):  # on "meta", a library that moves weights around leaves them in between
             self.ending.give_up(OTHER_DEVICE.format(kind))
         if not self.is_applying:
             self.clock = make_clock(self.device, self.device_index)
@@ -224,14 +219,8 @@ class Session(TrialContext):
             if self.spec.skipped and self.rank == 0:  # only rank 0 has to run the functions that are skipped
                 skipping.check_skipped()
             self.ending.leave("measured")
-        if self.phases.is_beat_due(now_s):
+        if now_s >= self.phases.next_beat_s:
             self.phases.beat(now_s)
             self.memory.look(now_s)
             if self.losses is not None:
                 self.losses.look_again(now_s)
-
-
-def _rank_of_process_group(rank: int, world_size: int) -> "tuple[int, int]":
-    if (ranks := process.group()) is not None:
-        return ranks.get_rank(), ranks.get_world_size()
-    return rank if "RANK" in os.environ else 0, 1  # several processes without a process group do not train together

@@ -15,8 +15,10 @@ import os
 from typing import Any, Callable, Dict, List, Optional
 from weakref import ref
 
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
 from . import adapters, members
-from .knobs.loader import LoaderKnobs, Making
+from .knobs.loader import LoaderKnobs
 
 NUM_FRAMES = 2  # the constructing line, and the line that called the function around it: one helper may make all loaders
 HASH_DIGITS = 12
@@ -46,21 +48,15 @@ def marked(code: str, arguments: Dict[str, Any]) -> str:
 
 def looks_like_training(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader, by its constructor's arguments, shuffles, has its own sampler, or streams."""
-    from torch.utils.data import IterableDataset, SequentialSampler
-
     if arguments.get("shuffle") or isinstance(arguments.get("dataset"), IterableDataset):
         return True
     sampler = _sampler(arguments)
-    is_in_order = (
-        sampler is None or isinstance(sampler, SequentialSampler) or members.attribute(sampler, "shuffle", True) is False
-    )
-    return not is_in_order
+    is_in_order = sampler is None or isinstance(sampler, SequentialSampler)
+    return not is_in_order and members.attribute(sampler, "shuffle", True) is not False
 
 
 def shuffles(arguments: Dict[str, Any]) -> bool:
     """Returns whether a loader, by its constructor's arguments, draws samples at random, so that the order does not matter."""
-    from torch.utils.data import IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
-
     if isinstance(arguments.get("dataset"), IterableDataset):
         return False  # a stream has its own order
     sampler = _sampler(arguments)
@@ -121,8 +117,6 @@ class TargetSites:
         # Made for a later epoch: compare its position within the epoch, as the same code may make evaluation loaders.
         return code.endswith(SHUFFLED) or bool(target["nth"] == info.nth % self._period.get(code, 1))
 
-    # --- once training is under way ---
-
     def begin_training(self, loaders: List[Any]) -> None:
         """Remembers how many loaders each code has made, and the targets among `loaders`; called after the first few steps."""
         self._period = {code: count + 1 for code, count in self._made.items()}
@@ -139,13 +133,7 @@ class TargetSites:
         is_chained = any(is_around(given, known()) for known in self._batch_samplers)
         info.is_target = self.is_target(info, arguments, is_chained=is_chained)
         if info.is_target:
-            made = Making(
-                is_chained=is_chained,
-                is_unshared=self.is_unshared,
-                is_shuffled=info.is_shuffled,
-                main_line=info.main_line,
-            )
-            info.is_made_persistent, info.has_added_workers = knobs.on_loader(arguments, made)
+            knobs.on_loader(arguments, info, is_chained=is_chained, is_unshared=self.is_unshared)
 
     def made(self, batch_sampler: Any, info: Any) -> None:
         """Remembers the batch sampler of a target, because another loader may be made around it."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
-if TYPE_CHECKING:
-    from .context import TrialContext
+from .context import TrialContext
 
 session: Optional[TrialContext] = None  # the session of this process; None until torch is imported
 is_called = False  # whether the program itself started the harness by `autotune.apply`

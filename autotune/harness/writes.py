@@ -15,6 +15,9 @@ import threading
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from .captures import is_capturing
 from .context import TrialContext
 from .knobs.step import NO_STEP
@@ -108,17 +111,13 @@ class Writes:
         self._period: Optional[int] = None  # backward passes per step, if writes cannot be watched
         self._most_passes = 0  # largest number of passes seen in a step
         self._passes = 0  # backward passes since the last step
-        self._device = ""
+        self.device_type = ""
         self._thread = 0
         self._patches: List[Patch] = []
         self._is_watching = True
         self._watch_backward()
 
-    # --- entry ---
-
     def _watch_backward(self) -> None:
-        import torch
-
         is_compiling, is_dispatched = torch.compiler.is_compiling, torch.overrides.has_torch_function_unary  # as in losses.py
 
         def around(backward: Any) -> Any:
@@ -133,8 +132,6 @@ class Writes:
 
     def _watch_loaders(self) -> None:
         # A program requests the next batch when a step is done. That is closer to the step's end than the next backward pass.
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         def around(advance: Any) -> Any:
             def __next__(iterator: Any) -> Any:
                 if self._passes and self._is_watching and threading.get_ident() == self._thread:
@@ -174,8 +171,6 @@ class Writes:
             self._count()
         except Exception:
             self._context.broke("looking for steps without an optimizer")
-
-    # --- which tensors are written, and how writes are detected ---
 
     def _find(self, loss: Any) -> None:
         self._num_passes += 1
@@ -224,7 +219,7 @@ class Writes:
 
     def _begin(self, leaves: List[Leaf], most_passes: int, device: str) -> None:
         is_first = not self.source
-        self._device, self._most_passes = device, most_passes
+        self.device_type, self._most_passes = device, most_passes
         self._probes = [] if self._period else [Probe(leaf) for leaf in leaves[:NUM_PROBES]]
         self.source = COUNTED.format(self._period) if self._period else WRITTEN
         self._context.gradients.stand_down(NO_STEP)
@@ -233,8 +228,6 @@ class Writes:
         if is_first:
             self._context.loaders.begin_first_step()
             self._watch_loaders()
-
-    # --- steps ---
 
     def _count(self) -> bool:
         """Counts a step if one was made since the last call; returns whether it counted one."""
@@ -255,16 +248,9 @@ class Writes:
             self._num_passes = 1
         return any(seen)
 
-    # --- facts ---
-
     def watched(self) -> List[Any]:
         """Returns the tensors that are watched for writes."""
         return [tensor for probe in self._probes if (tensor := probe.tensor()) is not None]
-
-    @property
-    def device_type(self) -> str:
-        """The type of device that the written parameters are on; "" if there are none."""
-        return self._device
 
 
 def place_of(tensor: Any) -> Any:

@@ -118,10 +118,9 @@ def uses(found: Knob, host_context: HostContext) -> tuple[str, str]:
 def _argument(key: str, values: Iterable[KnobValue]) -> str:
     """Returns KEY=VALUE, or KEY=choice(...) for several values, with special characters quoted for Hydra and the shell."""
     words = [value_text(value) for value in values]
-    is_plain = all(re.fullmatch(r"[\w./:+-]+", word) for word in words)
     quoted = [word if re.fullmatch(r"[\w./:+-]+", word) else f"'{word}'" for word in words]
     text = f"{key}={quoted[0]}" if len(quoted) == 1 else f"{key}=choice({','.join(quoted)})"
-    if not is_plain:
+    if quoted != words:
         return f'"{text}"'
     return text if len(quoted) == 1 else f"'{text}'"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import OTHER, HostContext, Knob
+from autotune.knobs.base import OTHER, HostContext, Knob, below_ampere, no_cuda
 from autotune.knobs.parallel import has_wrapper
-from autotune.knobs.ranges import below_ampere, no_cuda
 from autotune.records import Tier
 
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
@@ -43,8 +42,7 @@ CHANNELS_LAST = Knob(
     ),
     hurts=(
         "Float32 CNNs gain little; on older GPUs they can be slower. Operators without a channels_last kernel copy back and "
-        "forth. "
-        "`.view()` on activations can fail where `.reshape()` would not. Models without convolutions are unaffected."
+        "forth. `.view()` on activations can fail where `.reshape()` would not. Models without convolutions are unaffected."
     ),
     start_cost="one copy of the weights",
 )
@@ -65,10 +63,7 @@ COMPILE_MODE = Knob(
     brief="torch.compile, and how",
     phrase="compile {}",
     phrases={"off": "eager"},
-    in_code={
-        "off": "leave the model uncompiled",
-        OTHER: "model.compile(mode={value!r})",
-    },
+    in_code={"off": "leave the model uncompiled", OTHER: "model.compile(mode={value!r})"},
     summary=(
         "torch.compile of the trained modules: Python is traced into graphs, pointwise operators are fused and code is "
         "generated (Triton on CUDA, C++ on the CPU). `reduce-overhead` adds CUDA graphs, which replay a whole step's launches "
@@ -296,14 +291,6 @@ L2_FETCH_GRANULARITY = Knob(
 )
 
 KNOBS = [
-    CHANNELS_LAST,
-    COMPILE_MODE,
-    COMPILE_DYNAMIC,
-    COMPILE_SCOPE,
-    OPTIMIZER_IMPLEMENTATION,
-    SET_TO_NONE,
-    CUDNN_BENCHMARK,
-    SDPA,
-    L2_FETCH_GRANULARITY,
-    ACTIVATION_CHECKPOINTING,
-]
+    CHANNELS_LAST, COMPILE_MODE, COMPILE_DYNAMIC, COMPILE_SCOPE, OPTIMIZER_IMPLEMENTATION, SET_TO_NONE, CUDNN_BENCHMARK, SDPA,
+    L2_FETCH_GRANULARITY, ACTIVATION_CHECKPOINTING,
+]  # fmt: skip

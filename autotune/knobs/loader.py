@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob
-from autotune.knobs.ranges import no_cuda, observed_int, up_to
+from autotune.knobs.base import LOADER_ARGUMENT, HostContext, Knob, no_cuda, observed_int, up_to
 from autotune.records import Knobs, KnobValue, Tier
 
 MAX_BATCH_CUDA, MAX_BATCH_CPU = 1024, 128  # largest batches to try; larger ones on a CPU gain nothing and take seconds per step
@@ -33,11 +32,6 @@ def without_workers(host_context: HostContext) -> str | None:
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
         return None
     return host_context.not_applicable.get(NUM_WORKERS.key)
-
-
-def has_several_workers(knobs: Knobs) -> bool:
-    """Returns whether the loader has several workers, so that one can finish before another."""
-    return int(knobs.get(NUM_WORKERS.key, 0)) > 1
 
 
 BATCH_SIZE = Knob(
@@ -202,7 +196,7 @@ IN_ORDER = Knob(
     default=True,
     domain=lambda _: [False, True],
     blocked=without_workers,
-    is_active=has_several_workers,
+    is_active=lambda knobs: int(knobs.get(NUM_WORKERS.key, 0)) > 1,  # so that one can finish before another
     usual_spread=0.06,
     brief="batches in the sampler's order",
     in_code=LOADER_ARGUMENT,
@@ -296,10 +290,7 @@ NON_BLOCKING = Knob(
     usual_gain=0.02,
     usual_spread=0.06,
     brief="copies to the GPU do not wait",
-    in_code={
-        True: "batch.to(device, non_blocking=True)",
-        False: "batch.to(device)",
-    },
+    in_code={True: "batch.to(device, non_blocking=True)", False: "batch.to(device)"},
     summary=(
         "Makes the program's own `batch.to(device)` and `.cuda()` return while the copy is under way (non_blocking=True), for "
         "tensors that a loader has handed over. It needs loader.pin_memory."
@@ -321,10 +312,7 @@ DEVICE_PREFETCH = Knob(
     usual_gain=0.02,
     usual_spread=0.08,
     brief="next batch copied a step ahead",
-    in_code={
-        True: "copy the next batch on a stream of its own, or `autotune apply`",
-        False: "copy each batch when it is used",
-    },
+    in_code={True: "copy the next batch on a stream of its own, or `autotune apply`", False: "copy each batch when it is used"},
     summary=(
         "Fetches one batch ahead and copies it to the device on a side stream. Only tensors that the program was seen to move "
         "are copied. The program's own `batch.to(device)` then returns the finished copy. It needs loader.pin_memory."
@@ -384,16 +372,6 @@ UINT8_TRANSFER = Knob(
 )
 
 KNOBS = [
-    BATCH_SIZE,
-    NUM_WORKERS,
-    PREFETCH_FACTOR,
-    PIN_MEMORY,
-    PERSISTENT_WORKERS,
-    MULTIPROCESSING_CONTEXT,
-    IN_ORDER,
-    SHARING_STRATEGY,
-    OWN_CORES,
-    NON_BLOCKING,
-    DEVICE_PREFETCH,
-    UINT8_TRANSFER,
-]
+    BATCH_SIZE, NUM_WORKERS, PREFETCH_FACTOR, PIN_MEMORY, PERSISTENT_WORKERS, MULTIPROCESSING_CONTEXT, IN_ORDER,
+    SHARING_STRATEGY, OWN_CORES, NON_BLOCKING, DEVICE_PREFETCH, UINT8_TRANSFER,
+]  # fmt: skip

@@ -12,10 +12,7 @@ from pathlib import Path
 from autotune.harness.protocol import KEEPING
 
 # File names of the libraries. If a folder has several, the last by name is used: libtcmalloc_minimal, not libtcmalloc.
-LIBRARIES = {
-    "jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"),
-    "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*"),
-}
+LIBRARIES = {"jemalloc": re.compile(r"libjemalloc\.so(\.\d+)*"), "tcmalloc": re.compile(r"libtcmalloc(_minimal)?\.so(\.\d+)*")}
 FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/lib64")
 ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values()))
 

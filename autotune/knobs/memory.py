@@ -6,8 +6,7 @@ import os
 
 from autotune.harness.protocol import KEEPING
 from autotune.knobs import malloc
-from autotune.knobs.base import HostContext, Knob
-from autotune.knobs.ranges import no_cuda
+from autotune.knobs.base import HostContext, Knob, no_cuda
 from autotune.records import KnobValue, Tier
 
 # Value of the knob -> configuration of torch's CUDA allocator.
@@ -41,9 +40,7 @@ ALLOCATOR = Knob(
     usual_spread=0.08,
     brief="how torch keeps GPU memory",
     phrase="allocator {}",
-    in_code={
-        "default": "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset",
-    },
+    in_code={"default": "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset"},
     summary=(
         "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
         "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to one of eight steps between two powers of "

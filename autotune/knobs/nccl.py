@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.base import HostContext, Knob
-from autotune.knobs.ranges import no_cuda
+from autotune.knobs.base import HostContext, Knob, no_cuda
 from autotune.records import KnobValue, Tier
 
 AUTO = "auto"  # the variable stays unset: NCCL decides
@@ -50,18 +49,13 @@ def no_peers(host_context: HostContext) -> str | None:
         return reason
     if host_context.topology.num_gpus < 2:
         return "fewer than two GPUs are seen in this machine"
-    if not host_context.topology.paths:
-        return "how the GPUs are connected is not known: NVML does not report it"
-    return None
+    return None if host_context.topology.paths else "how the GPUs are connected is not known: NVML does not report it"
 
 
 def no_choice_of_level(host_context: HostContext) -> str | None:
     """Returns why the peer-to-peer level does not matter; None if it does."""
-    if reason := no_peers(host_context):
-        return reason
-    if host_context.topology.paths == {"NV"}:
-        return "all GPUs are connected by NVLink, which is used at every level"
-    return None
+    is_alike = host_context.topology.paths == {"NV"}
+    return no_peers(host_context) or ("all GPUs are connected by NVLink, which is used at every level" if is_alike else None)
 
 
 def no_nvls(host_context: HostContext) -> str | None:
@@ -78,24 +72,20 @@ def no_nvls(host_context: HostContext) -> str | None:
 
 def one_node(host_context: HostContext) -> str | None:
     """Returns why the network does not matter; None if it does or may."""
-    if reason := no_nccl(host_context):
-        return reason
-    return "one machine: its GPUs do not talk over the network" if host_context.num_nodes == 1 else None
+    is_one = host_context.num_nodes == 1
+    return no_nccl(host_context) or ("one machine: its GPUs do not talk over the network" if is_one else None)
 
 
 def no_infiniband(host_context: HostContext) -> str | None:
     """Returns why InfiniBand does not matter; None if it does or may."""
-    if reason := one_node(host_context):
-        return reason
-    return None if host_context.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
+    missing = None if host_context.topology.adapters else "no InfiniBand or RoCE adapter with an active port"
+    return one_node(host_context) or missing
 
 
 def one_adapter(host_context: HostContext) -> str | None:
     """Returns why there is no choice of InfiniBand adapters; None if there is."""
-    if reason := no_infiniband(host_context):
-        return reason
     only = host_context.topology.adapters
-    return f"one adapter ({only[0]}): there is no choice" if len(only) < 2 else None
+    return no_infiniband(host_context) or (f"one adapter ({only[0]}): there is no choice" if len(only) < 2 else None)
 
 
 def one_interface(host_context: HostContext) -> str | None:

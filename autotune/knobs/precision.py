@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import OTHER, HostContext, Knob
-from autotune.knobs.ranges import below, below_ampere, has_fast_bf16, no_cuda
+from autotune.knobs.base import OTHER, HostContext, Knob, below, below_ampere, has_fast_bf16, no_cuda
 from autotune.records import KnobValue, Tier
 
 FLOAT8_CORES = (8, 9)  # first compute capability with float8 Tensor Cores (Ada)
 TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Volta)
-
-
-def amp_values(host_context: HostContext) -> list[KnobValue]:
-    """Returns the values worth a trial: "off" and, if there is one, the 16-bit format that the device multiplies fast."""
-    fast = amp_expert(host_context)
-    return ["off", fast] if fast else ["off"]
 
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
@@ -33,7 +26,7 @@ AMP = Knob(
     tier=Tier.numerics,
     default="off",
     choices=("off", "bf16", "fp16"),
-    domain=amp_values,
+    domain=lambda here: ["off", fast] if (fast := amp_expert(here)) else ["off"],
     blocked=amp_blocked,
     expert=amp_expert,
     usual_gain=0.35,
@@ -108,18 +101,13 @@ MATMUL = Knob(
 )
 
 
-def float8_blocked(host_context: HostContext) -> str | None:
-    """Returns why float8 cannot be set here; None if it can."""
-    return no_cuda(host_context) or below(host_context, FLOAT8_CORES, "Ada, Hopper")
-
-
 FLOAT8 = Knob(
     key="precision.float8",
     tier=Tier.numerics,
     default="off",
     choices=("off", "tensorwise", "rowwise"),
     domain=lambda _: ["off", "tensorwise", "rowwise"],
-    blocked=float8_blocked,
+    blocked=lambda here: no_cuda(here) or below(here, FLOAT8_CORES, "Ada, Hopper"),
     usual_spread=0.15,
     brief="linear layers in float8 (torchao)",
     phrase="float8 {}",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.knobs.base import HostContext, Knob
+from autotune.knobs.base import HostContext, Knob, observed_int
 from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
-from autotune.knobs.ranges import observed_int
 from autotune.records import Knobs, KnobValue, Tier
 
 METRICS_SYNC = "step.metrics_sync_interval"

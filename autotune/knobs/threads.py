@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.knobs.base import HostContext, Knob
-from autotune.knobs.ranges import up_to
+from autotune.knobs.base import HostContext, Knob, up_to
 from autotune.records import KnobValue, Tier
 
 

@@ -1,4 +1,4 @@
-"""Measures the CPU time that this study, the kernel and foreign processes use between two looks at /proc.
+"""Measures the CPU time that this study, the kernel and foreign processes use, and how long the trial's threads wait for it.
 
 A look reads each process's line in /proc once (measured: 2 ms for 100 processes) and is taken only at the two ends of a
 trial's window. The study is the tuner's process and its descendants: supervisor, trial, tracker. A process's time includes
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD of linux/sched.h, in the flags of /proc/<pid>/stat
 SCRIPTS = (".py", ".sh", ".pl", ".rb", ".R", ".jar")  # endings of arguments that name what a program runs
 NAMED_CORES = 0.05  # foreign processes that use fewer cores than this are not named
+COVERED_FRAC = 0.5  # `WaitingWatch` has a result only if its readings cover more than this share of the window
 
 
 Times = tuple[float, float, float]  # busy, idle and steal seconds of a core
@@ -123,14 +124,9 @@ class CpuUse:
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name for the tracker; unknown ones are absent."""
+        users = ("own", "tuner", "foreign", "kernel", "idle", "waiting", "steal")
         known = {
-            "host.own_cores": self.own_cores,
-            "host.tuner_cores": self.tuner_cores,
-            "host.foreign_cores": self.foreign_cores,
-            "host.kernel_cores": self.kernel_cores,
-            "host.idle_cores": self.idle_cores,
-            "host.waiting_cores": self.waiting_cores,
-            "host.steal_cores": self.steal_cores,
+            **{f"host.{user}_cores": getattr(self, f"{user}_cores") for user in users},
             "host.read_bytes_per_s": None if self.read_bytes is None else self.read_bytes / self.seconds,
             "host.disk_bytes_per_s": None if self.disk_bytes is None else self.disk_bytes / self.seconds,
         }
@@ -374,3 +370,43 @@ def _culprits(
         if num_cores >= NAMED_CORES and _may_use(pid, cores):
             used.append((pid, num_cores))
     return tuple(sorted(used, key=lambda entry: -entry[1])[:3])
+
+
+class WaitingWatch:
+    """Measures how long a trial's threads were ready to run but had no core: the kernel's run-queue delay of each thread.
+
+    The amount of foreign load does not show what it costs a trial: while another program used one of two cores, a trial with
+    one thread was not slowed down (1.07 times its usual speed), a trial with two threads nearly stopped (0.06 times). A
+    thread's counter disappears with the thread, so it is read about once a second while the trial runs.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._last: dict[str, int] = {}
+        self._last_s: float | None = None
+        self._waited_s = self._seconds = 0.0
+
+    def waiting_cores(self, seconds: float) -> float | None:
+        """Returns the mean number of waiting threads between the first look and the last, in a window of some seconds.
+
+        The result is None if the looks cover too little of the window, as for a trial that ended before the second look, or if
+        the kernel does not report delays.
+        """
+        return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
+
+    def look(self, now_s: float, pids: Iterable[int]) -> None:
+        """Reads the delays of all threads of the trial's processes; those that have exited are skipped."""
+        delays = {file: delay for pid in pids for file, delay in self._delays(pid)}
+        known = delays.keys() & self._last.keys()
+        if self._last_s is not None and known:
+            self._waited_s += sum(delays[file] - self._last[file] for file in known) / 1e9
+            self._seconds += now_s - self._last_s
+        self._last, self._last_s = delays, now_s
+
+    def _delays(self, pid: int) -> Iterator[tuple[str, int]]:
+        with contextlib.suppress(OSError):  # exited
+            for thread in os.listdir(f"{self._proc}/{pid}/task"):
+                file = f"{self._proc}/{pid}/task/{thread}/schedstat"  # nanoseconds run, nanoseconds waited, times it ran
+                words = read(file).split()
+                if len(words) == 3:
+                    yield file, int(words[1])

@@ -45,7 +45,7 @@ class Quota:
 
     def used_s(self) -> float | None:
         """Returns the CPU time that the cgroup has used; None if unknown."""
-        if (used := _field(self.folder / "cpu.stat", "usage_usec")) is not None:
+        if (used := _fields(self.folder / "cpu.stat").get("usage_usec")) is not None:
             return used / 1e6
         for name in (self.folder.name, "cpuacct"):  # cgroup v1 counts in a separate hierarchy, often mounted together with cpu
             text = cores.read(self.folder.parent / name / "cpuacct.usage") or cores.read(self.folder / "cpuacct.usage")
@@ -99,7 +99,7 @@ def read_times(proc: Path = PROC, cgroups: Path = CGROUPS) -> HostTimes:
 def oom_kills(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Returns how many processes of our cgroup the OOM killer has killed so far; None if unknown."""
     counts = [
-        _field(folder / name, "oom_kill")
+        _fields(folder / name).get("oom_kill")
         for folder in _cgroup_folders("memory", proc, cgroups)
         for name in ("memory.events", "memory.oom_control")
     ]
@@ -134,10 +134,6 @@ def _pressure_s(file: Path) -> float | None:
         if words[:1] == ["some"]:
             return next((int(word[6:]) / 1e6 for word in words if word.startswith("total=") and word[6:].isdigit()), None)
     return None
-
-
-def _field(file: Path, name: str) -> int | None:
-    return _fields(file).get(name)
 
 
 def _fields(file: Path) -> dict[str, int]:

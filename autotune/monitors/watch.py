@@ -9,13 +9,11 @@ from collections.abc import Collection, Sequence
 from autotune.clock import Clock
 from autotune.harness.protocol import Progress, RankResult
 from autotune.machine.visible import visible_devices
-from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, cores_of, read_processes, tree
+from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, cores_of, read_processes, tree
 from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance, of_cpu, of_device
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.host import HostMonitor, read_times
-from autotune.monitors.nvml import DeviceMonitor, NoDevice, open_device
-from autotune.monitors.several import as_one
-from autotune.monitors.waiting import WaitingWatch
+from autotune.monitors.nvml import DeviceMonitor, NoDevice, as_one, open_device
 
 PAUSE_S = 1.0  # minimum time between two samples of the device
 # Phases of the program. The window lasts from the first poll that sees STEADY to the first poll that sees OVER.

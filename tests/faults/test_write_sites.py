@@ -44,7 +44,7 @@ SITES = {
         launchers.rank_results.RankResults.refresh launchers.remote.is_free launchers.shared_memory.forget
         launchers.shared_memory.note launchers.slots.SlotsLauncher.sweep launchers.slurm.Srun.__init__ launchers.slurm_jobs.mark
         monitors.sealing._rewrite owner.Claim.__exit__
-        monitors.trace_sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
+        monitors.sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the study or the program goes on without it; the callers handle the error": """
         cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create

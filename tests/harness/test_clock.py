@@ -153,12 +153,12 @@ def test_clock_times_the_device_that_trains_and_not_the_current_one() -> None:
 
 def test_device_that_trains_is_the_one_that_holds_the_trained_parameters() -> None:
     optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda", 1))]}])
-    optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list)
+    optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list, device_type="")
     watch: Any = ModuleWatch.__new__(ModuleWatch)
     watch.roots, watch._context = [], SimpleNamespace(optimizers=optimizers, writes=writes)
-    assert watch.device_index() == 1
+    assert watch.device() == ("cuda", 1)
     optimizer.param_groups.clear()
-    assert watch.device_index() is None
+    assert watch.device()[1] is None
 
 
 def test_no_event_is_recorded_while_the_program_captures_a_graph() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autotune.harness import members
-from autotune.harness.knobs.loader import LoaderKnobs, Making
+from autotune.harness.knobs.loader import LoaderKnobs
 from autotune.harness.knobs.module import LAYOUT, ModuleKnobs, observe, verify_layout
 from autotune.harness.protocol import APPLIED
 from tests.harness.conftest import REPOSITORY
@@ -109,7 +109,7 @@ def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
 
     training = SimpleNamespace(settings={"loader.batch_size": 4})
     knobs = LoaderKnobs(context({"loader.batch_size": 8}, loaders=SimpleNamespace(training=training)))
-    knobs.on_loader({"batch_sampler": Fixed()}, Making(False, False, True, None))
+    knobs.on_loader({"batch_sampler": Fixed()}, SimpleNamespace(), is_chained=False, is_unshared=False)
     assert "does not let its batch_size be set" in knobs.verify()["loader.batch_size"].reason
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from autotune.harness.blocks import trend
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules
-from autotune.harness.trend import trend
 
 Steps = Iterator[float]
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.machine.probes import Probe, data, gpus, host, interpreters, ray
+from autotune.machine.probes import Probe, data, engines, gpus, host, interpreters
 from autotune.machine.probes.interpreter import _why_compiled_anew
 from tests.machine.fakes import MISSING, FakeNvml, NVMLError, fake_nvml, refuse
 
@@ -255,15 +255,15 @@ def test_ray_cluster_is_looked_for_where_ray_itself_looks(tmp_path: Path, monkey
     monkeypatch.setattr(importlib.metadata, "version", {"ray": "2.60.0"}.__getitem__)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert ray.ray() == {"version": "2.60.0", "address": "", "problem": ""}
+    assert engines.ray() == {"version": "2.60.0", "address": "", "problem": ""}
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(f"{address}\n")
-        assert ray.ray() == {"version": "2.60.0", "address": address, "problem": ""}
+        assert engines.ray() == {"version": "2.60.0", "address": address, "problem": ""}
     for wrong in (address, "host", "127.0.0.1:70000"):
         monkeypatch.setenv("RAY_ADDRESS", wrong)
-        found = ray.ray()
+        found = engines.ray()
         assert found
         assert found["address"] == wrong
         assert found["problem"]

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from autotune.monitors import cpu
-from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, describe, read_processes, tree
-from autotune.monitors.waiting import WaitingWatch
+from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, WaitingWatch, describe, read_processes, tree
 
 KTHREADD = 0x00200000
 

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.monitors.gate import MemoryGate
-from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice
-from autotune.monitors.several import SeveralDevices, as_one
+from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice, SeveralDevices, as_one
 from tests.machine.fakes import FakeNvml
 from tests.monitors.test_nvml import Clock, used
 

@@ -12,7 +12,7 @@ import pytest
 from autotune.errors import Unreadable
 from autotune.explain.trace import read_trace
 from autotune.masking import Secrets
-from autotune.monitors import trace_sealing
+from autotune.monitors import sealing
 from autotune.monitors.sealing import seal
 from tests.explain.kineto import Kineto
 
@@ -79,8 +79,8 @@ def test_file_that_is_not_a_trace_is_emptied(tmp_path: Path, content: bytes) -> 
 
 
 def test_a_trace_that_is_too_large_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_sealing, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(trace_sealing, "MAX_TEXT_BYTES", 200)
+    monkeypatch.setattr(sealing, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(sealing, "MAX_TEXT_BYTES", 200)
     path = traced(name=SECRET).write(tmp_path / "trace.rank0.json.gz")
     seal(tmp_path, SECRETS)
     assert 150 < len(gzip.decompress(path.read_bytes())) <= 256

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
 
 
@@ -74,8 +77,6 @@ class Activations:
 
     def install(self) -> None:
         """Starts to count in the calling thread."""
-        import torch
-
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient_came))
@@ -151,8 +152,6 @@ class Running:
 
     def install(self) -> None:
         """Starts to follow the modules' calls."""
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
         self._handles.append(register_module_forward_pre_hook(self._enter))
         self._handles.append(register_module_forward_hook(self._leave, always_call=True))
 

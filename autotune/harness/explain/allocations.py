@@ -6,6 +6,9 @@ import contextlib
 import os
 from typing import Any, Dict, List, Optional, Tuple
 
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity
+
 from ..knobs import memory
 from .kineto import quiet
 from .sources import LIBRARY, OWN, Sources
@@ -54,13 +57,10 @@ class HostAllocations(Allocations):
 
     def begin(self) -> None:
         """See the base class."""
-        import torch
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
-        earlier = [torch.empty(1)]
+        earlier, activities = [torch.empty(1)], [ProfilerActivity.CPU]
         with quiet(self.notes):
-            self._profiler = profile(
-                activities=[ProfilerActivity.CPU], profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
+            self._profiler = torch.profiler.profile(
+                activities=activities, profile_memory=True, schedule=lambda _: ProfilerAction.RECORD
             )
             self._profiler.start()
             # torch warns once if memory that was allocated before the profiler began is freed. So some is freed here, where
@@ -99,8 +99,6 @@ class DeviceAllocations(Allocations):
 
     def begin(self) -> None:
         """See the base class."""
-        import torch
-
         torch.cuda.synchronize(self._index)
         torch.cuda.reset_peak_memory_stats(self._index)
         self._retries_before = self._num_retries()
@@ -113,8 +111,6 @@ class DeviceAllocations(Allocations):
         """See the base class."""
         if self._is_over:
             return
-        import torch
-
         self._is_over = True
         torch.cuda.synchronize(self._index)
         allocated, reserved = torch.cuda.memory_allocated(self._index), torch.cuda.memory_reserved(self._index)
@@ -129,8 +125,6 @@ class DeviceAllocations(Allocations):
                 self._reduce(traces[device], allocated, reserved)
 
     def _num_retries(self) -> int:
-        import torch
-
         return int(torch.cuda.memory_stats(self._index).get("num_alloc_retries", 0))
 
     def _reduce(self, entries: List[Dict[str, Any]], allocated: int, reserved: int) -> None:

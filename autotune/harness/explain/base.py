@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ..context import TrialContext
 
@@ -49,3 +49,11 @@ class Pass:
 
     def finish(self) -> Any:
         """Stops observing and returns the document; None if there is nothing to report."""
+
+    def tried(self, note: str, measure: Callable[[], Dict[str, float]]) -> Dict[str, float]:
+        """Returns what `measure` returns; if it fails, for lack of memory for example, {} and a note that ends in the error."""
+        try:
+            return measure()
+        except Exception as error:
+            self.notes.append(f"{note}: not known: {type(error).__name__}: {error}")
+            return {}

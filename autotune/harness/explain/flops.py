@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
 from .padding import Padding
 from .products import Products
 
 WRAPPERS = ("module", "_orig_mod")
+_aten = torch.ops.aten
+# Torch counts no FLOPs of the CPU's attention, whose arguments are the same as on a GPU.
+ON_CPU = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
+OF_TOKENS = {getattr(_aten, name): name for name in ("embedding", "_pack_padded_sequence")}
+
+
+class Counting(FlopCounterMode):
+    """Records the products and the tokens as well."""
+
+    def __init__(self, products: Products, padding: Padding) -> None:
+        super().__init__(display=False)
+        self._products, self._padding = products, padding
+        for name, alike in ON_CPU.items():
+            self.flop_registry.setdefault(name, self.flop_registry[alike])
+
+    def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        before = self.get_total_flops()
+        out = super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
+        if func_packet in self.flop_registry and all(value is None for value in kwargs.values()):
+            self._products.note(func_packet, args, float(self.get_total_flops() - before))
+        if func_packet in OF_TOKENS:
+            self._padding.note(OF_TOKENS[func_packet], args)
+        return out
 
 
 class StepFlops:
@@ -26,7 +55,7 @@ class StepFlops:
 
     def begin(self) -> None:
         """Starts to count."""
-        self._mode = _counting_mode()(self.products, self.padding)
+        self._mode = Counting(self.products, self.padding)
         self._mode.__enter__()
 
     def end(self) -> None:
@@ -55,35 +84,3 @@ class StepFlops:
 def plain_name(name: str) -> str:
     """Returns a module's name without the parts that wrappers such as DistributedDataParallel add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def _counting_mode() -> Any:
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    aten = torch.ops.aten
-    on_cpu = {  # torch counts no FLOPs of the CPU's attention, whose arguments are the same as on a GPU
-        aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
-    }
-    of_tokens = {getattr(aten, name): name for name in ("embedding", "_pack_padded_sequence")}
-
-    class Counting(FlopCounterMode):
-        """Records the products and the tokens as well."""
-
-        def __init__(self, products: Products, padding: Padding) -> None:
-            super().__init__(display=False)
-            self._products, self._padding = products, padding
-            for name, alike in on_cpu.items():
-                self.flop_registry.setdefault(name, self.flop_registry[alike])
-
-        def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
-            before = self.get_total_flops()
-            out = super()._count_flops(func_packet, out, args, kwargs)  # type: ignore[no-untyped-call]
-            if func_packet in self.flop_registry and all(value is None for value in kwargs.values()):
-                self._products.note(func_packet, args, float(self.get_total_flops() - before))
-            if func_packet in of_tokens:
-                self._padding.note(of_tokens[func_packet], args)
-            return out
-
-    return Counting

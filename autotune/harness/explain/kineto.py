@@ -35,12 +35,7 @@ def quiet(notes: List[str]) -> Iterator[None]:
             os.close(kept)
             written.seek(0)
             for line in written:
-                _pass_on(line, notes)
-
-
-def _pass_on(line: bytes, notes: List[str]) -> None:
-    refused = REFUSED.search(line)
-    if refused is not None:
-        notes.append(NO_KERNELS.format(refused.group().decode()))
-    elif not CHATTER.match(line):
-        os.write(2, line)
+                if refused := REFUSED.search(line):
+                    notes.append(NO_KERNELS.format(refused.group().decode()))
+                elif not CHATTER.match(line):
+                    os.write(2, line)

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+import torch
+
 from ..context import TrialContext
 from . import compiling, workers
 from .base import Pass, mean_step_s
@@ -70,8 +72,6 @@ def samples_of(seen: List[float], num_steps: int) -> float:
 
 def of_debugging() -> List[str]:
     """Returns notes on aids for debugging that are active in this thread."""
-    import torch
-
     is_traced = sys.gettrace() is not None or sys.getprofile() is not None
     is_profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     return [TRACED] * is_traced + [PROFILED] * is_profiled
@@ -89,8 +89,6 @@ class LinesPass(Pass):
     which = LINES
 
     def __init__(self, context: TrialContext) -> None:
-        import torch
-
         super().__init__(context)
         self._sources = Sources()
         self._began_s = 0.0

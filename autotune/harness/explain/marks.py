@@ -7,6 +7,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from ..context import TrialContext
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
@@ -55,22 +60,17 @@ class Marks:
         # `seconds` and `busy_cpu_s` at the first change of phase after the last step, and the number of steps until then
         self._step_began: Tuple[Dict[str, float], float, int] = ({}, 0.0, -1)
 
-    # --- changes of phase ---
-
     def enter(self, phase: str) -> str:
         """Begins a phase and returns the one that it interrupts, for `leave`."""
         before = self.now
         if before == OTHER and self.between_steps is not None:
             act, self.between_steps = self.between_steps, None
             act()
-        self._change(phase)
+        self.leave(phase)
         return before
 
-    def leave(self, before: str) -> None:
-        """Ends a phase; `before` is what `enter` returned."""
-        self._change(before)
-
-    def _change(self, phase: str) -> None:
+    def leave(self, phase: str) -> None:
+        """Ends the current phase and continues `phase`, which `enter` has returned."""
         if phase == self.now:
             return
         now_s = time.perf_counter()
@@ -108,7 +108,7 @@ class Marks:
 
     def around(self, phase: str, function: Any) -> Any:
         """Returns `function`, wrapped so that each of its calls counts as `phase`."""
-        is_compiling = torch_is_compiling()
+        is_compiling = torch.compiler.is_compiling  # while it returns true, our patches only call the original
 
         def marked(*args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not self._is_on or threading.get_ident() != self.thread:
@@ -117,19 +117,15 @@ class Marks:
             try:
                 result = function(*args, **kwargs)
             finally:
-                self._change(before)
+                self.leave(before)
             if self.on_result is not None:
                 self.on_result(phase, result)
             return result
 
         return marked
 
-    # --- entry ---
-
     def install(self) -> None:
         """Starts to mark phases."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
         self._is_on, self._since_s, self._since_cpu_s = True, time.perf_counter(), time.thread_time()
         self._note_step()
         for owner, name, phase in self._places():
@@ -147,10 +143,6 @@ class Marks:
             self._hooks.pop().remove()
 
     def _places(self) -> List[Tuple[Any, str, str]]:
-        import torch
-        from torch.utils.data import DataLoader
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         from ..modules import ModuleWatch
 
         places: List[Tuple[Any, str, str]] = [
@@ -192,18 +184,11 @@ class Marks:
 
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == self.thread:
-            self._change(self._before_step.pop() if self._before_step else OTHER)
+            self.leave(self._before_step.pop() if self._before_step else OTHER)
 
     # The compiler must not trace our hooks when a program compiles its optimizer's step.
     _step_begins._torchdynamo_disable = True  # type: ignore[attr-defined]
     _step_ends._torchdynamo_disable = True  # type: ignore[attr-defined]
-
-
-def torch_is_compiling() -> Callable[[], bool]:
-    """Returns the function `torch.compiler.is_compiling`. While it returns true, our patches only call the original."""
-    import torch
-
-    return torch.compiler.is_compiling
 
 
 class DevicePhases:
@@ -223,8 +208,6 @@ class DevicePhases:
 
     def note(self, phase: str) -> None:
         """Records an event when the host begins to queue work of a phase, unless the work is captured for a CUDA graph."""
-        import torch
-
         if torch.cuda.is_current_stream_capturing():
             return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ third step shows what autograd saves, and the fourth how many FLOPs a step has.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -23,8 +24,7 @@ from .syncs import SyncSites
 
 COMPILED = "activations of compiled code: not known, because compiled code does not show what it saves; they are in `other`"
 NO_FLOPS = "FLOPs: not known: {}"
-NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits: not known: {}"
-NO_PADDING = "padding: not known: {}"
+NO_PRODUCTS = "speed of matrix products, convolutions and attention in 16 bits"
 
 
 class MemoryPass(Pass):
@@ -148,7 +148,7 @@ class MemoryPass(Pass):
         parts = (self._weights.num_bytes, saved.gradient_bytes, self._state.num_bytes, saved.saved_bytes, inputs)
         peak_bytes = max(sum(parts), base + seen.peak_bytes)
         self.notes += seen.notes
-        flops = self._flops
+        flops, device = self._flops, (context.device, context.device_index)
         return Memory(
             rank=context.rank,
             world_size=context.world_size,
@@ -164,30 +164,14 @@ class MemoryPass(Pass):
             flops=flops.total if flops is not None else None,
             samples=self._flops_samples,
             unit=context.loaders.unit,
-            products=self._products(),
-            padding=self._padding(),
+            products={} if flops is None else self.tried(NO_PRODUCTS, functools.partial(flops.products.timed, *device)),
+            padding={} if flops is None else self.tried("padding", flops.padding.result),
             timeline=seen.timeline,
             at_peak=seen.at_peak,
             fragmentation_frac=seen.fragmentation_frac,
             alloc_retries=seen.num_retries,
             capacity_bytes=summary["capacity_bytes"],
         )
-
-    def _products(self) -> Dict[str, float]:
-        if self._flops is None:
-            return {}
-        try:
-            return self._flops.products.timed(self.context.device, self.context.device_index)
-        except Exception as error:  # for example too little memory
-            self.notes.append(NO_PRODUCTS.format(f"{type(error).__name__}: {error}"))
-            return {}
-
-    def _padding(self) -> Dict[str, float]:
-        try:
-            return self._flops.padding.result() if self._flops is not None else {}
-        except Exception as error:  # for example a tensor of the program's own class
-            self.notes.append(NO_PADDING.format(f"{type(error).__name__}: {error}"))
-            return {}
 
     def _by_module(self, saved: Activations) -> List[Dict[str, Any]]:
         flops = self._flops.by_module(len(self._roots)) if self._flops is not None else {}

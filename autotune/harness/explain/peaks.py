@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
+import torch
+
 from .documents import BYTES, WIDE
 
 # Rows of the square matrices that are multiplied: doubled from LEAST_SIDE until a product takes ENOUGH_S, at most to MOST_SIDE.
@@ -20,8 +22,6 @@ AMPERE = (8, 0)  # first compute capability with bfloat16 Tensor Cores
 
 def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
     """Returns the value of `Traced.peaks`; see `TrialContext` for device and index."""
-    import torch
-
     with untouched(device, index):
         found = {name: _flops_per_s(getattr(torch, name), device) for name in (WIDE, narrow_type(device))}
         source = torch.rand(COPIED_BYTES // 4, device=device)
@@ -32,15 +32,11 @@ def peaks(device: str, index: Optional[int] = None) -> Dict[str, float]:
 
 def narrow_type(device: str) -> str:
     """Returns the 16-bit type that a device multiplies fast, if any. GPUs older than Ampere only emulate bfloat16."""
-    import torch
-
     is_old = device == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < AMPERE
     return "float16" if is_old else "bfloat16"
 
 
 def _flops_per_s(dtype: Any, device: str) -> float:
-    import torch
-
     side = LEAST_SIDE
     while True:
         matrix = torch.rand(side, side, device=device).to(dtype)
@@ -68,8 +64,6 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
     for _ in range(num):
         call()
     if device == "cuda":
-        import torch
-
         torch.cuda.synchronize()
     return (time.perf_counter() - begin_s) / num
 
@@ -77,8 +71,6 @@ def _finished_s(call: Callable[[], Any], device: str, num: int = 1) -> float:
 @contextlib.contextmanager
 def untouched(device: str, index: Optional[int] = None) -> Iterator[None]:
     """Disables autograd and autocast inside the `with` block, and selects the GPU that trains, if there is one."""
-    import torch
-
     current: Any = contextlib.nullcontext() if index is None else torch.cuda.device(index)
     with torch.no_grad(), torch.autocast(device, enabled=False), current:
         yield

@@ -10,6 +10,8 @@ import functools
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+import torch
+
 from .documents import CASTS, NARROW, TIMED_FRAC, WIDE
 from .peaks import least_s, narrow_type, untouched
 
@@ -75,7 +77,6 @@ def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
 
 def _narrowed(arguments: List[Any], dtype: Any, kept: Optional[int]) -> List[Any]:
     """Returns the arguments with their tensors in a 16-bit type, except the one at position `kept`."""
-    import torch
 
     def is_cast(place: int, each: Any) -> bool:
         return isinstance(each, torch.Tensor) and place != kept
@@ -90,8 +91,6 @@ def _described(argument: Any) -> Any:
 
 
 def _made(described: Any, device: str) -> Any:
-    import torch
-
     if not isinstance(described, Described):
         return described
     size = 1 + sum((length - 1) * stride for length, stride in zip(*described[:2]))  # noqa: B905 (Python 3.9)

@@ -35,10 +35,6 @@ class Sources:
             known = self.kinds[code] = self.kind_of_file(code.co_filename)
         return known
 
-    def is_own(self, code: Any) -> bool:
-        """Whether a code object belongs to the program."""
-        return self.kind(code) is OWN
-
     def kind_of_file(self, file: str) -> str:
         """Returns the kind of the code in a file."""
         if file.startswith("<"):  # compiled from a string, by the user or by a library

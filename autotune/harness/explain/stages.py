@@ -12,12 +12,13 @@ import resource
 import sys
 import threading
 import time
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from ..patches import Patch, patches, replace_of_object
 from ..worker import OWN_DELAYS, _delays, read_together
 from .documents import COLLATE, DECODE, HANDOVER, ITEM, PIN, READ, TRANSFORM, Stage
-from .sources import Sources, code_of, name_of
+from .sources import OWN, Sources, code_of, name_of
 
 CHEAP_S = 200e-6  # if a sample takes less time than this, only one batch in ONE_IN is timed
 ONE_IN = 32
@@ -71,8 +72,6 @@ class Stages:
         self._patches: List[Patch] = []
         self._collating: List[Tuple[Any, Any]] = []  # the current fetcher and its original collate_fn
         self._done: Set[Tuple[int, str]] = set()  # what is patched: owner, name
-
-    # --- timing ---
 
     def timed(self, name: str, function: Any, args: Any, kwargs: Any, where: Tuple[int, ...] = ()) -> Any:
         """Calls a function as a stage. `where`, for subclasses: (position in a Compose, length of the Compose)."""
@@ -147,7 +146,7 @@ class Stages:
 
     def _place(self, thing: Any, names: Tuple[str, ...] = ()) -> Place:
         code = code_of(thing, names)
-        if code is None or not self._sources.is_own(code):
+        if code is None or self._sources.kind(code) is not OWN:
             return NOWHERE
         return os.path.abspath(code.co_filename), code.co_firstlineno, name_of(code)
 
@@ -160,8 +159,6 @@ class Stages:
             datasets = getattr(dataset, "datasets", None)
             dataset = getattr(dataset, "dataset", None) or (datasets[0] if datasets else None)
         return NOWHERE
-
-    # --- entry ---
 
     def install(self) -> None:
         """Starts to time the batches that are made in this process."""
@@ -186,8 +183,6 @@ class Stages:
 
     def install_hand_over(self) -> None:
         """Times, in the training process, how batches are received from workers and pinned."""
-        from multiprocessing.reduction import ForkingPickler
-
         from torch.utils.data._utils import pin_memory
 
         self._patch(ForkingPickler, "loads", functools.partial(self._around_any_thread, HANDOVER))
@@ -195,8 +190,6 @@ class Stages:
 
     def install_sending(self) -> None:
         """Times, in a worker, how batches are sent."""
-        from multiprocessing.reduction import ForkingPickler
-
         self._patch(ForkingPickler, "dumps", functools.partial(self._around_any_thread, HANDOVER))
 
     def uninstall(self) -> None:
@@ -256,8 +249,6 @@ class Stages:
                 self._add(stage, [time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s, 0.0, 0.0])
 
         return staged
-
-    # --- result ---
 
     def counts(self) -> Dict[str, Any]:
         """Returns the counts so far, as plain data that can be added and subtracted."""

@@ -10,11 +10,13 @@ import threading
 import time
 from typing import Any, Dict, List, Tuple
 
+import torch
+
 from ..context import TrialContext
 from ..knobs.transfer import as_to, where_to
 from ..patches import Patch, patches
 from .documents import OPTIMIZER, OTHER, TRANSFER, Site
-from .marks import Marks, torch_is_compiling
+from .marks import Marks
 from .sources import Sources, name_of, text_of
 
 KINDS = {
@@ -45,8 +47,6 @@ class SyncSites:
 
     def install(self) -> None:
         """Starts to count."""
-        import torch
-
         self._is_on = True
         for name, kind in KINDS.items():
             self._patches.append(patches.install(torch.Tensor, name, functools.partial(self._around, kind)))
@@ -69,7 +69,7 @@ class SyncSites:
         return not self._is_on_gpu or not hasattr(first, "is_cuda") or bool(first.is_cuda)
 
     def _around(self, kind: str, function: Any) -> Any:
-        is_compiling, marks, is_on_host = torch_is_compiling(), self._marks, not self._is_on_gpu
+        is_compiling, marks, is_on_host = torch.compiler.is_compiling, self._marks, not self._is_on_gpu
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             # Torch's own optimizers read their step numbers in every step. On the CPU, the first condition ignores these reads.
@@ -106,10 +106,8 @@ class SyncSites:
             seen[0] += weight
             seen[1] += weight * seconds
 
-    # --- copies ---
-
     def _around_move(self, is_cuda: bool, function: Any) -> Any:
-        is_compiling, marks = torch_is_compiling(), self._marks
+        is_compiling, marks = torch.compiler.is_compiling, self._marks
 
         def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
@@ -124,10 +122,10 @@ class SyncSites:
             try:
                 if source != "cpu":
                     return self._timed("cpu", function, (tensor, *args), kwargs)
-                is_blocking = not non_blocking or (self._is_on_gpu and not tensor.is_pinned())
-                copy = (
-                    self._timed(COPY, function, (tensor, *args), kwargs) if is_blocking else function(tensor, *args, **kwargs)
-                )
+                if not non_blocking or (self._is_on_gpu and not tensor.is_pinned()):
+                    copy = self._timed(COPY, function, (tensor, *args), kwargs)
+                else:
+                    copy = function(tensor, *args, **kwargs)
             finally:
                 marks.leave(before)
             if marks.on_result is not None:
@@ -135,8 +133,6 @@ class SyncSites:
             return copy
 
         return moved
-
-    # --- result ---
 
     def sites(self, num_steps: float) -> List[Site]:
         """Returns the MAX_SITES places with the most seconds, sorted by seconds; calls and seconds are per step."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
 from ..context import TrialContext
 from .base import Pass, mean_step_s
@@ -65,11 +68,7 @@ class TracePass(Pass):
             self._left_out.append(int(self._profiler.step_num))
             self._left_out_s += time.perf_counter() - self._step_begun_s
 
-    # --- the profiler, started and stopped between two steps ---
-
     def _start(self) -> None:
-        from torch.profiler import ProfilerAction, ProfilerActivity, profile
-
         activities = [ProfilerActivity.CPU]
         if self.context.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -78,7 +77,9 @@ class TracePass(Pass):
             os.environ["TEARDOWN_CUPTI"] = "0"
             self._synchronize()
         with quiet(self.notes):
-            self._profiler = profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD)
+            self._profiler = torch.profiler.profile(
+                activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD
+            )
             self._profiler.start()
         self._num_steps, self._begun_s, self._left_out, self._left_out_s = 0, time.perf_counter(), [], 0.0
         self._step_begun_s = self._begun_s
@@ -89,7 +90,9 @@ class TracePass(Pass):
         elapsed_s = time.perf_counter() - self._begun_s
         if self._num_wanted is None:
             self._stop()
-            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, self._num_events())
+            results = self._profiler.profiler.kineto_results
+            num_events = len(results.events()) if results is not None else 0
+            self._num_wanted = _num_wanted(self._plain_step_s or elapsed_s, num_events)
             self._start()
         elif self._num_steps - len(self._left_out) < self._num_wanted and elapsed_s < MAX_S:
             self._profiler.step()
@@ -106,19 +109,9 @@ class TracePass(Pass):
             self._profiler.stop()
 
     def _synchronize(self) -> None:
-        import torch
-
         torch.cuda.synchronize(self.context.device_index)
 
-    def _num_events(self) -> int:
-        results = self._profiler.profiler.kineto_results
-        return len(results.events()) if results is not None else 0
-
-    # --- ranges ---
-
     def _enter(self, phase: str) -> None:
-        from torch.profiler import record_function
-
         self._leave()
         if phase != OTHER and self._profiler is not None and not self.is_over:
             self._range = record_function(f"{RANGE}{phase}")
@@ -128,8 +121,6 @@ class TracePass(Pass):
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
-
-    # --- result ---
 
     def finish(self) -> Optional[Traced]:
         """See the base class."""
@@ -155,15 +146,8 @@ class TracePass(Pass):
             step_s=(self._seconds - self._left_out_s) / num_steps,
             left_out=self._left_out,
             plain_step_s=self._plain_step_s,
-            peaks=self._peaks() if self.is_over else {},
+            peaks=self.tried("the device's peaks", lambda: peaks(context.device, context.device_index)) if self.is_over else {},
         )
-
-    def _peaks(self) -> Dict[str, float]:
-        try:
-            return peaks(self.context.device, self.context.device_index)
-        except Exception as error:  # for example too little memory
-            self.notes.append(f"the device's peaks are not known: {type(error).__name__}: {error}")
-            return {}
 
     def _uninstall(self) -> None:
         self._marks.uninstall()

@@ -11,6 +11,7 @@ import shutil
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
+from ..protocol import write_text
 from .documents import INPUT, WORKER, Line, Stage
 from .sampler import LineSampler, most_of_each
 from .sources import Sources
@@ -45,10 +46,7 @@ class ObservedWorker:
             "lines": [dataclasses.asdict(line) for line in self._sampler.lines(1.0)],
         }
         with contextlib.suppress(OSError):  # the folder is gone or the disk is full: the loader must work anyway
-            temporary = f"{self._path}.tmp"
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-                json.dump(document, file)
-            os.replace(temporary, self._path)
+            write_text(self._path, json.dumps(document), is_durable=False)
         now_s = time.monotonic()
         self._next_s = now_s + max(WRITE_S, WRITE_COST * (now_s - begin_s))
 

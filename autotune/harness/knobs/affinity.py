@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..context import TrialContext
 from ..cores import numbers_of, read
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 AFFINITY, OWN_CORES = "threads.affinity", "loader.own_cores"
 KEYS = (AFFINITY, OWN_CORES)
@@ -166,9 +164,6 @@ def _text(cores: Any) -> str:
         else:
             parts.append([number])
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
-
-
-# --- the machine ---
 
 
 def ranks_of_host(environment: Mapping[str, str]) -> "tuple[int, int]":

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Set
 
+import torch
+
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
@@ -20,8 +22,6 @@ UNSEEN = "no fused scaled_dot_product_attention was seen in the backward pass"
 
 def enabled() -> List[str]:
     """Returns the kinds that torch's switches allow."""
-    import torch
-
     ask = {kind: getattr(torch.backends.cuda, f"{kind}_sdp_enabled", None) for kind in KINDS}
     return [kind for kind, is_enabled in ask.items() if is_enabled is not None and is_enabled()]
 
@@ -33,8 +33,6 @@ class AttentionKnobs(KnobHandler):
 
     def on_torch(self) -> None:
         """Allows one kind of kernel, and `math` for inputs that the kind does not support. "default" changes nothing."""
-        import torch
-
         value = self.asked.get(KEY, "default")
         if value == "default":
             return

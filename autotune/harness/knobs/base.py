@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, Tuple
 
+from ..context import TrialContext
 from ..protocol import APPLIED, OVERRIDDEN, KnobReport
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 APPLYING = "autotune_knob"  # attribute of an exception: the knob that was being set
 ON_THE_CPU = "the program trains on the CPU"

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 from typing import Any, Dict, Optional
 
+import torch
+
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import ON_THE_CPU, KnobHandler
 
@@ -60,8 +62,6 @@ class DeviceKnobs(KnobHandler):
 
     def _on_its_device(self) -> Any:
         """Returns a context manager that selects the GPU that trains, so that no other GPU gets a CUDA context."""
-        import torch
-
         index = self._context.device_index
         return contextlib.nullcontext() if index is None else torch.cuda.device(index)
 

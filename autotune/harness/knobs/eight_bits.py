@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Dict
+from typing import Any, Dict
+
+import torch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from .. import batches, members
+from ..context import TrialContext
 from ..patches import patches, replace_of_object
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 KEY = "loader.uint8_transfer"
 MARK = "_autotune_is_of_bytes"
@@ -52,8 +53,6 @@ class EightBitKnobs(KnobHandler):
         return self.is_asked and MARK in loader.__dict__
 
     def _patch_fetching(self) -> None:
-        from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
-
         from .. import delayed
 
         delayed.watch_conversions()
@@ -98,8 +97,6 @@ def are_bytes(batch: Any) -> bool:
 
 
 def _is_image_of_bytes(tensor: Any) -> bool:
-    import torch
-
     image = members.plain(tensor) if isinstance(tensor, torch.Tensor) else None
     if image is None or image.dtype is not torch.float32 or image.device.type != "cpu" or image.dim() < 3 or not image.numel():
         return False

@@ -10,6 +10,9 @@ import dataclasses
 import importlib.util
 from typing import Any, Dict, Optional, Tuple
 
+import torch
+from torch.nn import Linear
+
 from .. import members
 
 # A float8 product needs a second matrix whose number of columns is a multiple of this. In the three products of a forward and
@@ -32,8 +35,6 @@ def observe(module: Any) -> Dict[str, bool]:
 
 def capability(module: Any) -> Optional[Tuple[int, int]]:
     """Returns the compute capability of the GPU that holds a module; None if no GPU does."""
-    import torch
-
     parameter = next(members.parameters(module), None)
     if parameter is None or parameter.device.type != "cuda":
         return None
@@ -69,8 +70,6 @@ def _is_converted(module: Any) -> bool:
 
 def _fits(module: Any) -> bool:
     """Whether a layer can be replaced: a plain nn.Linear without hooks, because the new layer would lose them."""
-    from torch.nn import Linear
-
     if type(module) is not Linear or module.in_features % MULTIPLE or module.out_features % MULTIPLE:
         return False
     return not any(value for name, value in vars(module).items() if name.endswith("_hooks") and isinstance(value, dict))

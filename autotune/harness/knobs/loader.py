@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import multiprocessing
-from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
+
+from torch.utils.data import DataLoader
 
 from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import affinity, eight_bits, transfer
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 PREFIX = "loader."
 CONTEXT, IN_ORDER, SHARING = PREFIX + "multiprocessing_context", PREFIX + "in_order", PREFIX + "sharing_strategy"
@@ -22,13 +22,7 @@ ARGUMENTS = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers
 OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not changed if each worker would yield the whole stream
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
-WITHOUT_WORKERS = {
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "multiprocessing_context": None,
-    "timeout": 0,
-    "in_order": True,
-}
+WITHOUT_WORKERS = dict(prefetch_factor=None, persistent_workers=False, multiprocessing_context=None, timeout=0, in_order=True)
 ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not set in a constructor's arguments
 FORK = "fork"
 
@@ -66,22 +60,6 @@ REUSED = (
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
-class Making(NamedTuple):
-    """Facts about a loader that is about to be made.
-
-    Attributes:
-        is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already set.
-        is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be changed.
-        is_shuffled: whether its samples are drawn at random.
-        main_line: the line of the main module that led to the call; None if, for example, the call began in a thread.
-    """
-
-    is_chained: bool
-    is_unshared: bool
-    is_shuffled: bool
-    main_line: Optional[int]
-
-
 class LoaderKnobs(KnobHandler):
     """Sets the arguments of the training DataLoader."""
 
@@ -95,12 +73,16 @@ class LoaderKnobs(KnobHandler):
         """Knob key -> value, for the knobs of loaders that this trial sets."""
         return {key: value for key, value in self._context.spec.knobs.items() if key.startswith(PREFIX)}
 
-    def on_loader(self, arguments: Dict[str, Any], made: Making) -> Tuple[bool, bool]:
+    def on_loader(self, arguments: Dict[str, Any], info: Any, *, is_chained: bool, is_unshared: bool) -> None:
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
 
-        Returns:
-            Two values: whether the knobs made the loader's workers persistent, and whether they gave workers to a loader that
-            had none.
+        Args:
+            arguments: see above.
+            info: the record of this loader (loader.py), in which changes of its workers are noted.
+            is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already
+                set.
+            is_unshared: whether the data set is a stream that does not ask which worker it is in; its workers must not be
+                changed.
         """
         has_workers, were_persistent = bool(arguments.get("num_workers")), bool(arguments.get("persistent_workers"))
         for key, value in self.asked.items():
@@ -108,20 +90,20 @@ class LoaderKnobs(KnobHandler):
                 continue
             name = key[len(PREFIX) :]
             if name == "batch_size":
-                problem = None if made.is_chained else _set_batch_size(arguments, value)
+                problem = None if is_chained else _set_batch_size(arguments, value)
             else:
-                problem = _problem(name, value, arguments, made)
+                problem = _problem(name, value, arguments, info, is_unshared=is_unshared)
                 if problem is None:
                     arguments[name] = value
             if problem:
                 self._noted[key] = KnobReport(NOT_APPLICABLE, problem)
         if not has_workers:
-            self._fork_added_workers(arguments, made)
+            self._fork_added_workers(arguments, info)
         self._drop_what_needs_workers(arguments)
-        are_persistent = bool(arguments.get("persistent_workers")) and not were_persistent
-        return are_persistent, bool(arguments.get("num_workers")) and not has_workers
+        info.is_made_persistent = bool(arguments.get("persistent_workers")) and not were_persistent
+        info.has_added_workers = bool(arguments.get("num_workers")) and not has_workers
 
-    def _fork_added_workers(self, arguments: Dict[str, Any], made: Making) -> None:
+    def _fork_added_workers(self, arguments: Dict[str, Any], info: Any) -> None:
         """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
 
         Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start that way.
@@ -129,7 +111,7 @@ class LoaderKnobs(KnobHandler):
         is_chosen = arguments.get("multiprocessing_context") is not None
         if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
             return
-        if why := startable.problem(arguments, made.main_line):
+        if why := startable.problem(arguments, info.main_line):
             arguments["multiprocessing_context"], self._why_forked = FORK, why
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
@@ -150,8 +132,9 @@ class LoaderKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
-        is_asked = self._context.spec.target is None  # only in the baseline: `unforked` pickles the objects sent to workers
-        return {**applicability(training), **(unforked(training) if is_asked else {})}
+        is_asked = self._context.spec.target is None  # only in the baseline, because this pickles the objects sent to workers
+        why = startable.problem(training.parts(), training.main_line, training.began_lines) if training and is_asked else ""
+        return {**applicability(training), **({CONTEXT: why} if why else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report for each knob that no other handler reports, and for CONTEXT if added workers had to be forked."""
@@ -195,22 +178,20 @@ class LoaderKnobs(KnobHandler):
         return KnobReport(APPLIED, "", observed)
 
 
-def _problem(name: str, value: Any, arguments: Dict[str, Any], made: Making) -> Optional[str]:
+def _problem(name: str, value: Any, arguments: Dict[str, Any], info: Any, *, is_unshared: bool) -> Optional[str]:
     if name not in ARGUMENTS or (name == "in_order" and not has_in_order()):
         return "the DataLoader of this torch has no such argument"
-    if made.is_unshared and name in OF_STREAMS and not (name != "num_workers" and arguments.get("num_workers")):
+    if is_unshared and name in OF_STREAMS and not (name != "num_workers" and arguments.get("num_workers")):
         return UNSHARED
-    if name == "in_order" and value is False and not made.is_shuffled:
+    if name == "in_order" and value is False and not info.is_shuffled:
         return MEANT_ORDER
     if name == "multiprocessing_context" and value != FORK:
-        return startable.problem(arguments, made.main_line) or None
+        return startable.problem(arguments, info.main_line) or None
     return None
 
 
 def has_in_order() -> bool:
     """Returns whether loaders can yield batches in the order in which they are finished (torch 2.6 and later)."""
-    from torch.utils.data import DataLoader
-
     return "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
@@ -291,9 +272,3 @@ def applicability(loader: Any) -> Dict[str, str]:
     if not has_in_order():
         reasons[IN_ORDER] = "the DataLoader of this torch has no such argument"
     return reasons
-
-
-def unforked(loader: Any) -> Dict[str, str]:
-    """Returns {key: why workers can only be forked}; {} if they can start in other ways. Pickles what workers get."""
-    why = startable.problem(loader.parts(), loader.main_line, loader.began_lines) if loader is not None else ""
-    return {CONTEXT: why} if why else {}

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import Any, Dict, Optional
 
+from ..context import TrialContext
 from ..cores import read
 from ..protocol import APPLIED, KEEPING, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 ALLOCATOR, FRACTION, MALLOC = "memory.allocator", "memory.fraction", "memory.malloc"
 KEEP = "glibc_keep"

@@ -7,16 +7,17 @@ counted. The harness itself reads losses independently of this knob (`losses.py`
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
+
+from torch import Tensor
 
 from .. import adapters
+from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 METRICS = "step.metrics_sync_interval"
 BY_ITSELF = (
@@ -60,14 +61,11 @@ class MetricKnobs(KnobHandler):
         self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
         self._gap = 0  # largest number of steps or iterations between two readings; 0 before the second reading
         for name, reader in adapters.METRIC_READERS.items():
-            self._await(name, reader)
+            patches.on_import(name, functools.partial(self._watch, reader))
         if self._passed is not None and not context.is_applying:
             self._count()
 
-    def _await(self, name: str, reader: adapters.MetricReader) -> None:
-        patches.on_import(name, lambda module: self._watch(module, reader))
-
-    def _watch(self, module: Any, reader: adapters.MetricReader) -> None:
+    def _watch(self, reader: adapters.MetricReader, module: Any) -> None:
         kind = getattr(module, reader.kind, None)
         if not hasattr(kind, reader.method):
             return
@@ -93,8 +91,6 @@ class MetricKnobs(KnobHandler):
             known.look()
 
     def _count(self) -> None:
-        from torch import Tensor
-
         def around(item: Any) -> Any:
             def counted_item(tensor: Any) -> Any:
                 if tensor.grad_fn is not None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+from torch.utils import _pytree
 
 from .. import members
 from ..adapters import is_checkpointing
 from ..checkpointing import NO_BLOCKS, Checkpointing, blocks, can_be_checkpointed
+from ..context import TrialContext
 from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import float8
 from .base import KnobHandler, applying, compared
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
 BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" cannot be chosen
@@ -47,8 +48,6 @@ IN_FUNCTION = (
 
 def observe(module: Any) -> Dict[str, Any]:
     """Returns the program's own values of these knobs, and facts about the module, just before the module is first called."""
-    import torch
-
     device = device_of(module)
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
@@ -79,8 +78,6 @@ class ModuleKnobs(KnobHandler):
         self._knobs = self.asked
         self._reports: Dict[str, KnobReport] = {}
         self.checkpointing = Checkpointing()
-
-    # --- setting ---
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
         """Sets all knobs except autocast on a module that has not been called yet; `observed` is from `observe`."""
@@ -114,8 +111,6 @@ class ModuleKnobs(KnobHandler):
             self._reports.setdefault(CHECKPOINTING, KnobReport(NOT_APPLICABLE, problem, False))
 
     def _lay_out(self, module: Any, asked: bool, observed: Dict[str, Any]) -> None:
-        import torch
-
         if asked and observed["is_sharded"]:
             self._reports[LAYOUT] = KnobReport(NOT_APPLICABLE, SHARDED)
         elif asked and not observed["has_convolutions"]:
@@ -151,8 +146,6 @@ class ModuleKnobs(KnobHandler):
 
     def around_calls(self, module: Any) -> Optional[Callable[..., Any]]:
         """Returns a wrapper for a root's calls that enters autocast or sets the inputs' layout; None if neither is needed."""
-        import torch
-
         device, mode = device_of(module), self._knobs.get(AMP)
         is_channels_last = self._knobs.get(LAYOUT) is True and bool(_convolution_weights(module)) and not is_sharded(module)
         if mode is not None:
@@ -204,8 +197,6 @@ class ModuleKnobs(KnobHandler):
                 root.observed[AMP] = own
         if self._knobs.get(AMP, own) != own:
             self._reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
-
-    # --- verification ---
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""
@@ -283,7 +274,6 @@ class ModuleKnobs(KnobHandler):
 
 def _lay_out(module: Any, layout: Any) -> None:
     """Sets the memory format of a module's four-dimensional weights; torch's `Module.to` fails on five-dimensional ones."""
-    import torch
 
     def change(tensor: Any) -> Any:
         return torch.Tensor.to(tensor, memory_format=layout) if torch.Tensor.dim(tensor) == 4 else tensor
@@ -302,8 +292,6 @@ def _in_layout(args: Any, kwargs: Any) -> Any:
 
 
 def _amp_problem(module: Any, device: str, mode: str) -> Any:
-    import torch
-
     if torch.is_autocast_enabled(device):
         own = _short(torch.get_autocast_dtype(device))
         return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
@@ -322,24 +310,17 @@ def _is_replicated(module: Any) -> bool:
 
     Torch tells these threads that autocast is enabled, but not in which format. So they use the default format, float16.
     """
-    import torch
-
     found = (each for each in members.modules(module) if isinstance(each, torch.nn.DataParallel))
     return any(len(members.attribute(each, "device_ids", ())) > 1 for each in found)
 
 
 def _channels_last(value: Any) -> Any:
-    import torch
-
     if isinstance(value, torch.Tensor) and torch.Tensor.dim(value) == 4 and torch.is_floating_point(value):
         return torch.Tensor.contiguous(value, memory_format=torch.channels_last)
     return value
 
 
 def _to_float32(out: Any) -> Any:
-    import torch
-    from torch.utils import _pytree
-
     if isinstance(out, torch.Tensor):
         return torch.Tensor.float(out) if out.dtype in (torch.bfloat16, torch.float16) else out
     # torch's pytree treats a dataclass as a leaf. Its fields are converted in a copy, which keeps the program's own class.
@@ -388,8 +369,6 @@ def _compile_in_place(module: Any, **options: Any) -> None:
     Seen with torch 2.11: `nn.Sequential(...).compile()` makes no graph, since Dynamo skips frames of torch's own files.
     `torch.compile(module)` puts a frame around the call, which Dynamo does not skip. This function does the same.
     """
-    import torch
-
     jit: Any = torch.jit
     if not str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn."):
         torch.nn.Module.compile(module, **options)
@@ -433,21 +412,15 @@ def _short(dtype: Any) -> str:
 
 
 def _convolution_weights(module: Any) -> List[Any]:
-    import torch
-
     return [p for p in members.parameters(module) if torch.Tensor.dim(p) == 4]
 
 
 def _is_channels_last(weight: Any) -> bool:
-    import torch
-
     is_contiguous = torch.Tensor.is_contiguous
     return bool(is_contiguous(weight, memory_format=torch.channels_last) and not is_contiguous(weight))
 
 
 def _is_either_format(weight: Any) -> bool:
-    import torch
-
     is_contiguous = torch.Tensor.is_contiguous
     return bool(is_contiguous(weight) and is_contiguous(weight, memory_format=torch.channels_last))
 

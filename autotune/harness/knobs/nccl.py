@@ -11,20 +11,11 @@ from typing import Any, Dict, Optional
 from ..protocol import APPLIED, OVERRIDDEN, KnobReport, whole_number
 from .base import KnobHandler
 
-VARIABLES = {
-    "nccl.algo": "NCCL_ALGO",
-    "nccl.proto": "NCCL_PROTO",
-    "nccl.min_nchannels": "NCCL_MIN_NCHANNELS",
-    "nccl.max_nchannels": "NCCL_MAX_NCHANNELS",
-    "nccl.nthreads": "NCCL_NTHREADS",
-    "nccl.buffsize": "NCCL_BUFFSIZE",
-    "nccl.p2p_level": "NCCL_P2P_LEVEL",
-    "nccl.nvls": "NCCL_NVLS_ENABLE",
-    "nccl.ib_disable": "NCCL_IB_DISABLE",
-    "nccl.ib_hca": "NCCL_IB_HCA",
-    "nccl.socket_ifname": "NCCL_SOCKET_IFNAME",
-    "nccl.cross_nic": "NCCL_CROSS_NIC",
-}
+NAMES = (
+    "algo", "proto", "min_nchannels", "max_nchannels", "nthreads", "buffsize", "p2p_level", "nvls", "ib_disable", "ib_hca",
+    "socket_ifname", "cross_nic",
+)  # fmt: skip
+VARIABLES = {f"nccl.{name}": f"NCCL_{name.upper()}{'_ENABLE' if name == 'nvls' else ''}" for name in NAMES}
 SWITCHES = ("nccl.nvls", "nccl.ib_disable")
 NUMBERS = ("nccl.min_nchannels", "nccl.max_nchannels", "nccl.nthreads", "nccl.buffsize", "nccl.cross_nic")
 # Knob key -> the value that leaves the variable unset, for knobs that have such a value.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import Any, Dict, Optional
+
+import torch
 
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 KEY = "optimizer.implementation"
 FUSED = f"{KEY}=fused"  # a key of `applicability`, with the reason why "fused" cannot be chosen
@@ -82,8 +82,6 @@ class OptimizerKnobs(KnobHandler):
 
 
 def _problem(optimizer: Any, value: str) -> str:
-    import torch
-
     name = type(optimizer).__name__
     if "foreach" not in optimizer.defaults:
         return f"{name} has no implementations to choose from"
@@ -122,8 +120,6 @@ def _has_own_step(optimizer: Any) -> bool:
 
 def _has_tensor_settings(optimizer: Any) -> bool:
     """Whether Adam's foreach implementation rejects a group, because its lr or betas are tensors and it is not capturable."""
-    import torch
-
     if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return False
     return any(
@@ -135,8 +131,6 @@ def _has_tensor_settings(optimizer: Any) -> bool:
 
 
 def _move_step_counters(optimizer: Any) -> None:
-    import torch
-
     # A state loaded from a checkpoint has its counters where the optimizer that saved it needed them. Fused and capturable
     # optimizers need them on the parameter's device. Torch's other optimizers read each counter in each step, so they need them
     # on the CPU.
@@ -155,8 +149,6 @@ def _lay_out_state(optimizer: Any) -> None:
 
     A checkpoint that was saved before layout.channels_last was set has another layout.
     """
-    import torch
-
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         state = optimizer.state.get(parameter)
         for name, value in list(state.items()) if isinstance(state, dict) else ():

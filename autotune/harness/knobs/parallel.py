@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 BUCKET, STATIC = "parallel.bucket_cap_mb", "parallel.static_graph"
 VIEW, COMPRESSION = "parallel.gradient_as_bucket_view", "parallel.gradient_compression"
@@ -78,9 +80,7 @@ class ParallelKnobs(KnobHandler):
                 self._compress(wrapper)
 
     def _compress(self, wrapper: Any) -> None:
-        import torch
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-        from torch.nn.parallel import DistributedDataParallel
 
         if wrapper._comm_hooks:
             return  # the program's own hook, which is reported when it is read back
@@ -116,8 +116,6 @@ class ParallelKnobs(KnobHandler):
 
     def catch_up(self) -> None:
         """Averages gradients that were held back, if the program uses them for a step after all; called in all ranks."""
-        import torch.distributed as dist
-
         if not self._is_behind:
             return
         self._is_behind = False

@@ -11,6 +11,8 @@ import json
 import os
 from typing import Any, Dict
 
+import torch
+
 from ..patches import patches
 from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport, whole_number
 from . import affinity
@@ -32,8 +34,6 @@ class ProcessKnobs(KnobHandler):
 
     def on_torch(self) -> None:
         """Sets the trial's knobs."""
-        import torch
-
         knobs = self._context.spec.knobs
         if INTRA in knobs and torch.get_num_threads() != knobs[INTRA]:
             torch.set_num_threads(int(knobs[INTRA]))
@@ -51,8 +51,6 @@ class ProcessKnobs(KnobHandler):
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> value in force in this process."""
-        import torch
-
         found: Dict[str, Any] = {
             INTRA: torch.get_num_threads(),
             INTEROP: torch.get_num_interop_threads(),
@@ -87,8 +85,6 @@ def matmul_precision(device: str) -> str:
 
     If the program has used that API, torch's own `get_float32_matmul_precision` may raise, or return an earlier value.
     """
-    import torch
-
     try:
         known = torch.get_float32_matmul_precision()
     except RuntimeError:
@@ -102,8 +98,6 @@ def matmul_precision(device: str) -> str:
 
 def _set_interop(num_threads: int) -> None:
     # The number can be set only once. A later call by the program would raise, so such a call is made to do nothing.
-    import torch
-
     if hasattr(torch.set_num_interop_threads, "__wrapped__"):
         return
     try:
@@ -115,8 +109,6 @@ def _set_interop(num_threads: int) -> None:
 
 def follow_cores(knobs: Dict[str, Any]) -> None:
     """Lowers torch's intra-op threads to the number of this process's cores, unless a knob sets their number."""
-    import torch
-
     num_cores = len(os.sched_getaffinity(0))
     if not {INTRA, OMP, MKL} & set(knobs) and torch.get_num_threads() > num_cores:
         torch.set_num_threads(num_cores)
@@ -126,8 +118,6 @@ def share(knobs: Dict[str, Any]) -> None:
     """Sets how tensors are shared between processes, if the trial has that knob and torch supports it; workers inherit it."""
     if SHARING not in knobs:
         return
-    import torch.multiprocessing
-
     if knobs[SHARING] in torch.multiprocessing.get_all_sharing_strategies():  # type: ignore[no-untyped-call]
         torch.multiprocessing.set_sharing_strategy(knobs[SHARING])  # type: ignore[no-untyped-call]
 
@@ -143,6 +133,4 @@ def _verify_hidden(name: str, stand_in: str) -> KnobReport:
 
 def has_mkl() -> bool:
     """Returns whether this torch computes with MKL, which reads MKL_NUM_THREADS."""
-    import torch
-
     return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]

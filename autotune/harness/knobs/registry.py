@@ -1,9 +1,10 @@
-"""Lists all handlers of knobs. A new family needs a line in `Handlers` and one in `make`."""
+"""Lists all handlers of knobs. A new family needs a line in `Handlers` and a word in `make`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..context import TrialContext
 from .affinity import AffinityBinder
 from .attention import AttentionKnobs
 from .device import DeviceKnobs
@@ -19,9 +20,6 @@ from .process import ProcessKnobs
 from .sharding import ShardingKnobs
 from .step import StepKnobs
 from .transfer import TransferKnobs
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 
 class Handlers(NamedTuple):
@@ -47,19 +45,7 @@ class Handlers(NamedTuple):
 def make(context: TrialContext) -> Handlers:
     """Returns the handlers of this process; the binder was made before torch was imported."""
     return Handlers(
-        transfer=TransferKnobs(context),
-        eight_bits=EightBitKnobs(context),
-        loader=LoaderKnobs(context),
-        memory=MemoryKnobs(context),
-        process=ProcessKnobs(context),
-        attention=AttentionKnobs(context),
-        device=DeviceKnobs(context),
-        nccl=NcclKnobs(context),
-        module=ModuleKnobs(context),
-        parallel=ParallelKnobs(context),
-        sharding=ShardingKnobs(context),
-        optimizer=OptimizerKnobs(context),
-        step=StepKnobs(context),
-        metrics=MetricKnobs(context),
-        affinity=context.binder,
-    )
+        TransferKnobs(context), EightBitKnobs(context), LoaderKnobs(context), MemoryKnobs(context), ProcessKnobs(context),
+        AttentionKnobs(context), DeviceKnobs(context), NcclKnobs(context), ModuleKnobs(context), ParallelKnobs(context),
+        ShardingKnobs(context), OptimizerKnobs(context), StepKnobs(context), MetricKnobs(context), context.binder,
+    )  # fmt: skip

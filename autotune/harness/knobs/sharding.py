@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from .. import members
+from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 from .parallel import ALONE, STRATEGY
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 RESHARD = "parallel.reshard_after_forward"
 KEYS = (STRATEGY, RESHARD)
@@ -115,9 +113,8 @@ class ShardingKnobs(KnobHandler):
         return {STRATEGY: ARGUMENT, **({RESHARD: why} if why else {})}
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
-        return self._verify_strategy(asked) if key == STRATEGY else self._verify_resharding(bool(asked))
-
-    def _verify_strategy(self, asked: str) -> KnobReport:
+        if key == RESHARD:
+            return self._verify_resharding(bool(asked))
         own, why = self.observe().get(STRATEGY), ARGUMENT if self._context.world_size > 1 else ALONE
         return KnobReport(APPLIED, "", own) if own == asked else KnobReport(NOT_APPLICABLE, why, own)
 

@@ -68,9 +68,9 @@ class StepKnobs(KnobHandler):
         if gradients.problem:
             # One batch per step is what the program does anyway, so its gradients need not be changed.
             return KnobReport(APPLIED, "", 1) if every == 1 and asked is not None else _not(gradients.problem, 1)
-        seen = 1.0 if every == 1 else gradients.calls_per_step
-        if seen is None:
+        if every != 1 and not gradients.num_done:
             return _not(NO_STEP, None)
+        seen = 1.0 if every == 1 else gradients.num_calls / gradients.num_done
         if seen != every:
             return KnobReport(OVERRIDDEN, f"{every!r} batches per step were requested, but a step had {seen:g}", seen)
         samples = gradients.samples_per_step()
@@ -80,8 +80,8 @@ class StepKnobs(KnobHandler):
 
     def _set_to_none(self, asked: bool) -> KnobReport:
         gradients = self._context.gradients
-        if gradients.is_left_empty is None:
-            return KnobReport(APPLIED, "", asked) if gradients.is_early else _not(CLEARS, None)
+        if gradients.is_left_empty is None:  # in the first two steps, cleared gradients may not have been inspected yet
+            return KnobReport(APPLIED, "", asked) if self._context.num_steps < 2 else _not(CLEARS, None)
         if gradients.is_left_empty != asked:
             return KnobReport(OVERRIDDEN, "zero_grad() did not leave the gradients as requested", gradients.is_left_empty)
         return KnobReport(APPLIED, "", asked)

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import torch
+from torch import Tensor
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .. import batches
+from ..context import TrialContext
 from ..patches import patches
 from ..protocol import APPLIED, NOT_APPLICABLE, KnobReport
 from .base import ON_THE_CPU, KnobHandler
-
-if TYPE_CHECKING:
-    from ..context import TrialContext
 
 NON_BLOCKING, AHEAD = "loader.non_blocking", "loader.device_prefetch"
 KEYS = (NON_BLOCKING, AHEAD)
@@ -67,8 +69,6 @@ class SideStreams:
 
     def copy(self, tensor: Any, device: Any) -> Tuple[Any, Any]:
         """Returns a tensor's copy on a device and the event that marks its completion."""
-        import torch
-
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -77,8 +77,6 @@ class SideStreams:
 
     def hand_over(self, copy: Any, event: Any) -> None:
         """Makes later work on the current stream wait for a copy, and keeps the copy's memory until that work is done."""
-        import torch
-
         current = torch.cuda.current_stream(copy.device)
         current.wait_event(event)
         copy.record_stream(current)
@@ -100,11 +98,7 @@ class TransferKnobs(KnobHandler):
             self._patch_iteration()
             self._patch_moves()
 
-    # --- batches ---
-
     def _patch_iteration(self) -> None:
-        from torch.utils.data.dataloader import _BaseDataLoaderIter
-
         def around_start(start: Any) -> Any:
             def __init__(iterator: Any, loader: Any) -> None:
                 found = loader.__dict__.get("_autotune_moves")
@@ -151,8 +145,6 @@ class TransferKnobs(KnobHandler):
         return iterator._num_yielded, batch, None
 
     def _mark(self, batch: Any, moves: Moves, *, is_ahead: bool) -> None:
-        from torch import Tensor
-
         is_on: Any = Tensor.device
         # Only the current and the next batch are copied ahead; otherwise a program that collects batches would fill the device.
         begins = is_ahead and moves.num_waiting <= len(moves.devices)
@@ -172,11 +164,7 @@ class TransferKnobs(KnobHandler):
         if leaf is not None:
             leaf.take()
 
-    # --- the program's own moves ---
-
     def _patch_moves(self) -> None:
-        import torch
-
         leaves, move, own_to = self._leaves, self._move, torch.Tensor.to
 
         def around(is_cuda: bool, own: Any) -> Any:
@@ -204,8 +192,6 @@ class TransferKnobs(KnobHandler):
             patches.install(torch.Tensor, "numpy", around_array)
 
     def _move(self, leaf: Leaf, to: Any, args: Any, kwargs: Any) -> Any:
-        import torch
-
         tensor: Any = leaf.tensor()
         device, dtype, non_blocking, layout = where_to(args, kwargs)
         if device is None or device.type == "cpu":
@@ -223,8 +209,6 @@ class TransferKnobs(KnobHandler):
             self.num_ahead += 1
             return to(ready[0], **wanted)
         return to(tensor, **wanted, non_blocking=non_blocking if self._non_blocking is None else self._non_blocking)
-
-    # --- verification ---
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this process."""
@@ -244,8 +228,6 @@ class TransferKnobs(KnobHandler):
 
 def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
     """Returns (device, dtype, non_blocking, memory format) of a call of `Tensor.to`; the device is None if none is given."""
-    import torch
-
     try:
         device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)
     except (RuntimeError, TypeError):  # copy=True, or wrong arguments, for which `Tensor.to` raises later
@@ -255,7 +237,5 @@ def where_to(args: Any, kwargs: Dict[str, Any]) -> Tuple[Any, Any, bool, Any]:
 
 def as_to(device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tuple[Any, Dict[str, Any]]:
     """Converts the arguments of `Tensor.cuda` to those of `Tensor.to`."""
-    import torch
-
     where = torch.device("cuda", device) if isinstance(device, int) else torch.device("cuda" if device is None else device)
     return (where,), {"non_blocking": non_blocking, **kwargs}

@@ -13,8 +13,7 @@ import psutil
 
 from autotune.harness.cores import cpu_quota, num_cores, read
 from autotune.machine.facts import CXX, memory_limit_bytes, recorded
-from autotune.machine.probes.ray import ray
-from autotune.machine.probes.slurm import slurm
+from autotune.machine.probes.engines import ray, slurm
 from autotune.machine.topology import adapters, numa_nodes
 
 SHARED_MEMORY = Path("/dev/shm")
