@@ -89,11 +89,7 @@ class Decision:
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns at most three search trials to measure again, best first. Trials with changes that gained nothing come last.
-
-    Args:
-        records: first measurements, the baseline first.
-    """
+    """Returns at most three search trials to measure again, best first. Trials with changes that gained nothing come last."""
     baseline, *searched = records
     able = [record for record in searched if record.outcome.may_win and record.score]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
@@ -199,10 +195,6 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
     """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> trial of the round.
 
     If a round measured the baseline and trial 7 again, as trials 20 and 21, its dict has the keys 0 and 7.
-
-    Args:
-        finals: trials, in order of their numbers; those with another `why` are ignored.
-        why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
     for final in finals:
@@ -230,16 +222,9 @@ def is_lost(record: TrialRecord) -> bool:
 
 
 def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tuple[TrialRecord, TrialRecord]]:
-    """Returns the configurations that looked faster than the baseline and then failed, fastest first.
+    """Returns the first and the last failed trial of each configuration that looked faster and then failed, fastest first.
 
     They failed when they were measured again, or when their losses were compared. The one that was reported is left out.
-
-    Args:
-        records: all trials, the baseline first.
-        decision: the result of the finals.
-
-    Returns:
-        For each configuration, its first trial and its last failed trial.
     """
     reported = decision.finalist.number if decision.finalist and decision.ratio else None
     first = {record.number: record for record in records}
@@ -257,11 +242,7 @@ def _fails_parity(record: TrialRecord) -> bool:
 
 
 def without_finalist(records: list[TrialRecord]) -> Decision:
-    """Returns the decision for a study in which no search trial reached the finals.
-
-    Args:
-        records: first measurements, the baseline first.
-    """
+    """Returns the decision for a study in which no search trial reached the finals; `records` begin with the baseline."""
     if len(records) == 1:
         return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
     if not any(record.score for record in records[1:]):

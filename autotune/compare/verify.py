@@ -56,12 +56,7 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
-    more than the margin.
-
-    Args:
-        claimed: best over baseline, from the file.
-        now: the same ratio from today's rounds.
-        margin: equivalence margin as a fraction: this machine's A/A spread.
+    more than the margin. The margin is this machine's A/A spread.
     """
     left = stats.quotient(now, claimed)
     if now.ci is None or left.ci is None:

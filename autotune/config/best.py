@@ -37,10 +37,7 @@ class Best:
     Attributes:
         file: path as the user gave it.
         knobs: knob key -> value, including the pins.
-        target: loaders whose knobs were set in the study, as in `Spec.target`; None if unknown.
-        identity: facts about the study's machine and program, name -> value; {} if unknown.
-        command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
-        is_recipe: whether the file names a built-in recipe to train.
+        target, identity, command, is_recipe: as in `Provenance`.
         origin: study, ratio and day, each "" if unknown.
     """
 
@@ -70,11 +67,8 @@ class Best:
         """Returns the knobs that a command sets through literal arguments, and what is wrong with the command.
 
         The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). If its best batch size is 128, a
-        command without `--batch-size 128` would train with another value.
-
-        Args:
-            words: the command to check, or the arguments of this process.
-            known: knobs for which the command has placeholders.
+        command without `--batch-size 128` would train with another value. `words` are the command or the arguments of this
+        process. The command has placeholders for the knobs in `known`.
         """
         passed: Knobs = {}
         problems = []

@@ -39,11 +39,7 @@ class Claim:
         pinned: knobs that the user pinned, without the secret ones. Baseline and best both have them.
         secret: keys of the pinned knobs that are secret.
         speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
-        baseline, best: measured rate of each of the two configurations.
-        identity: facts about the study's machine and program, name -> value.
-        settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
-        command: argument list of the program with unfilled placeholders; [] for a recipe or if unknown.
-        cwd: working directory of the program; "" if unknown.
+        baseline, best, identity, settings, command, cwd: as in `Provenance`.
     """
 
     file: str
@@ -87,9 +83,8 @@ class Claim:
     def document(self, *, without: Sequence[str]) -> dict[str, Any]:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
-        Args:
-            without: configuration groups to omit. If a command is verified, these are the groups of the recipe. Otherwise they
-                are the groups for which the command line chooses a file: `model` if it has model=NAME.
+        Leaves out the configuration groups in `without`: the recipe's if a command is verified, otherwise those for which
+        the command line chooses a file (`model` if it has model=NAME).
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():

@@ -67,11 +67,7 @@ class Split:
 def split(overrides: Sequence[str], folders: list[Path], host_context: HostContext, *, has_command: bool) -> Split:
     """Returns the overrides sorted by meaning. Problems are collected, not raised.
 
-    Args:
-        overrides: KEY=VALUE as typed.
-        folders: the user's own configuration folders, which take precedence over conf/.
-        host_context: the machine whose bounds apply.
-        has_command: whether a command is tuned; a recipe's keys are then rejected.
+    The user's own `folders` take precedence over conf/. With `has_command`, a recipe's keys are rejected.
     """
     result = Split()
     if problem := _command_before_dashes(overrides):

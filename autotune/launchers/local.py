@@ -154,9 +154,6 @@ class LocalRunning(Running):
 
     Args:
         launch: what to start; its folder has been prepared.
-        graces: the grace periods.
-        supervisor: the trial's parent process.
-        files: guards the user's files during the study's trials.
         server: warm server, already prepared, that forks the trial where possible; None for a fresh start.
     """
 
@@ -416,10 +413,7 @@ def _end_and_clean(
 ) -> list[str]:
     """Ends processes that have no supervisor and removes their shared memory; returns a text for each process still alive.
 
-    Args:
-        find: returns the processes that are alive now.
-        graces: the grace periods after the signals.
-        seen: further processes, which may have exited: id -> created, seconds since the epoch.
+    `seen` are further processes, which may have exited: id -> created, seconds since the epoch.
     """
     created_s = dict(seen or {})
 

@@ -210,10 +210,7 @@ def take_over(environment: dict[str, str], program: str) -> None:
     """Replaces this process's environment, which trials inherit, with the tuner's, but keeps some of the engine's.
 
     Kept are the engine's variables about devices and, if trials start steps in the agent's job, about the job and its nodes.
-
-    Args:
-        environment: the tuner's.
-        program: first word of the trials' command.
+    `program` is the first word of the trials' command.
     """
     is_spread = Path(program).name == "srun" or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     has_steps = is_spread and SLURM_JOB in os.environ and SLURM_JOB not in environment

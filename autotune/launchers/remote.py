@@ -50,9 +50,7 @@ class Place:
     """What a node must see, and what its agent monitors.
 
     Attributes:
-        cwd: working directory of the program.
         program: first word of the program's command.
-        runs_dir: folder of the studies.
         device: kind of device, index of the first one, and number of devices, as in `watch.configured_device`.
     """
 
@@ -71,8 +69,6 @@ class RemoteLauncher(Launcher):
         watched: the node's monitor.
 
     Args:
-        place: what the node must see.
-        graces: the grace periods of the LocalLauncher there.
         patience_s: longest wait for a node; None for no limit.
     """
 

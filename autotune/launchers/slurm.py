@@ -72,10 +72,6 @@ class SlurmLauncher(RemoteLauncher):
     """Starts trials in a Slurm job, or in a step of the job that the tuner runs in.
 
     Args:
-        slurm: `launch.slurm`.
-        place: what the node must see.
-        graces: the grace periods of the LocalLauncher there.
-        patience_s: longest wait in the queue; None for no limit.
         left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
     """
 
@@ -160,11 +156,9 @@ class Srun(ChildTransport):
         note: see `Transport`; its name contains the job's name. None without `runs_dir`, or if the job is the user's own.
 
     Args:
-        slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
         unended: jobs as arguments of scancel; `close` adds this job.
-        runs_dir: folder for the note.
     """
 
     def __init__(
@@ -306,11 +300,7 @@ def command(
 ) -> list[str]:
     """Returns the srun command that starts the agent on a node; if the tuner runs in a job, as a step of that job.
 
-    Args:
-        slurm: `launch.slurm`.
-        environment: the tuner's environment, which shows whether the tuner runs in a job.
-        is_shared: whether trials start further steps in the job.
-        name: name of the job.
+    `is_shared` says whether trials start further steps in the job.
     """
     given = {
         "partition": slurm.partition,

@@ -41,7 +41,6 @@ class SupervisorProcess:
     """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
     Args:
-        study: the study's folder, from which the mark is derived.
         slot: name of the slot whose trials it starts, which is part of the mark; "" for the whole machine.
         cores: the cores that its trials may use; () for all.
         terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
@@ -95,13 +94,8 @@ class SupervisorProcess:
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
         """Starts a trial.
 
-        Args:
-            mark: the trial's mark.
-            argv: the command.
-            cwd: working directory.
-            env: the complete environment.
-            folder: where its output goes.
-            server: mark of the warm server that forks it; "" for a fresh start.
+        `env` is the complete environment; output goes to `folder`. `server` is the mark of the warm server that forks it;
+        "" for a fresh start.
 
         Raises:
             OSError: the process cannot be started.
@@ -119,12 +113,7 @@ class SupervisorProcess:
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
         """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used once it has exited.
 
-        Args:
-            mark: the server's mark.
-            argv: the command; the supervisor appends two arguments (see harness/warm_server.py).
-            cwd: working directory.
-            env: the complete environment.
-            patience_s: how long the server may take to get ready.
+        The supervisor appends two arguments to `argv` (see harness/warm_server.py).
 
         Raises:
             OSError: the process cannot be started.

@@ -230,11 +230,7 @@ class Folders:
         yield from (path.parent for path in self._awaited if os.path.isdir(path.parent))
 
     def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
-        """Returns new files and folders, as (made by the trial, of unknown origin).
-
-        Args:
-            wrote: files that the trial was seen writing, and folders that it made.
-        """
+        """Returns new files and folders, as (made by the trial, of unknown origin). It was seen to write `wrote`."""
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
         awaited = {path for path in self._awaited if os.path.lexists(path)}

@@ -27,11 +27,8 @@ class Asked:
     """What to replay.
 
     Attributes:
-        tables: files of tables.
         strategies: names of strategies, see `strategies.strategy`.
         num_seeds: number of studies of each strategy on each table.
-        limits: when each study ends.
-        num_jobs: number of processes.
     """
 
     tables: Sequence[Path]
@@ -46,8 +43,6 @@ class Result:
     """The replayed studies of one table.
 
     Attributes:
-        path: the table's file.
-        table: its content.
         grid: the part of the table that was searched.
         studies: a dict from each strategy's name to its studies, in the order of their seeds.
     """

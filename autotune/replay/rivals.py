@@ -145,8 +145,6 @@ class Sampled(Rival):
     """Searches with one of Optuna's samplers, which gets the baseline and, optionally, the expert's configurations first.
 
     Args:
-        session: the study.
-        make: returns the sampler for a seed.
         has_seeds: whether the expert's initial configurations come first.
         patience: how many known configurations the sampler may propose in a row before a random configuration is tried; None
             for no limit.

@@ -196,13 +196,8 @@ def replay(
 ) -> Replayed:
     """Runs the real study loop on a recorded table of measurements instead of a machine.
 
-    Args:
-        table: the recording.
-        grid: the part of the table that can be searched.
-        strategy: how to search.
-        seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
-        limits: when the study ends.
-        world: serves the measurements, for example those of a simulated machine; None for those of the table.
+    `seed` decides everything random: held-out repeats, the order of repeats, the sampler. `world` serves the measurements, for
+    example those of a simulated machine; None for those of the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)

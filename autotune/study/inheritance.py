@@ -52,9 +52,6 @@ class Source:
     """An earlier study.
 
     Attributes:
-        name: name of its folder.
-        about: study.json.
-        records: its trials.
         summary: its summary; None if it cannot be read.
         differs: keys of its identity that differ from this study's.
     """

@@ -46,10 +46,7 @@ class Proposal:
 def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], bool]) -> Iterator[Proposal]:
     """Yields the best configurations of earlier studies, translated to this search space, each once.
 
-    Args:
-        session: the study.
-        hold: knobs that are not varied yet, with their values.
-        is_known: whether a configuration needs no trial, see settled.py.
+    `hold` are knobs that are not varied yet, with their values.
     """
     space = session.resolved
     # After a resume, the configurations of earlier studies that this study has already tried count, too.
@@ -83,11 +80,7 @@ def _fits(session: Session, seed: dict[str, Any]) -> bool:
 def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
     """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
 
-    Args:
-        session: the study.
-        hold: knobs that are not varied yet, with their values.
-        may_fit: whether a configuration is expected to fit into memory.
-        is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
+    `hold` as in `earlier_seeds`. If RatesSampler proposes the later trials (`is_led`), it needs fewer initial configurations.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:

@@ -98,11 +98,7 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
 def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
     """Explains a trial of a study that has ended, and returns the study's summary with the explanation added.
 
-    Args:
-        inputs: the inputs of the study, without a budget.
-        folder: the study's folder.
-        listener: receives events and notices.
-        wanted: what to explain.
+    `inputs` are those of the study, without a budget.
 
     Raises:
         BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.

@@ -43,14 +43,10 @@ class Frontier:
 
 
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
-    """Whether a configuration needs at least as much memory as another one.
+    """Whether a configuration needs at least as much memory as another one, `out`, which ran out of memory.
 
-    If one of them has no batch size, returns True only if the two are equal.
-
-    Args:
-        knobs: full configuration.
-        out: full configuration of the other one, which ran out of memory.
-        is_host: whether the other one ran out of host memory, which loader workers use as well.
+    If one of them has no batch size, returns True only if the two are equal. With `is_host`, it was host memory that ran out,
+    which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

@@ -59,11 +59,7 @@ class SearchBudget:
         return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
 
     def why_nothing_was_tried(self, reason: str) -> str:
-        """Returns a message with the budget needed if not even one configuration fitted; "" otherwise.
-
-        Args:
-            reason: why the search ended.
-        """
+        """Returns a message with the budget needed if not even one configuration fitted and this is why; "" otherwise."""
         session = self._session
         total_s, baseline = session.budget.total_s, session.baseline
         if self.num_searched or total_s is None or reason not in (OUT_OF_TIME, TOO_DEAR):

@@ -203,9 +203,7 @@ class MlflowTracker(Tracker):
     def _query_runs(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
         """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent.
 
-        Args:
-            contents: the study.
-            since: only the runs of trials that began then or later, in seconds since the epoch; None for all runs.
+        With `since`, only the runs of trials that began then or later, in seconds since the epoch.
         """
         found: list[Any] = []
         words, token = entries.search(contents.study), None

@@ -168,10 +168,7 @@ class Budget:
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Whether it is time to try the late proposals (costly values, lower tiers), so that they still fit.
 
-        Args:
-            num_searched: search trials so far.
-            late_s: expected cost of each late proposal.
-            late_frac: share of the search after which it is always time.
+        `late_s` are the expected seconds of each late proposal; at the share `late_frac` of the search, it is always time.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
         if self.max_trials is not None and num_searched >= min(late_frac * self.max_trials, self.max_trials - len(late_s)):
@@ -182,10 +179,8 @@ class Budget:
     def fits(self, expected_s: float, *, again_s: float, has_finalist: bool = True) -> bool:
         """Whether a trial fits into the rest of the search, and the finals would have time to confirm it.
 
-        Args:
-            expected_s: its expected cost now.
-            again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except for a pair.
+        `again_s` is its expected cost in each round of the finals. Until they have something to measure (`has_finalist`), it
+        may use their time, except for a pair.
         """
         if self.total_s is None:
             return True
@@ -222,13 +217,7 @@ def without_window_s(record: TrialRecord) -> float:
 
 
 def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRecord) -> MeasureRules:
-    """Returns the finals' rules, with windows short enough for many rounds: more rounds beat longer windows.
-
-    Args:
-        rules: the configured rules.
-        seconds_each: time that one trial of the finals may take.
-        baseline: gives the time that a trial takes outside its window.
-    """
+    """Returns the finals' rules, with windows so short that a trial takes `seconds_each`: more rounds beat longer windows."""
     window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
     return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 

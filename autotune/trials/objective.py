@@ -93,12 +93,8 @@ class Goal:
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
         """Writes objectives, scores and violations into a trial's record.
 
-        A trial cannot win if it violates a constraint, or if a constraint could not be checked.
-
-        Args:
-            record: the trial with its numbers.
-            results: results of the trial's ranks.
-            cold_compile_s: seconds that compiling such a configuration took with an empty cache.
+        A trial cannot win if it violates a constraint, or if a constraint could not be checked. `cold_compile_s` is how long
+        compiling such a configuration took with an empty cache.
         """
         if record.value is None:
             return
@@ -198,9 +194,7 @@ def _memory_bytes(results: Sequence[RankResult]) -> int:
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
     """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
 
-    Args:
-        record: one measurement of the configuration.
-        cold_compile_s: seconds that compiling such a configuration took in another trial; counts if more than in `record`.
+    `cold_compile_s` is how long compiling such a configuration took in another trial; it counts if it is more than in `record`.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     # The user's own run does not start warm, so it also takes the seconds that a warm start spared.

@@ -27,10 +27,8 @@ class Schedule:
         num_slots: how many trials may run in parallel; 1 until a calibration allows more (study/interference.py).
 
     Args:
-        runner: launches and records the trials.
         add: called with every recorded trial, finished or stopped by the user.
         while_waiting: called after each poll in which no trial has ended.
-        clock, poll_s: the study's clock, and the pause between two polls.
     """
 
     def __init__(

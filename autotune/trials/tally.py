@@ -70,9 +70,7 @@ class Tally:
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
         """Returns the highest lower end of the rates' intervals: 85 for [85, 95] and [84, 100]; None without intervals.
 
-        Args:
-            tier: the highest tier that counts.
-            has_neighbours: True for the trials that ran in parallel with others, False for those that ran alone.
+        Counts tiers up to `tier`, and only trials that ran alone or, with `has_neighbours`, in parallel with others.
         """
         found = [
             rate for (own, beside), rate in self._proven_per_s.items() if beside == has_neighbours and own.rank <= tier.rank

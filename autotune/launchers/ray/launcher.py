@@ -28,10 +28,6 @@ class RayLauncher(RemoteLauncher):
     """Starts trials on a node of a Ray cluster.
 
     Args:
-        ray: `launch.ray`.
-        place: what the node must see, and the devices of a trial.
-        graces: the grace periods of the LocalLauncher there.
-        patience_s: longest wait for a node; None for no limit.
         num_slots: how many such launchers the study has, each with its own resources.
     """
 
@@ -65,9 +61,7 @@ class Broker(ChildTransport):
     """One run of the broker, connected to an agent.
 
     Args:
-        ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
-        python: the interpreter that has Ray.
         may_wait: whether to wait for a node that the cluster does not have yet.
         num_slots: the number of brokers, each of which requests this many resources for itself.
     """
