@@ -248,8 +248,7 @@ class Search:
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
         """Yields cheap proposals until it is time for the next step, the budget ends, or there is nothing new."""
         while self._may_go_on() and not until():
-            proposal = self._next()
-            if proposal is not None:
+            if proposal := self._new() or self._doubtful():
                 yield proposal
             elif not self._session.schedule.wait_for_one():  # a trial that has just ended may lead to new proposals
                 return
@@ -331,10 +330,6 @@ class Search:
         why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
 
-    def _next(self) -> Proposal | None:
-        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
-        return self._new() or self._doubtful()
-
     def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
         params = self._rates.doubted(self._study) if self._rates else None
@@ -351,6 +346,7 @@ class Search:
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:
+        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         if self._num_free == 0:
             self._reason = EXHAUSTED
             return None

@@ -85,7 +85,7 @@ class Listener:
         """The search is over. `trials`, the baseline (0) first, are measured again in `reserved_s`; None for unlimited."""
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """The ablation of a trial begins: `knobs` are reverted one by one, in `left_s` (None: unlimited), to see their effects."""
+        """The ablation of a trial begins: `knobs` are reverted one by one to measure their effects, in `left_s` seconds."""
 
     def notice(self, message: str) -> None:
         """There is a message for the user, for example that an interrupt was received."""
