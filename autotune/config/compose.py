@@ -38,9 +38,8 @@ from autotune.config.keys import LEAVES
 from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
-from autotune.config.parts import problems_of_parts
 from autotune.config.program import ELSEWHERE, spread_by
-from autotune.config.recipe import is_recipe
+from autotune.config.recipe import is_recipe, problems_of_parts
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.errors import BadInput

@@ -23,7 +23,7 @@ from autotune.trials.finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.launching import launch, meaningful
 from autotune.trials.objective import Goal
-from autotune.trials.places import Place, beside
+from autotune.trials.places import Place
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
@@ -118,7 +118,7 @@ class TrialRunner:
         self.leave_s = LEAVE_S
         self.inputs, self._folder, self.listener = inputs, folder, listener
         self.alone = Place(inputs.launcher, inputs)
-        self.beside = beside(inputs)
+        self.beside = [Place(launcher, inputs) for launcher in inputs.launcher.beside()]
         self._level = health.Level(earlier)
         self._told_why_fresh: set[str] = set()
         self._knob_reports: dict[str, dict[str, Any]] = {}
@@ -333,6 +333,7 @@ def leave_s(record: TrialRecord) -> float:
 
 
 def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
+    said = [why for result in ended.results if (why := (result.loss or {}).get("why_no_curve"))]
     return {
         "exit_code": ended.exit_code,
         "signal": ended.signal,
@@ -340,11 +341,6 @@ def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
         "phase": ended.phase,
         "problems": ended.problems,
         "error": first.error if first else None,
-        **({"why_no_losses": why} if (why := _why_no_losses(ended)) else {}),
+        **({"why_no_losses": str(said[0])} if said else {}),
         **ended.evidence,
     }
-
-
-def _why_no_losses(ended: Ended) -> str:
-    said = [str(result.loss.get("why_no_curve") or "") for result in ended.results if result.loss is not None]
-    return next(filter(None, said), "")
