@@ -136,7 +136,6 @@ class AblationResults:
     """The effects of a winner's changes, as far as the ablation rounds show them.
 
     Args:
-        winner: the trial whose changes are reverted one by one.
         trials: attribution trials of this winner, by number.
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
         noise: spread of one measurement, from other rounds.

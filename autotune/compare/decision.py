@@ -39,7 +39,6 @@ class Decision:
         ratio: finalist over baseline, from the reporting rounds; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
-        margin: equivalence margin used.
         values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing rounds, excludes a loss;
             None if there is no such interval.

@@ -53,7 +53,6 @@ class Finals:
     """Runs the finals of one study. Rounds of earlier runs of the study count if the finalists are the same as then.
 
     Args:
-        session: the study.
         ablate: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
             Returns the trial to report.
         known_part: returns the trial that `ablate` would return from what is known so far, without measuring.

@@ -21,8 +21,6 @@ class Interleaving:
 
     Args:
         one, other: first measurements of the two configurations.
-        measure: measures a configuration again and returns the record.
-        order: random source that decides which of the two goes first.
         pairs: complete rounds measured before; new ones are appended to this list.
     """
 

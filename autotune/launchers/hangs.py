@@ -164,10 +164,8 @@ class Hang:
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
     """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if a file asks some processes for their stacks.
 
-    Args:
-        processes: the trial's processes on this machine.
-        log: the trial's standard error, to which a signal makes processes write their stacks. Processes on other machines, or
-            with another standard error, write to files in the folder "scratch" next to it.
+    A signal makes `processes`, those on this machine, write their stacks to the trial's standard error, `log`. Processes on
+    other machines, or with another standard error, write to files in the folder "scratch" next to it.
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked

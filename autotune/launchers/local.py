@@ -63,7 +63,6 @@ class LocalLauncher(Launcher):
     """Starts trials through a supervisor process, which it starts when first needed and restarts if it was killed.
 
     Args:
-        graces: the grace periods.
         slot: the part of the machine that its trials may use; None for all of it.
         made: the files that trials have made, a set shared with the other slots.
         temporary: TMPDIR of the slot's trials, unless the configuration sets it; None for this process's own.

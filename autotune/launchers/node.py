@@ -225,9 +225,7 @@ def take_over(environment: dict[str, str], program: str) -> None:
 def missing(message: Message) -> list[str]:
     """Returns a problem for each file or folder that the study needs and this machine does not see, or cannot write.
 
-    Args:
-        message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
-            tuner has made).
+    The "program" in `message` is the first word of the command, the "token" a file in "runs_dir" that the tuner has made.
     """
     cwd, program, runs_dir = (os.fspath(message[name]) for name in ("cwd", "program", "runs_dir"))
     host = platform.node()

@@ -63,16 +63,11 @@ class Place:
 class RemoteLauncher(Launcher):
     """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
 
-    Attributes:
-        engine: name of the engine, for messages.
-        node: the node; None while there is none.
-        watched: the node's monitor.
-
     Args:
         patience_s: longest wait for a node; None for no limit.
     """
 
-    engine: str
+    engine: str  # name for messages
 
     def __init__(self, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
         self.clock: PausableClock = PausableClock()

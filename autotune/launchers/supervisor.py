@@ -55,8 +55,6 @@ class Trial:
     """A running trial or warm server.
 
     Attributes:
-        pid: of the first process.
-        ending: state of the shutdown (SIGTERM, SIGKILL).
         process: the first process, if it was started from here; None if a warm server forked it.
         link: our end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.

@@ -44,7 +44,6 @@ class World:
         serves: the use of all measurements that are served from now on.
 
     Args:
-        table: the recording.
         keys: configurations that a search may request.
         seed: determines the order of repeats, and which repeats are held out.
     """

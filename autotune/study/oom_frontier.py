@@ -18,11 +18,7 @@ ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Finds the out-of-memory trial of an earlier study that rules out a configuration.
-
-    Args:
-        out: the entries that `inheritance.inherit` returns under "out_of_memory".
-    """
+    """Finds the trial that rules out a configuration among those that `inheritance.inherit` returns under "out_of_memory"."""
 
     def __init__(self, out: Sequence[dict[str, Any]]) -> None:
         self._out = [(entry["knobs"], TrialRecord(

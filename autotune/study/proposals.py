@@ -196,23 +196,18 @@ class Search:
         Such a proposal comes immediately, unless the suspected value costs a compilation: a trial of another compilation takes
         as long and often gains as much. Then it replaces the sampler's next proposal that has the suspected value.
         """
-        yield from self._questions()
+        yield from iter(self._question, None)
         for proposal in proposals:
             question = self._question(about=proposal.knobs) if proposal.trial else None
             if question:
                 self._forget(proposal)
             yield question or proposal
-            yield from self._questions()
-
-    def _questions(self) -> Iterator[Proposal]:
-        while question := self._question():
-            yield question
+            yield from iter(self._question, None)
 
     def _question(self, about: Knobs | None = None) -> Proposal | None:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
-        Args:
-            about: None for changes that cost no compilation; a configuration for only those of its changes that cost one.
+        Considers changes that cost no compilation or, if `about` is given, those of its changes that cost one.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None

@@ -92,12 +92,7 @@ def follow(
 ) -> Synced:
     """Mirrors a study while it runs, until it is over or its tuner is gone, and returns the state of the mirror.
 
-    Args:
-        folder: the study.
-        uri: as in `sync`.
-        parent: watches the process that started this one.
-        secrets: as in `sync`.
-        report: callback with the state after every attempt to write.
+    `uri` and `secrets` are as in `sync`. `report` gets the state after every attempt to write.
 
     Raises:
         BadInput: the folder is not a study, or the address is invalid.

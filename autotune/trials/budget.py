@@ -66,7 +66,6 @@ class Budget:
     """How much time and how many trials a study may use, and has left.
 
     Attributes:
-        clock: source of time.
         total_s: wall time for everything; None for unlimited.
         max_trials: search trials; None for unlimited.
         reserved_s: part of `total_s` reserved for what follows the search.
@@ -226,13 +225,7 @@ class Costs:
     """Predicts what trials cost, from past trials."""
 
     def __init__(self, costly: Mapping[str, Mapping[KnobValue, float]]) -> None:
-        """Begins without trials.
-
-        Args:
-            costly: {knob whose values cost a compilation: {value: cost relative to the cheapest value}}; missing values count
-                as 1.
-        """
-        self._costly = costly
+        self._costly = costly  # {knob whose values cost a compilation: {value: cost relative to the cheapest value, usually 1}}
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
@@ -332,14 +325,9 @@ def outlook(
 ) -> Outlook:
     """Returns how much time and how many trials a study has left.
 
-    Args:
-        budget: the study's budget; the reserve for the finals is known once the baseline was measured.
-        baseline: trial 0.
-        seconds: durations of the search trials so far, ascending.
-        warm_spares_s: part of the baseline's time that a warm start saves a search trial.
-        is_searching: whether the next trial is a search trial.
-        is_room: whether a first search trial and its finals fit in all the time that is left, the finals' reserve included.
-        num_slots: how many search trials run in parallel.
+    `seconds` are the durations of the search trials so far, ascending. `warm_spares_s` is the part of the baseline's time that a
+    warm start saves. `is_room` says whether a first search trial and its finals fit in all the time that is left, the finals'
+    reserve included.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
     if not is_searching:

@@ -225,10 +225,7 @@ class ColdCompiles:
 
 
 def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Returns the means of one configuration's measurements, as in the summary.
-
-    Args:
-        measured: the measurement from the search, or the measurements that the finals report.
+    """Returns the means of one configuration's measurements (in the search, or in the finals), as in the summary.
 
     Returns:
         value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. A

@@ -12,7 +12,6 @@ class Place:
     """Runs one trial at a time.
 
     Attributes:
-        launcher: starts trials here.
         disturbed_by: what disturbed the last attempt; emptied before the wait for a quiet machine.
     """
 

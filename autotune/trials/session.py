@@ -61,10 +61,6 @@ class Session:
     """A running study.
 
     Attributes:
-        folder: where everything is written.
-        interrupts: whether the user asked to stop.
-        quarantine: whether the device may still be used.
-        budget: the time left.
         about: study.json.
         after_trial: called when a trial's record is on disk; rewrites the summary.
         while_waiting: called repeatedly while trials run.

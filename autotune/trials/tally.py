@@ -18,9 +18,6 @@ class Tally:
         seconds: durations of the search trials that were not interrupted, ascending.
         has_worked: whether a search trial was measured or ran out of memory.
         best_changed: highest score of a search trial that changes something and may win; None without one.
-
-    Args:
-        records: the trials so far.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
