@@ -325,8 +325,8 @@ def outlook(
 ) -> Outlook:
     """Returns how much time and how many trials a study has left.
 
-    `seconds` are the durations of the search trials so far, ascending. `warm_spares_s` is the part of the baseline's time that a
-    warm start saves. `is_room` says whether a first search trial and its finals fit in all the time that is left, the finals'
+    `seconds` are the durations of the search trials so far, ascending; `warm_spares_s` is the part of the baseline's time that
+    a warm start saves; `is_room` says whether a first search trial and its finals fit in all the time that is left, the finals'
     reserve included.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
