@@ -30,17 +30,11 @@ Verdict = Literal["holds", "no longer holds", "ambiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of comparing a claim with new measurements.
+    """The result of comparing a claim with new measurements."""
 
-    Attributes:
-        verdict: whether the claim holds.
-        reason: why the claim does not hold or is ambiguous; "" if it holds.
-        left: today's speed-up divided by the claimed speed-up.
-    """
-
-    verdict: Verdict
-    reason: str
-    left: stats.Ratio
+    verdict: Verdict  # whether the claim holds
+    reason: str  # why the claim does not hold or is ambiguous; "" if it holds
+    left: stats.Ratio  # today's speed-up divided by the claimed speed-up
 
 
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:

@@ -32,22 +32,15 @@ ANYWHERE = HostContext(num_cores=2**20)
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What a best.yaml sets, and where it comes from.
+    """What a best.yaml sets, and where it comes from. What is not explained here is as in `Provenance`."""
 
-    Attributes:
-        file: path as the user gave it.
-        knobs: knob key -> value, including the pins.
-        target, identity, command, is_recipe: as in `Provenance`.
-        origin: study, ratio and day, each "" if unknown.
-    """
-
-    file: str
-    knobs: Knobs
+    file: str  # path as the user gave it
+    knobs: Knobs  # knob key -> value, including the pins
     target: list[dict[str, Any]] | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     is_recipe: bool = False
-    origin: tuple[str, str, str] = ("", "", "")
+    origin: tuple[str, str, str] = ("", "", "")  # study, ratio and day, each "" if unknown
 
     @property
     def shown_knobs(self) -> Knobs:

@@ -99,19 +99,12 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """A claim to verify, and how much effort to spend.
+    """A claim to verify, and how much effort to spend."""
 
-    Attributes:
-        claim: the claim of the file.
-        rounds: pairs of fresh processes to compare.
-        minutes: wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
-        long_minutes: length of one long window for each of the two configurations; None for no long window.
-    """
-
-    claim: Claim
-    rounds: int
-    minutes: float
-    long_minutes: float | None = None
+    claim: Claim  # the claim of the file
+    rounds: int  # pairs of fresh processes to compare
+    minutes: float  # wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
+    long_minutes: float | None = None  # length of one long window for each of the two configurations; None for no long window
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Verify:

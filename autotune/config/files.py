@@ -35,17 +35,12 @@ COMMAND_LINE_ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A checked configuration file that an override chose.
-
-    Attributes:
-        package: Hydra's package of the keys, "_global_" for the top level.
-        keys: the full keys that the file sets.
-    """
+    """A checked configuration file that an override chose."""
 
     group: str
     document: dict[str, Any]
-    package: str
-    keys: list[str]
+    package: str  # Hydra's package of the keys, "_global_" for the top level
+    keys: list[str]  # the full keys that the file sets
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:

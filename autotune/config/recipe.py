@@ -48,19 +48,12 @@ TEXTS = (".txt", ".md", ".rst", ".py")  # file types that the text program reads
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A built-in training script.
+    """A built-in training script."""
 
-    Attributes:
-        name: file of the script.
-        data: data that the script can train on, the default first.
-        flags: options of the script -> configuration keys.
-        print_every: default number of steps between two printed lines.
-    """
-
-    name: str
-    data: tuple[str, ...]
-    flags: dict[str, str]
-    print_every: int = 10
+    name: str  # file of the script
+    data: tuple[str, ...]  # data that the script can train on, the default first
+    flags: dict[str, str]  # options of the script -> configuration keys
+    print_every: int = 10  # default number of steps between two printed lines
 
 
 EVERYWHERE = {

@@ -167,17 +167,11 @@ class Looked:
 
 @dataclass(kw_only=True)
 class Hang:
-    """Where a trial hangs.
+    """Where a trial hangs."""
 
-    Attributes:
-        kind: "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown".
-        summary: the kind and the place in words, for the trial's reason.
-        processes: state and stack of each process, for the evidence.
-    """
-
-    kind: str
-    summary: str
-    processes: list[Looked]
+    kind: str  # "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown"
+    summary: str  # the kind and the place in words, for the trial's reason
+    processes: list[Looked]  # state and stack of each process, for the evidence
 
     def as_json(self) -> dict[str, Any]:
         """Returns {"kind", "summary", "processes": [{"pid", "rank", "host", "state", "stack": ["train.py:3 in f", ...]}]}."""

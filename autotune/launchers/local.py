@@ -42,21 +42,13 @@ STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many se
 
 @dataclass(frozen=True, kw_only=True)
 class Graces:
-    """Grace periods: how long the launcher waits before it acts.
+    """Grace periods: how long the launcher waits before it acts."""
 
-    Attributes:
-        ranks_s: wait for the other ranks' results after the first one.
-        leave_s: wait for the processes to exit once every result is there, before SIGTERM.
-        orphans_s: wait for processes that the first process left running when it exited without a result.
-        terminate_s: wait after SIGTERM, before SIGKILL.
-        kill_s: wait after SIGKILL, before the launcher reports that it could not end a process.
-    """
-
-    ranks_s: float = 15.0
-    leave_s: float = 2.0
-    orphans_s: float = 2.0
-    terminate_s: float = 3.0
-    kill_s: float = 5.0
+    ranks_s: float = 15.0  # wait for the other ranks' results after the first one
+    leave_s: float = 2.0  # wait for the processes to exit once every result is there, before SIGTERM
+    orphans_s: float = 2.0  # wait for processes that the first process left running when it exited without a result
+    terminate_s: float = 3.0  # wait after SIGTERM, before SIGKILL
+    kill_s: float = 5.0  # wait after SIGKILL, before the launcher reports that it could not end a process
 
 
 class LocalLauncher(Launcher):

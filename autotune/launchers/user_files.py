@@ -47,25 +47,15 @@ NOTES = ".autotune-"  # prefix of the names of files that tuners make in the run
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened to the user's files during a trial. Paths inside the working directory are relative to it.
+    """What happened to the user's files during a trial. Paths inside the working directory are relative to it."""
 
-    Attributes:
-        left: new files and folders that the trial made -> their size in bytes.
-        new: new files and folders of unknown origin -> their size in bytes.
-        kept: user files that the trial would have changed without the guard.
-        aside: user files that the trial changed or removed -> copy of the original.
-        unguarded: user files that could not be guarded -> reason.
-        loaded: checkpoints from which the trial continued a training.
-        continued: those among them that earlier trials made.
-    """
-
-    left: dict[str, int] = field(default_factory=dict)
-    new: dict[str, int] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
-    aside: dict[str, str] = field(default_factory=dict)
-    unguarded: dict[str, str] = field(default_factory=dict)
-    loaded: list[str] = field(default_factory=list)
-    continued: list[str] = field(default_factory=list)
+    left: dict[str, int] = field(default_factory=dict)  # new files and folders that the trial made -> their size in bytes
+    new: dict[str, int] = field(default_factory=dict)  # new files and folders of unknown origin -> their size in bytes
+    kept: list[str] = field(default_factory=list)  # user files that the trial would have changed without the guard
+    aside: dict[str, str] = field(default_factory=dict)  # user files that the trial changed or removed -> copy of the original
+    unguarded: dict[str, str] = field(default_factory=dict)  # user files that could not be guarded -> reason
+    loaded: list[str] = field(default_factory=list)  # checkpoints from which the trial continued a training
+    continued: list[str] = field(default_factory=list)  # those among them that earlier trials made
 
 
 class UserFiles:

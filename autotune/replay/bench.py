@@ -24,16 +24,11 @@ USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 @dataclass(kw_only=True)
 class Asked:
-    """What to replay.
-
-    Attributes:
-        strategies: names of strategies, see `strategies.strategy`.
-        num_seeds: number of studies of each strategy on each table.
-    """
+    """What to replay."""
 
     tables: Sequence[Path]
-    strategies: Sequence[str] = USUAL
-    num_seeds: int = 50
+    strategies: Sequence[str] = USUAL  # names of strategies, see `strategies.strategy`
+    num_seeds: int = 50  # number of studies of each strategy on each table
     limits: Limits = field(default_factory=Limits)
     num_jobs: int = 1
 

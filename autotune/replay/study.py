@@ -51,18 +51,12 @@ class Limits:
 @dataclass(kw_only=True)
 class Step:
     """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
-
-    Attributes:
-        trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
-        seconds: recorded seconds so far, including the baseline.
-        fraction: true rate of the best configuration so far, divided by that of the optimum.
-        outcome: how the trial ended.
     """
 
-    trials: int
-    seconds: float
-    fraction: float
-    outcome: Outcome = Outcome.ok
+    trials: int  # number of trials so far, including those of choosing rounds and attribution, but not the baseline
+    seconds: float  # recorded seconds so far, including the baseline
+    fraction: float  # true rate of the best configuration so far, divided by that of the optimum
+    outcome: Outcome = Outcome.ok  # how the trial ended
 
 
 @dataclass(kw_only=True)

@@ -49,18 +49,13 @@ RECENT = ("program.script", "program.torch")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An earlier study.
-
-    Attributes:
-        summary: its summary; None if it cannot be read.
-        differs: keys of its identity that differ from this study's.
-    """
+    """An earlier study."""
 
     name: str
     about: StudyRecord
     records: list[TrialRecord]
-    summary: Summary | None
-    differs: list[str]
+    summary: Summary | None  # its summary; None if it cannot be read
+    differs: list[str]  # keys of its identity that differ from this study's
 
 
 def check_named(asked: Any, runs: Path) -> None:

@@ -28,19 +28,12 @@ EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.o
 
 @dataclass(kw_only=True)
 class Proposal:
-    """A configuration to try.
+    """A configuration to try."""
 
-    Attributes:
-        knobs: full configuration.
-        why: one line.
-        origin: as in TrialRecord.
-        trial: Optuna's trial, if the sampler proposed it.
-    """
-
-    knobs: Knobs
-    why: str
-    origin: str
-    trial: optuna.trial.Trial | None = None
+    knobs: Knobs  # full configuration
+    why: str  # one line
+    origin: str  # as in TrialRecord
+    trial: optuna.trial.Trial | None = None  # Optuna's trial, if the sampler proposed it
 
 
 def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], bool]) -> Iterator[Proposal]:

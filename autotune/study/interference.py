@@ -42,19 +42,12 @@ AGAIN_FRAC = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a trial's rate with neighbours compares with its rate alone.
+    """How a trial's rate with neighbours compares with its rate alone."""
 
-    Attributes:
-        ratio: rate with neighbours over rate alone.
-        margin: by how much the ratio may fall below 1.
-        slowest: name and ratio of the slowest slot among those that ran in every pair.
-        num_slots: number of slots that ran in every pair.
-    """
-
-    ratio: stats.Ratio
-    margin: float
-    slowest: tuple[str, float]
-    num_slots: int
+    ratio: stats.Ratio  # rate with neighbours over rate alone
+    margin: float  # by how much the ratio may fall below 1
+    slowest: tuple[str, float]  # name and ratio of the slowest slot among those that ran in every pair
+    num_slots: int  # number of slots that ran in every pair
 
     @property
     def is_allowed(self) -> bool:

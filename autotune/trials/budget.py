@@ -63,26 +63,16 @@ _BATCH = "loader.batch_size"
 
 @dataclass(kw_only=True)
 class Budget:
-    """How much time and how many trials a study may use, and has left.
-
-    Attributes:
-        total_s: wall time for everything; None for unlimited.
-        max_trials: search trials; None for unlimited.
-        reserved_s: part of `total_s` reserved for what follows the search.
-        attribution_s: the attribution's part of `reserved_s`; the rest is for the finals.
-        explain_s: part of the budget reserved for the passes that explain the result; 0 once they run.
-        before_s: time that earlier runs of the study have used.
-        started: `clock.monotonic()` when the command began, if that is known; otherwise when this run began.
-    """
+    """How much time and how many trials a study may use, and has left."""
 
     clock: Clock
-    total_s: float | None
-    max_trials: int | None = None
-    reserved_s: float = 0.0
-    attribution_s: float = 0.0
-    explain_s: float = 0.0
-    before_s: float = 0.0
-    started: float | None = None
+    total_s: float | None  # wall time for everything; None for unlimited
+    max_trials: int | None = None  # search trials; None for unlimited
+    reserved_s: float = 0.0  # part of `total_s` reserved for what follows the search
+    attribution_s: float = 0.0  # the attribution's part of `reserved_s`; the rest is for the finals
+    explain_s: float = 0.0  # part of the budget reserved for the passes that explain the result; 0 once they run
+    before_s: float = 0.0  # time that earlier runs of the study have used
+    started: float | None = None  # `clock.monotonic()` when the command began, if that is known; otherwise when this run began
 
     def __post_init__(self) -> None:
         self._started = self.clock.monotonic() if self.started is None else self.started

@@ -36,23 +36,14 @@ RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on thr
 
 @dataclass(kw_only=True)
 class Goal:
-    """The objectives and constraints of a study.
+    """The objectives and constraints of a study."""
 
-    Attributes:
-        names: objectives, the deciding one first.
-        samples: length of the real training; None if not given, or if no objective needs it.
-        epoch_samples: length of an epoch; None when unknown.
-        price_per_hour: price of an hour of the machine; None if not given.
-        limits: {key of a constraint: its limit}.
-        capacity_bytes: total memory, to which `constraints.memory_free_frac` refers; None when unknown.
-    """
-
-    names: tuple[str, ...] = (THROUGHPUT,)
-    samples: float | None = None
-    epoch_samples: float | None = None
-    price_per_hour: float | None = None
-    limits: dict[str, float] = dataclasses.field(default_factory=dict)
-    capacity_bytes: int | None = None
+    names: tuple[str, ...] = (THROUGHPUT,)  # objectives, the deciding one first
+    samples: float | None = None  # length of the real training; None if not given, or if no objective needs it
+    epoch_samples: float | None = None  # length of an epoch; None when unknown
+    price_per_hour: float | None = None  # price of an hour of the machine; None if not given
+    limits: dict[str, float] = dataclasses.field(default_factory=dict)  # {key of a constraint: its limit}
+    capacity_bytes: int | None = None  # total memory, to which `constraints.memory_free_frac` refers; None when unknown
 
     @classmethod
     def of(cls, config: StudyConfig) -> Goal:

@@ -58,20 +58,7 @@ def attribution_of(winner: TrialRecord) -> str:
 
 @dataclass(kw_only=True)
 class Session:
-    """A running study.
-
-    Attributes:
-        about: study.json.
-        after_trial: called when a trial's record is on disk; rewrites the summary.
-        while_waiting: called repeatedly while trials run.
-        records: finished trials, by number.
-        tally: statistics of all search trials.
-        space: the resolved search space; None until the baseline has run.
-        host_context: machine and program; None until the baseline has run.
-        target: the loaders that the loader.* knobs change, as the baseline found them.
-        memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
-        earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
-    """
+    """A running study."""
 
     inputs: StudyInputs
     folder: StudyFolder
@@ -80,18 +67,18 @@ class Session:
     runner: TrialRunner
     quarantine: Quarantine
     budget: Budget
-    about: StudyRecord
-    after_trial: Callable[[], None] = lambda: None
-    while_waiting: Callable[[], None] = lambda: None
-    records: list[TrialRecord] = field(default_factory=list)
-    space: ResolvedSpace | None = None
-    host_context: HostContext | None = None
-    target: list[dict[str, Any]] | None = None
+    about: StudyRecord  # study.json
+    after_trial: Callable[[], None] = lambda: None  # called when a trial's record is on disk; rewrites the summary
+    while_waiting: Callable[[], None] = lambda: None  # called repeatedly while trials run
+    records: list[TrialRecord] = field(default_factory=list)  # finished trials, by number
+    space: ResolvedSpace | None = None  # the resolved search space; None until the baseline has run
+    host_context: HostContext | None = None  # machine and program; None until the baseline has run
+    target: list[dict[str, Any]] | None = None  # the loaders that the loader.* knobs change, as the baseline found them
     costs: Costs = field(default_factory=lambda: Costs({}))
-    memory_capacity_bytes: int | None = None
-    earlier_noise: Noise | None = None
+    memory_capacity_bytes: int | None = None  # memory of the device as the baseline saw it; None when unknown
+    earlier_noise: Noise | None = None  # spread between processes on this machine, from earlier studies; None if unknown
     schedule: Schedule = field(init=False)
-    tally: Tally = field(init=False)
+    tally: Tally = field(init=False)  # statistics of all search trials
 
     def __post_init__(self) -> None:
         self._searched = [record for record in self.records if record.kind in SEARCHED]
