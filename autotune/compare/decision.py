@@ -149,11 +149,7 @@ def _compiles_longer(record: TrialRecord, part: TrialRecord) -> bool:
 
 
 def choose(
-    values: dict[int, list[float]],
-    candidates: list[TrialRecord],
-    margin: float = stats.MARGIN_FRAC,
-    *,
-    spread: float = 0.0,
+    values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC, *, spread: float = 0.0
 ) -> TrialRecord:
     """Returns the candidate to report: the one with the fewest changes among all candidates within the margin of the fastest.
 

@@ -22,14 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.best_file import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_nodes
-from autotune.config.command import (
-    BATCH_SIZE,
-    CommandTemplate,
-    recipe_command,
-    study_name,
-    title,
-    user_command,
-)
+from autotune.config.command import BATCH_SIZE, CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
 from autotune.config.files import COMMAND_LINE_ONLY, Chosen
@@ -385,11 +378,7 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
 
 
 def _command(
-    config: StudyConfig,
-    command: Sequence[str] | None,
-    overrides: Sequence[str],
-    here: HostContext,
-    asked: Collection[str],
+    config: StudyConfig, command: Sequence[str] | None, overrides: Sequence[str], here: HostContext, asked: Collection[str]
 ) -> CommandTemplate:
     if command is not None:
         if config.program.python is not None:

@@ -105,11 +105,7 @@ class SlurmLauncher(RemoteLauncher):
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
         return Srun(
-            slurm,
-            is_shared=has_steps(slurm, place.program),
-            seen=seen,
-            unended=self._unended,
-            runs_dir=Path(place.runs_dir),
+            slurm, is_shared=has_steps(slurm, place.program), seen=seen, unended=self._unended, runs_dir=Path(place.runs_dir)
         )
 
     def sweep(self, study: Path) -> list[str]:

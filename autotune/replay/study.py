@@ -50,8 +50,7 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
-    """
+    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution."""
 
     trials: int  # number of trials so far, including those of choosing rounds and attribution, but not the baseline
     seconds: float  # recorded seconds so far, including the baseline
@@ -175,15 +174,7 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
     return config
 
 
-def replay(
-    table: Table,
-    grid: Grid,
-    strategy: Strategy,
-    *,
-    seed: int,
-    limits: Limits,
-    world: World | None = None,
-) -> Replayed:
+def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None) -> Replayed:
     """Runs the real study loop on a recorded table of measurements instead of a machine.
 
     `seed` decides everything random: held-out repeats, the order of repeats, the sampler. `world` serves the measurements, for

@@ -283,13 +283,7 @@ class MlflowTracker(Tracker):
         self._client.log_text(run_id, self._secrets.stored(text), name or file.name)
 
     def _log(
-        self,
-        run_id: str,
-        *,
-        metrics: Mapping[str, float],
-        params: Mapping[str, str],
-        tags: Mapping[str, str],
-        at: int,
+        self, run_id: str, *, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], at: int
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 

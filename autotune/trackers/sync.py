@@ -80,13 +80,7 @@ class ParentWatch:
         threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def sync(
-    folder: StudyFolder,
-    uri: str | None = None,
-    *,
-    secrets: Secrets | None = None,
-    wait_s: float = LOCK_WAIT_S,
-) -> Synced:
+def sync(folder: StudyFolder, uri: str | None = None, *, secrets: Secrets | None = None, wait_s: float = LOCK_WAIT_S) -> Synced:
     """Mirrors a study's folder into a tracking store, and returns the state of the mirror.
 
     Args:
