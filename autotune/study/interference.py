@@ -164,9 +164,10 @@ class Interference:
         pairs: list[tuple[float, dict[str, float]]] = []
         while num_lost < MAX_LOST and not (found and found.is_over):
             number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
-            order = ([], places) if number % 2 else (places, [])  # [] is the trial alone, which goes first in every other pair
+            is_alone_first = bool(number % 2)
+            order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone
             measured = [_rates(session.calibrate(best, on, round_number=number)) for on in order]
-            alone, beside = measured if number % 2 else reversed(measured)
+            alone, beside = measured if is_alone_first else measured[::-1]
             if len(alone) != 1 or len(beside) != len(places):
                 num_lost += 1
                 continue
