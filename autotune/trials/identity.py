@@ -42,7 +42,7 @@ def about(
 ) -> StudyRecord:
     """Returns study.json. Its space is the requested one until the baseline has run, then the space that is searched.
 
-    `before` is an earlier version of the record, of which KEPT stays. `space` is what is searched, `first` is rank 0's result of
+    `before` is an earlier version of the record, of which KEPT stays. `space` is what is searched, `first` rank 0's result of
     the baseline; both are None before the baseline.
     """
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in inputs.space.domains.items()}
