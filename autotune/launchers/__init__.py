@@ -40,8 +40,10 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
 
         left = LeftJobs(Path(config.runs_dir))
         parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s, left=left) for _ in range(num)]
-    else:
+    elif config.launcher == "ray":
         from autotune.launchers.ray.launcher import RayLauncher
 
         parts = [RayLauncher(config.launch.ray, place, patience_s=patience_s, num_slots=num) for _ in range(num)]
+    else:
+        raise ValueError(f"no such launcher: {config.launcher}")
     return parts[0] if num == 1 else RemoteSlots(parts)
