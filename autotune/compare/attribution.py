@@ -286,7 +286,6 @@ class Attributor:
         return AblationResults(session.resolved, winner, trials, found, noise, measured, joint, assumed)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
-        """Returns the ablation trials of this winner."""
         origin = attribution_of(winner)
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 

@@ -334,7 +334,6 @@ def _has_image(folder: str, levels: int = 8) -> bool:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Yields the entries of a folder; nothing if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             yield from entries

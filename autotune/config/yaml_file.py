@@ -98,7 +98,6 @@ def _refused(problem: str, found: Any) -> yaml.MarkedYAMLError:
 
 
 def _reason(error: BaseException) -> str:
-    """Returns one line on why a file is unusable, with the line number."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
     if isinstance(error, OSError):

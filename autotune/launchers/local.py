@@ -107,7 +107,6 @@ class LocalLauncher(Launcher):
         self._files.close()
 
     def _on_slot(self, launch: Launch) -> Launch:
-        """Returns a launch with the environment variables of its slot."""
         if self.slot is None:
             return launch
         env = {"TMPDIR": str(self._temporary_folder), **launch.env} if self._temporary_folder else dict(launch.env)
@@ -239,7 +238,6 @@ class LocalRunning(Running):
                 self._supervisor.wait(0.05)
 
     def _hear(self, message: dict[str, Any], now_s: float) -> None:
-        """Handles one supervisor message about the trial's processes."""
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
@@ -395,7 +393,6 @@ def _prepare(launch: Launch) -> None:
 
 
 def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:
-    """Returns the processes of a study, or of one of its slots."""
     return process_tree.members(lambda mark: is_mark_of(study, mark, slot))
 
 

@@ -124,7 +124,6 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def _has_threads(pid: int) -> bool:
-    """Whether a process has threads besides its main thread."""
     try:
         return len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:

@@ -186,7 +186,6 @@ class RemoteLauncher(Launcher):
             raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
     def _open(self, transport: Transport, hello: Message) -> None:
-        """Prepares a new agent for the study."""
         try:
             with readable():
                 self._slot = self._opened(transport, hello)

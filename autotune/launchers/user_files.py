@@ -345,7 +345,6 @@ def _names(folder: Path) -> set[str]:
 
 
 def _size_bytes(path: Path) -> int:
-    """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     with contextlib.suppress(OSError):
         if not path.is_dir() or path.is_symlink():

@@ -122,5 +122,4 @@ def _study(job: _Job, limits: Limits) -> Replayed:
 
 @functools.cache
 def _table(path: Path) -> tuple[Table, Grid]:
-    """Returns a table and its grid, read once per process."""
     return usable(path)

@@ -205,7 +205,6 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
-    """Returns how well the verdicts are calibrated."""
     inside = [claim.is_truth_inside for claim in claims if claim.is_truth_inside is not None]
     verified = [claim.is_verified for claim in claims if claim.is_verified is not None]
     return {

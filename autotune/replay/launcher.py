@@ -55,7 +55,6 @@ class ReplayLauncher(Launcher):
         return self._ended(measurement, launch)
 
     def _key(self, spec: Spec) -> Key:
-        """Returns the key of the configuration that a spec asks for."""
         wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in self._table.pinned}
         return key_of(wanted) - key_of(self._table.reference)
 

@@ -190,7 +190,6 @@ class Interference:
         return f"in parallel with {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
-        """Returns the entry of study.json."""
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}

@@ -509,7 +509,6 @@ class _Study:
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:
-    """Yields an exception and its causes."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__

@@ -264,7 +264,6 @@ class Search:
     # Sources of proposals --------------------------------------------------------------------------------------------
 
     def _again(self) -> Iterator[Proposal]:
-        """Yields the configurations in `_unfinished`, each once."""
         records, self._unfinished = self._unfinished, []
         for record in records:
             knobs = self._space.active({**self._space.reference, **record.changed})

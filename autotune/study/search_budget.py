@@ -121,7 +121,6 @@ class SearchBudget:
 
     @property
     def _left_s(self) -> float:
-        """Wall time left for the search."""
         budget = self._session.budget
         return budget.search_left_s if self._has_finalist else budget.left_s
 

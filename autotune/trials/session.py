@@ -172,7 +172,6 @@ class Session:
         self.schedule.begin(request, self._with_follow_up(taken))
 
     def _searching(self, knobs: Knobs, why: str, origin: str, **more: Any) -> Request:
-        """Returns the request of a search trial."""
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
         return self._request(
@@ -395,7 +394,6 @@ class Session:
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)
 
     def _run(self, request: Request) -> Finished:
-        """Runs a trial alone, and returns it."""
         finished: list[Finished] = []
         self.schedule.drain()
         self._prepare(request)
