@@ -454,10 +454,8 @@ class Search:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:
-        return {
-            "worst": self._session.tally.worst(len(self._names)),
-            "memory_capacity_bytes": self._session.memory_capacity_bytes,
-        }
+        session, num = self._session, len(self._names)
+        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes}
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""
