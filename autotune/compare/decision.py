@@ -155,12 +155,8 @@ def choose(
 
     A candidate of tier `training` (a batch size) must beat candidates of lower tiers by more than max(margin, spread).
 
-    Args:
-        values: trial number -> rates of the choosing rounds. If only some candidates have such rates, the others are left out,
-            because search values overstate the rate. If no candidate has them, search values decide.
-        candidates: by search value, best first.
-        margin: equivalence margin.
-        spread: relative spread of one measurement from process to process.
+    `values` are the rates of the choosing rounds, by trial number. If only some candidates have such rates, the others are left
+    out, because search values overstate the rate. If no candidate has them, search values decide.
     """
     measured = [candidate for candidate in candidates if values.get(candidate.number)]
     candidates = measured or candidates
@@ -272,18 +268,15 @@ def judge(
     choosing: Sequence[Mapping[int, float]] = (),
     noise: stats.Noise | None = None,
 ) -> Decision:
-    """Returns the decision that follows from the reporting rounds.
+    """Returns the decision that follows from the reporting rounds, whose `pairs` are rates of the finalist and the baseline.
 
-    Args:
-        chosen: the finalist.
-        pairs: rates of the finalist and the baseline, one pair per round.
-        looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
-        num_lost: rounds left out because one of the two trials failed.
-        repeats: the baseline's measurements, in order, from which the margin is computed; None for those in the pairs.
-        choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
-            exported, not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth
-            of the ratio to ten times the ratio.
-        noise: spread of one measurement, known from other rounds.
+    The verdict is judged 1 or 2 times (`looks`) while rounds are added, and the interval is wide enough for that. `num_lost`
+    rounds were left out because a trial failed. `repeats` are the baseline's measurements, from which the margin is computed;
+    None for those in the pairs.
+
+    `choosing` are the rates of each choosing round by trial number. These rounds count only for the choice of what is exported,
+    not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth of the ratio to
+    ten times the ratio.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks], noise), stats.margin_frac(repeats or other)

@@ -17,11 +17,7 @@ class Interleaving:
     steady drift of the machine affects both configurations alike.
 
     Attributes:
-        pairs: the scores of each complete round so far, without rounds in which one of the two failed.
-
-    Args:
-        one, other: first measurements of the two configurations.
-        pairs: complete rounds measured before; new ones are appended to this list.
+        pairs: the scores of each round in which neither failed; the list that was given, with the new rounds appended.
     """
 
     def __init__(

@@ -110,11 +110,9 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
-    """Returns a memory limit in bytes; None if there is none.
+    """Returns `device.memory_limit` (bytes, text such as "8GiB", or a fraction in (0, 1]) in bytes; None if there is none.
 
-    Args:
-        limit: `device.memory_limit`: bytes, text such as "8GiB", or a fraction in (0, 1].
-        capacity_bytes: the device's memory, to which a fraction refers; None if unknown. A fraction then gives None.
+    A fraction refers to the device's memory, `capacity_bytes`; None if that is unknown.
 
     Raises:
         BadInput: the limit has another form or is out of range.

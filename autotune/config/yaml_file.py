@@ -54,9 +54,7 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path, name: str) -> Any:
     """Returns the content of a YAML file: mappings, lists, text, numbers, true, false, null.
 
-    Args:
-        path: the file.
-        name: option or key with which the user named the file; the error message begins with it.
+    The error message begins with `name`, the option or key with which the user named the file.
 
     Raises:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.

@@ -140,12 +140,7 @@ class LocalLauncher(Launcher):
 
 
 class LocalRunning(Running):
-    """A trial running on this machine.
-
-    Args:
-        launch: what to start; its folder has been prepared.
-        server: warm server, already prepared, that forks the trial where possible; None for a fresh start.
-    """
+    """A trial running on this machine. Its folder, and the warm server that forks it where possible, have been prepared."""
 
     def __init__(
         self,

@@ -61,11 +61,7 @@ class Place:
 
 
 class RemoteLauncher(Launcher):
-    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
-
-    Args:
-        patience_s: longest wait for a node; None for no limit.
-    """
+    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another, at most `patience_s`."""
 
     engine: str  # name for messages
 

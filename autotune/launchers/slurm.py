@@ -69,11 +69,7 @@ JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing
 
 
 class SlurmLauncher(RemoteLauncher):
-    """Starts trials in a Slurm job, or in a step of the job that the tuner runs in.
-
-    Args:
-        left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
-    """
+    """Starts trials in a Slurm job, or in a step of the job that the tuner runs in. The slots share the jobs `left` behind."""
 
     engine = "Slurm"
 

@@ -40,13 +40,10 @@ class NotForked(Exception):
 class SupervisorProcess:
     """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
+    It starts the trials of a slot ("" for the whole machine), which may use the given cores; () for all.
+
     Attributes:
         end: how it ended, in words; None while it runs. Up to date only after a call of `messages`.
-
-    Args:
-        slot: name of the slot whose trials it starts, which is part of the mark; "" for the whole machine.
-        cores: the cores that its trials may use; () for all.
-        terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:

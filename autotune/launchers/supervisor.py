@@ -72,13 +72,7 @@ class Trial:
 
 
 class Supervisor:
-    """The supervisor program: its state, and its main loop in `run`.
-
-    Args:
-        tuner: the socket; it closes when the tuner exits, for whatever reason.
-        terminate_s: grace period after SIGTERM, before SIGKILL.
-        kill_s: grace period after SIGKILL, before a process is reported as left.
-    """
+    """The supervisor program: its state, and its main loop in `run`. The grace periods follow SIGTERM and SIGKILL."""
 
     def __init__(self, tuner: socket.socket, *, terminate_s: float, kill_s: float) -> None:
         self._tuner = tuner

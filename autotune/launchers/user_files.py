@@ -59,12 +59,7 @@ class Report:
 
 
 class UserFiles:
-    """Guards the user's files during the trials of a study, one trial at a time.
-
-    Args:
-        slot: name of the slot whose trials it watches; "" for the whole machine.
-        made: files that earlier trials made; shared by all slots.
-    """
+    """Guards the user's files during the trials of a study or slot, one at a time. The slots share what trials have `made`."""
 
     def __init__(self, slot: str = "", made: set[Path] | None = None) -> None:
         self._keeper: Keeper | None = None
@@ -139,12 +134,7 @@ class UserFiles:
 
 
 class Keeper:
-    """The keeper's process. It ends with this object. If the tuner is killed, it ends with the study's last process.
-
-    Args:
-        study: the study's folder, from which the marks are derived.
-        slot: name of the slot whose processes it watches; "" for all processes of the study.
-    """
+    """The keeper's process. It ends with this object or, if the tuner is killed, with the last process of the study or slot."""
 
     def __init__(self, study: Path, slot: str = "") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)

@@ -45,9 +45,7 @@ class Side(NamedTuple):
 class Remedies:
     """Tries the findings of one trial, each with the setting that it proposes, or without the stages that cost too much.
 
-    Args:
-        ends_s: when no further check may start, as the study's clock shows it; None if nothing limits them.
-        is_retrying: whether to try a finding again if its trial failed before.
+    No check starts after `ends_s` on the study's clock. With `is_retrying`, a finding whose trial failed before is tried again.
     """
 
     def __init__(self, session: Session, evidence: Evidence, *, ends_s: float | None, is_retrying: bool) -> None:

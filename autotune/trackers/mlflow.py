@@ -49,15 +49,7 @@ _DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
 class MlflowTracker(Tracker):
-    """Writes to one MLflow store, either the embedded one or a server.
-
-    Args:
-        uri: tracking address, including credentials.
-        runs: the runs folder, which contains the embedded store.
-        experiment: name of the experiment.
-        secrets: values that must not be uploaded.
-        timeout_s: how long a server may take to answer a request.
-    """
+    """Writes to one MLflow store: the embedded one in the folder `runs`, or a server, whose address includes credentials."""
 
     def __init__(
         self,

@@ -83,11 +83,8 @@ class ParentWatch:
 def sync(folder: StudyFolder, uri: str | None = None, *, secrets: Secrets | None = None, wait_s: float = LOCK_WAIT_S) -> Synced:
     """Mirrors a study's folder into a tracking store, and returns the state of the mirror.
 
-    Args:
-        folder: the study.
-        uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
-        secrets: values that must not be uploaded; None for the secrets of this environment.
-        wait_s: how long to wait for another process that mirrors the same study.
+    For the address `uri`, see `store.chosen_uri`. `secrets` must not be uploaded; None for those of this environment. Waits for
+    another process that mirrors the same study, at most `wait_s`.
 
     Raises:
         BadInput: the folder is not a study, or the address is invalid.

@@ -25,11 +25,7 @@ MAX_WORDS = 400
 
 
 class RayLauncher(RemoteLauncher):
-    """Starts trials on a node of a Ray cluster.
-
-    Args:
-        num_slots: how many such launchers the study has, each with its own resources.
-    """
+    """Starts trials on a node of a Ray cluster. The study has `num_slots` such launchers, each with its own resources."""
 
     engine = "Ray"
 
@@ -58,13 +54,7 @@ class RayLauncher(RemoteLauncher):
 
 
 class Broker(ChildTransport):
-    """One run of the broker, connected to an agent.
-
-    Args:
-        device: kind of device, index of the first one, and number of devices, as in `Place`.
-        may_wait: whether to wait for a node that the cluster does not have yet.
-        num_slots: the number of brokers, each of which requests this many resources for itself.
-    """
+    """One run of the broker, connected to an agent. For its arguments, see `Place` and the request in broker.py."""
 
     def __init__(
         self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool, num_slots: int = 1
