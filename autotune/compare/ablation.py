@@ -136,6 +136,8 @@ class AblationResults:
     """The effects of a winner's changes, as far as the ablation rounds show them.
 
     Args:
+        space: the search space.
+        winner: the trial whose changes are reverted one by one.
         trials: attribution trials of this winner, by number.
         estimates: knob -> its effect estimated from all trials; see `effects.estimated`.
         noise: spread of one measurement, from other rounds.
@@ -237,7 +239,10 @@ class AblationResults:
         """Returns the part without all the changes that seem to have no effect; None if no change can be left out.
 
         A knob that was not measured alone is judged by its estimate. While rounds show that the winner is faster than the
-        part, the reverted change with the largest effect is kept after all. Knobs in `without` are not considered.
+        part, the reverted change with the largest effect is kept after all.
+
+        Args:
+            without: knobs that are not considered.
         """
         found: dict[str, float] = {}
         for knob, part in self.parts.items():
@@ -366,7 +371,11 @@ class AblationResults:
         return gain > FAR * self._spread * math.sqrt(1 / len(own) + 1 / len(other))
 
     def wanted(self, knobs: Sequence[str]) -> list[Part]:
-        """Returns the parts to measure next, if there is time to revert `knobs` one by one; [] once everything is decided."""
+        """Returns the parts to measure in the next round; [] once everything is decided.
+
+        Args:
+            knobs: the knobs that there is time to revert one by one.
+        """
         if self.num_rounds >= MAX_ROUNDS:
             return []
         able = [knob for knob in knobs if not self.failure(self.parts[knob])]

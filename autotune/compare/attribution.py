@@ -53,13 +53,21 @@ PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each 
 
 @dataclass(kw_only=True)
 class Attribution:
-    """The result of an attribution."""
+    """The result of an attribution.
 
-    winner: TrialRecord  # the trial whose changes were reverted
-    best: TrialRecord  # the trial whose configuration is exported; the winner itself if nothing was dropped
-    changes: list[Change] = field(default_factory=list)  # every change of the winner, largest effect first
-    together: stats.Ratio | None = None  # ratio of the winner to `best`, from rounds that measured both; None if no round did
-    margin: float = stats.MARGIN_FRAC  # maximum cost of dropping changes, as a fraction of the rate
+    Attributes:
+        winner: the trial whose changes were reverted.
+        best: the trial whose configuration is exported; the winner itself if nothing was dropped.
+        changes: every change of the winner, largest effect first.
+        together: ratio of the winner to `best`, from rounds that measured both; None if no round did.
+        margin: maximum cost of dropping changes, as a fraction of the rate.
+    """
+
+    winner: TrialRecord
+    best: TrialRecord
+    changes: list[Change] = field(default_factory=list)
+    together: stats.Ratio | None = None
+    margin: float = stats.MARGIN_FRAC
 
     @property
     def dropped(self) -> list[Change]:
@@ -286,6 +294,7 @@ class Attributor:
         return AblationResults(session.resolved, winner, trials, found, noise, measured, joint, assumed)
 
     def _trials(self, winner: TrialRecord) -> list[TrialRecord]:
+        """Returns the ablation trials of this winner."""
         origin = attribution_of(winner)
         return [record for record in self._session.records if record.kind is Kind.attribution and record.origin == origin]
 

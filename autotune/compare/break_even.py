@@ -22,8 +22,12 @@ def break_even(
     """Returns N, the number of samples after which a slower start pays off, and related numbers.
 
     T(N) = start + compile + N / throughput is the time to train on N samples. At the returned N, the configuration and the
-    baseline take equally long. Returns None if the configuration does not start more slowly than the baseline. `own` and
-    `other` are their measurements; the search trials among `records` show what compiling costs without a cache.
+    baseline take equally long. Returns None if the configuration does not start more slowly than the baseline.
+
+    Args:
+        records: all trials; search trials show what compiling costs without a cache.
+        own: measurements of the configuration, in fresh processes.
+        other: measurements of the baseline.
 
     Returns:
         A dict with samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how
@@ -64,8 +68,16 @@ def search_cost(
 
     A training that takes T with the baseline takes T / ratio with the best configuration. The study pays off if the difference
     is at least its cost, that is, if T is at least (seconds + dearer_s) * ratio / (ratio - 1). The ratio is from the finals'
-    pairs. `seconds` is the study's wall time. `dearer_s`, by which the best starts later, is ignored with the objective
-    time_for_samples, whose ratio contains the start.
+    pairs.
+
+    Args:
+        records: all trials.
+        seconds: wall time of the study, including the finals.
+        speedup: `speedup` of the summary; None if nothing was compared with the baseline.
+        is_kept: whether the baseline is kept.
+        dearer_s: how much longer the best's start takes; ignored if the objective is time_for_samples, because its
+            ratio contains the start.
+        objective: the study's objective or objectives.
 
     Returns:
         A dict with seconds: as given; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at

@@ -39,6 +39,7 @@ class Decision:
         ratio: finalist over baseline, from the reporting rounds; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
+        margin: equivalence margin used.
         values: trial number -> rates of its reporting rounds, per second; for the baseline (0) and the finalist.
         is_likely: whether an interval of LIKELY_CONFIDENCE from all rounds, including the choosing rounds, excludes a loss;
             None if there is no such interval.
@@ -88,7 +89,11 @@ class Decision:
 
 
 def finalists(records: list[TrialRecord]) -> list[TrialRecord]:
-    """Returns at most three search trials to measure again, best first. Trials with changes that gained nothing come last."""
+    """Returns at most three search trials to measure again, best first. Trials with changes that gained nothing come last.
+
+    Args:
+        records: first measurements, the baseline first.
+    """
     baseline, *searched = records
     able = [record for record in searched if record.outcome.may_win and record.score]
     distinct = {configuration_key(record.changed): record for record in able if record.changed}
@@ -149,14 +154,22 @@ def _compiles_longer(record: TrialRecord, part: TrialRecord) -> bool:
 
 
 def choose(
-    values: dict[int, list[float]], candidates: list[TrialRecord], margin: float = stats.MARGIN_FRAC, *, spread: float = 0.0
+    values: dict[int, list[float]],
+    candidates: list[TrialRecord],
+    margin: float = stats.MARGIN_FRAC,
+    *,
+    spread: float = 0.0,
 ) -> TrialRecord:
     """Returns the candidate to report: the one with the fewest changes among all candidates within the margin of the fastest.
 
     A candidate of tier `training` (a batch size) must beat candidates of lower tiers by more than max(margin, spread).
 
-    `values` are the rates of the choosing rounds, by trial number. If only some candidates have such rates, the others are left
-    out, because search values overstate the rate. If no candidate has them, search values decide.
+    Args:
+        values: trial number -> rates of the choosing rounds. If only some candidates have such rates, the others are left out,
+            because search values overstate the rate. If no candidate has them, search values decide.
+        candidates: by search value, best first.
+        margin: equivalence margin.
+        spread: relative spread of one measurement from process to process.
     """
     measured = [candidate for candidate in candidates if values.get(candidate.number)]
     candidates = measured or candidates
@@ -185,6 +198,10 @@ def by_round(finals: list[TrialRecord], why: str) -> list[dict[int, TrialRecord]
     """Returns the rounds whose trials have this `why`, in order. Each is a dict: number of a first trial -> trial of the round.
 
     If a round measured the baseline and trial 7 again, as trials 20 and 21, its dict has the keys 0 and 7.
+
+    Args:
+        finals: trials, in order of their numbers; those with another `why` are ignored.
+        why: `why` of the wanted trials, such as CHOOSING or REPORTED.
     """
     rounds: dict[int, dict[int, TrialRecord]] = {}
     for final in finals:
@@ -206,9 +223,16 @@ def is_lost(record: TrialRecord) -> bool:
 
 
 def failed_finalists(records: list[TrialRecord], decision: Decision) -> list[tuple[TrialRecord, TrialRecord]]:
-    """Returns the first and the last failed trial of each configuration that looked faster and then failed, fastest first.
+    """Returns the configurations that looked faster than the baseline and then failed, fastest first.
 
     They failed when they were measured again, or when their losses were compared. The one that was reported is left out.
+
+    Args:
+        records: all trials, the baseline first.
+        decision: the result of the finals.
+
+    Returns:
+        For each configuration, its first trial and its last failed trial.
     """
     reported = decision.finalist.number if decision.finalist and decision.ratio else None
     first = {record.number: record for record in records}
@@ -226,7 +250,11 @@ def _fails_parity(record: TrialRecord) -> bool:
 
 
 def without_finalist(records: list[TrialRecord]) -> Decision:
-    """Returns the decision for a study in which no search trial reached the finals; `records` begin with the baseline."""
+    """Returns the decision for a study in which no search trial reached the finals.
+
+    Args:
+        records: first measurements, the baseline first.
+    """
     if len(records) == 1:
         return Decision(verdict="ambiguous", reason="nothing but the baseline was measured")
     if not any(record.score for record in records[1:]):
@@ -268,15 +296,18 @@ def judge(
     choosing: Sequence[Mapping[int, float]] = (),
     noise: stats.Noise | None = None,
 ) -> Decision:
-    """Returns the decision that follows from the reporting rounds, whose `pairs` are rates of the finalist and the baseline.
+    """Returns the decision that follows from the reporting rounds.
 
-    The verdict is judged 1 or 2 times (`looks`) while rounds are added, and the interval is wide enough for that. `num_lost`
-    rounds were left out because a trial failed. `repeats` are the baseline's measurements, from which the margin is computed;
-    None for those in the pairs.
-
-    `choosing` are the rates of each choosing round by trial number. These rounds count only for the choice of what is exported,
-    not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth of the ratio to
-    ten times the ratio.
+    Args:
+        chosen: the finalist.
+        pairs: rates of the finalist and the baseline, one pair per round.
+        looks: how often the verdict is judged while rounds are added: 1 or 2. The interval is wide enough for that many looks.
+        num_lost: rounds left out because one of the two trials failed.
+        repeats: the baseline's measurements, in order, from which the margin is computed; None for those in the pairs.
+        choosing: for each choosing round, a dict from trial number to rate. These rounds count only for the choice of what is
+            exported, not for the verdict. Without them, two pairs would give an interval too wide for that choice: from a tenth
+            of the ratio to ten times the ratio.
+        noise: spread of one measurement, known from other rounds.
     """
     own, other = [a for a, _ in pairs], [b for _, b in pairs]
     ratio, margin = stats.paired_ratio(own, other, stats.LOOK_CONFIDENCE[looks], noise), stats.margin_frac(repeats or other)

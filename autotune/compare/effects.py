@@ -50,12 +50,16 @@ def estimated(
 ) -> dict[str, stats.Ratio]:
     """Returns {knob: ratio of a configuration's rate to its rate without the knob's change}.
 
-    Knobs whose ratio the trials do not determine are left out; with `is_any`, only those whose effect the trials cannot
-    distinguish from other effects. `lost` holds, by knob, the changes that depend on it and are reverted with it. Without
-    `noise`, the spread of one measurement, UNKNOWN_NOISE is used.
+    Knobs whose ratio the trials do not determine are left out.
 
-    Reverted knobs take their values from the baseline or, if given, from the configuration with the changes `before`. Then only
-    the knobs in `lost` are considered.
+    Args:
+        changed: the configuration's changes to the baseline.
+        lost: knob -> changes that depend on it and are reverted with it.
+        records: all trials of the study.
+        noise: spread of one measurement, from rounds measured side by side; if None, UNKNOWN_NOISE is used.
+        is_any: whether to return every effect that the trials can distinguish from other effects, however wide its interval.
+        before: configuration from which reverted knobs take their values, given by its changes to the baseline; None for the
+            baseline. With `before`, only the knobs in `lost` are considered.
     """
     able = [one for one in records if one.score and one.outcome.may_win and one.kind not in (Kind.parity, Kind.check)]
     logs: dict[ConfigurationKey, list[float]] = {}

@@ -52,8 +52,11 @@ MAX_KEPT_FRAC = 0.5  # maximum time kept for reporting pairs, as a share of the 
 class Finals:
     """Runs the finals of one study. Rounds of earlier runs of the study count if the finalists are the same as then.
 
-    `ablate` measures the effects of the chosen configuration's changes, leaves the seconds of `Kept` unused, and returns the
-    trial to report. `known_part` returns that trial from what is known so far, without measuring.
+    Args:
+        session: the study.
+        ablate: reverts changes of the chosen configuration to measure their effects, but leaves the seconds of `Kept` unused.
+            Returns the trial to report.
+        known_part: returns the trial that `ablate` would return from what is known so far, without measuring.
     """
 
     def __init__(

@@ -17,7 +17,13 @@ class Interleaving:
     steady drift of the machine affects both configurations alike.
 
     Attributes:
-        pairs: the scores of each round in which neither failed; the list that was given, with the new rounds appended.
+        pairs: the scores of each complete round so far, without rounds in which one of the two failed.
+
+    Args:
+        one, other: first measurements of the two configurations.
+        measure: measures a configuration again and returns the record.
+        order: random source that decides which of the two goes first.
+        pairs: complete rounds measured before; new ones are appended to this list.
     """
 
     def __init__(

@@ -13,10 +13,14 @@ MAX_POINTS, ROUNDS = 3, 3  # maximum number of points to measure again, and how 
 
 
 def front(records: Sequence[TrialRecord], names: Sequence[str]) -> list[TrialRecord]:
-    """Returns the first measurements of the trials on the front, best at the deciding objective (the first of `names`) first.
+    """Returns the first measurements of the trials on the front, best at the deciding objective first.
 
     A trial is added only if it beats each trial already on the front by more than the margin at some objective, since a single
-    measurement is noisy. Trials that violated a constraint in any measurement are left out.
+    measurement is noisy.
+
+    Args:
+        records: trials, by number. Trials that violated a constraint in any measurement are left out.
+        names: objectives, the deciding one first.
     """
     barred = {record.repeats for record in records if record.outcome is Outcome.infeasible}
     able = [r for r in records if r.repeats is None and r.outcome.may_win and r.number not in barred]

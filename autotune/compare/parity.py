@@ -48,7 +48,9 @@ SUSPECTS = ("precision.amp", "env.", "precision.matmul", "compile.mode")  # like
 def arithmetic(changed: Knobs, *, is_held: bool = False) -> Knobs:
     """Returns the changes that may alter what a step computes from the same weights and samples.
 
-    `is_held` says whether `train.global_batch` is set, so that a step has the same samples at any batch size.
+    Args:
+        changed: what a configuration changes.
+        is_held: whether `train.global_batch` is set, so that a step has the same samples at any batch size.
     """
     tiers = {key: tier_of(knob(key), is_held=is_held) for key in changed}
     return {key: value for key, value in changed.items() if tiers[key] is Tier.numerics or knob(key).is_unknown}

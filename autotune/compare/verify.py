@@ -30,11 +30,17 @@ Verdict = Literal["holds", "no longer holds", "ambiguous"]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The result of comparing a claim with new measurements."""
+    """The result of comparing a claim with new measurements.
 
-    verdict: Verdict  # whether the claim holds
-    reason: str  # why the claim does not hold or is ambiguous; "" if it holds
-    left: stats.Ratio  # today's speed-up divided by the claimed speed-up
+    Attributes:
+        verdict: whether the claim holds.
+        reason: why the claim does not hold or is ambiguous; "" if it holds.
+        left: today's speed-up divided by the claimed speed-up.
+    """
+
+    verdict: Verdict
+    reason: str
+    left: stats.Ratio
 
 
 def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN_FRAC) -> Comparison:
@@ -50,7 +56,12 @@ def compare(claimed: stats.Ratio, now: stats.Ratio, margin: float = stats.MARGIN
     - is ambiguous otherwise.
 
     A true claim is rejected in less than 2.5 % of cases, since the upper end of a 95 % interval would have to miss the truth by
-    more than the margin. The margin is this machine's A/A spread.
+    more than the margin.
+
+    Args:
+        claimed: best over baseline, from the file.
+        now: the same ratio from today's rounds.
+        margin: equivalence margin as a fraction: this machine's A/A spread.
     """
     left = stats.quotient(now, claimed)
     if now.ci is None or left.ci is None:

@@ -32,15 +32,25 @@ ANYWHERE = HostContext(num_cores=2**20)
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """What a best.yaml sets, and where it comes from. What is not explained here is as in `Provenance`."""
+    """What a best.yaml sets, and where it comes from.
 
-    file: str  # path as the user gave it
-    knobs: Knobs  # knob key -> value, including the pins
+    Attributes:
+        file: path as the user gave it.
+        knobs: knob key -> value, including the pins.
+        target: loaders whose knobs were set in the study, as in `Spec.target`; None if unknown.
+        identity: facts about the study's machine and program, name -> value; {} if unknown.
+        command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
+        is_recipe: whether the file names a built-in recipe to train.
+        origin: study, ratio and day, each "" if unknown.
+    """
+
+    file: str
+    knobs: Knobs
     target: list[dict[str, Any]] | None = None
     identity: dict[str, Any] = field(default_factory=dict)
     command: list[str] = field(default_factory=list)
     is_recipe: bool = False
-    origin: tuple[str, str, str] = ("", "", "")  # study, ratio and day, each "" if unknown
+    origin: tuple[str, str, str] = ("", "", "")
 
     @property
     def shown_knobs(self) -> Knobs:
@@ -60,8 +70,11 @@ class Best:
         """Returns the knobs that a command sets through literal arguments, and what is wrong with the command.
 
         The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). If its best batch size is 128, a
-        command without `--batch-size 128` would train with another value. `words` are the command or the arguments of this
-        process. The command has placeholders for the knobs in `known`.
+        command without `--batch-size 128` would train with another value.
+
+        Args:
+            words: the command to check, or the arguments of this process.
+            known: knobs for which the command has placeholders.
         """
         passed: Knobs = {}
         problems = []

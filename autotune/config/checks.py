@@ -110,9 +110,11 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
 
 
 def memory_limit_bytes(limit: str | float | int | None, capacity_bytes: int | None) -> int | None:
-    """Returns `device.memory_limit` (bytes, text such as "8GiB", or a fraction in (0, 1]) in bytes; None if there is none.
+    """Returns a memory limit in bytes; None if there is none.
 
-    A fraction refers to the device's memory, `capacity_bytes`; None if that is unknown.
+    Args:
+        limit: `device.memory_limit`: bytes, text such as "8GiB", or a fraction in (0, 1].
+        capacity_bytes: the device's memory, to which a fraction refers; None if unknown. A fraction then gives None.
 
     Raises:
         BadInput: the limit has another form or is out of range.
@@ -196,7 +198,11 @@ def _warm_start(asked: Any) -> list[str]:
 
 
 def _study(config: StudyConfig) -> list[str]:
-    texts = {"data.root": config.data.root, "runs_dir": config.runs_dir, "program.python": config.program.python}
+    texts = {
+        "data.root": config.data.root,
+        "runs_dir": config.runs_dir,
+        "program.python": config.program.python,
+    }
     problems = [
         f"{key}: empty or with a NUL character, got {text!r}. Give a path." for key, text in texts.items() if _is_unusable(text)
     ]

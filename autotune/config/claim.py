@@ -39,7 +39,11 @@ class Claim:
         pinned: knobs that the user pinned, without the secret ones. Baseline and best both have them.
         secret: keys of the pinned knobs that are secret.
         speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
-        baseline, best, identity, settings, command, cwd: as in `Provenance`.
+        baseline, best: measured rate of each of the two configurations.
+        identity: facts about the study's machine and program, name -> value.
+        settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
+        command: argument list of the program with unfilled placeholders; [] for a recipe or if unknown.
+        cwd: working directory of the program; "" if unknown.
     """
 
     file: str
@@ -83,8 +87,9 @@ class Claim:
     def document(self, *, without: Sequence[str]) -> dict[str, Any]:
         """Returns the configuration that baseline and best share: settings and pins, without the changes.
 
-        Leaves out the configuration groups in `without`: the recipe's if a command is verified, otherwise those for which
-        the command line chooses a file (`model` if it has model=NAME).
+        Args:
+            without: configuration groups to omit. If a command is verified, these are the groups of the recipe. Otherwise they
+                are the groups for which the command line chooses a file: `model` if it has model=NAME.
         """
         made: dict[str, Any] = {}
         for key, value in {**self.settings, **self.pinned}.items():
@@ -99,12 +104,19 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """A claim to verify, and how much effort to spend."""
+    """A claim to verify, and how much effort to spend.
 
-    claim: Claim  # the claim of the file
-    rounds: int  # pairs of fresh processes to compare
-    minutes: float  # wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
-    long_minutes: float | None = None  # length of one long window for each of the two configurations; None for no long window
+    Attributes:
+        claim: the claim of the file.
+        rounds: pairs of fresh processes to compare.
+        minutes: wall time of the rounds. A round starts only if it is expected to end in time; two rounds always run.
+        long_minutes: length of one long window for each of the two configurations; None for no long window.
+    """
+
+    claim: Claim
+    rounds: int
+    minutes: float
+    long_minutes: float | None = None
 
     @classmethod
     def from_json(cls, raw: dict[str, Any]) -> Verify:

@@ -150,6 +150,7 @@ def problems_of_node(config: StudyConfig, num_gpus: int) -> list[str]:
 
 
 def _given(options: Any) -> dict[str, Any]:
+    """Returns the options that differ from their defaults."""
     usual = dataclasses.asdict(type(options)())
     return {name: value for name, value in dataclasses.asdict(options).items() if value != usual[name]}
 

@@ -88,8 +88,12 @@ def user_command(command: Sequence[str], host_context: HostContext) -> CommandTe
 def recipe_command(config: StudyConfig, *, has_cuda: bool = False, asked: Collection[str] = ()) -> CommandTemplate:
     """Returns the command of a built-in recipe: an ordinary script that is run by path.
 
-    The harness sets most knobs. Knobs that only the script can set are placeholders. `asked` are the knobs to set or tune, in
-    addition to those that the configuration pins.
+    The harness sets most knobs. Knobs that only the script can set are placeholders.
+
+    Args:
+        config: the recipe.
+        has_cuda: whether there is a CUDA device.
+        asked: knobs to set or tune, in addition to those that the configuration pins.
     """
     placeholders: Knobs = {}
     if config.data.name == "synthetic" and config.data.factory is None:

@@ -378,7 +378,11 @@ def _space(config: StudyConfig, given: Split, pinned: Knobs, here: HostContext) 
 
 
 def _command(
-    config: StudyConfig, command: Sequence[str] | None, overrides: Sequence[str], here: HostContext, asked: Collection[str]
+    config: StudyConfig,
+    command: Sequence[str] | None,
+    overrides: Sequence[str],
+    here: HostContext,
+    asked: Collection[str],
 ) -> CommandTemplate:
     if command is not None:
         if config.program.python is not None:

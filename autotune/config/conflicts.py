@@ -19,7 +19,14 @@ from autotune.space import Choice, Domain
 
 
 def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
-    """Returns the conflicts: values that contradict each other, or that this machine or program cannot apply."""
+    """Returns the conflicts: values that contradict each other, or that this machine or program cannot apply.
+
+    Args:
+        config: the configuration.
+        pinned: its pinned knobs.
+        domains: knob key -> domain from the command line.
+        template: the command, whose placeholders hold values of the baseline.
+    """
     strategy = _strategy(config, pinned, template)
     return [*_channels(pinned), *_malloc(pinned), *strategy, *_global_batch(config, pinned, domains, template)]
 

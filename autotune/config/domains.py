@@ -81,7 +81,9 @@ NOTHING = "none"  # the search space with only the command line's domains
 def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:
     """Returns knob key -> domain from a search-space file; None stands for the domain "auto". {} for NOTHING.
 
-    `name` is a name in search_spaces/, a path (anything with a slash or ending in .yaml or .yml), or NOTHING.
+    Args:
+        name: a name in search_spaces/, a path (anything with a slash or ending in .yaml or .yml), or NOTHING.
+        host_context: the machine whose bounds apply.
 
     Raises:
         BadInput: no such file, not a mapping, unknown knobs or unusable domains; lists every problem.

@@ -35,12 +35,19 @@ COMMAND_LINE_ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A checked configuration file that an override chose."""
+    """A checked configuration file that an override chose.
+
+    Attributes:
+        group: the configuration group of the file.
+        document: the file's keys and values.
+        package: Hydra's package of the keys, "_global_" for the top level.
+        keys: the full keys that the file sets.
+    """
 
     group: str
     document: dict[str, Any]
-    package: str  # Hydra's package of the keys, "_global_" for the top level
-    keys: list[str]  # the full keys that the file sets
+    package: str
+    keys: list[str]
 
 
 def find(group: str, name: str, folders: list[Path]) -> Path | None:
@@ -52,7 +59,10 @@ def find(group: str, name: str, folders: list[Path]) -> Path | None:
 def read(path: Path, group: str, host_context: HostContext) -> Chosen:
     """Reads a file and checks each key, so that Hydra composes only valid content.
 
-    The keys belong to `group`, the configuration group of the file, unless the file has a header `# @package`.
+    Args:
+        path: the file.
+        group: the configuration group of the file. The keys belong to it unless the file has a header `# @package`.
+        host_context: the machine whose bounds apply.
 
     Raises:
         BadInput: not YAML, not a mapping, unknown keys or unusable values; lists every problem.

@@ -64,7 +64,10 @@ class HiddenValues:
     def recover(self, key: str, stand_in: str, configured: str) -> list[str]:
         """Recovers the value behind a stand-in; returns what is wrong, or [] on success.
 
-        `configured` is the variable's value in the configuration: a stand-in, or the secret if the user gave a reference to it.
+        Args:
+            key: the knob.
+            stand_in: the recorded stand-in.
+            configured: the variable's value in the configuration: a stand-in, or the secret if the user gave a reference to it.
         """
         name = key.removeprefix(PREFIX)
         value = os.environ.get(name, "") if is_masked(configured) else configured
@@ -106,7 +109,10 @@ def hide(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> H
 def recovered(config: StudyConfig, space: SearchSpace, command: CommandTemplate) -> HiddenValues:
     """Returns the values behind a recorded study's stand-ins, from its configuration and the environment.
 
-    Pinned secrets in `config.env` become stand-ins, in place.
+    Args:
+        config: the study's configuration with resolved references. Pinned secrets in its `env` become stand-ins, in place.
+        space: the study's recorded search space.
+        command: the study's recorded command.
 
     Raises:
         BadInput: a secret cannot be recovered: it was pinned and is not in the environment, or it was tuned or part of the

@@ -42,20 +42,33 @@ FILE_CHOICE = re.compile(r"(\+?)(\w[\w.-]*(?:/\w[\w.-]*)*)=(\w[\w.-]*)")
 
 @dataclass
 class Split:
-    """The overrides of one command line, sorted."""
+    """The overrides of one command line, sorted.
 
-    hydra: list[str] = field(default_factory=list)  # checked overrides that Hydra composes
-    files: list[files.Chosen] = field(default_factory=list)  # chosen configuration files of the user, in order
-    domains: dict[str, Domain] = field(default_factory=dict)  # knob key -> domain to search
-    pinned: set[str] = field(default_factory=set)  # keys of knobs with a single value
-    problems: list[str] = field(default_factory=list)  # what is wrong with the remaining overrides
-    cause: BaseException | None = None  # the first underlying exception of a problem
+    Attributes:
+        hydra: checked overrides that Hydra composes.
+        files: chosen configuration files of the user, in order.
+        domains: knob key -> domain to search.
+        pinned: keys of knobs with a single value.
+        problems: what is wrong with the remaining overrides.
+        cause: the first underlying exception of a problem.
+    """
+
+    hydra: list[str] = field(default_factory=list)
+    files: list[files.Chosen] = field(default_factory=list)
+    domains: dict[str, Domain] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
+    problems: list[str] = field(default_factory=list)
+    cause: BaseException | None = None
 
 
 def split(overrides: Sequence[str], folders: list[Path], host_context: HostContext, *, has_command: bool) -> Split:
     """Returns the overrides sorted by meaning. Problems are collected, not raised.
 
-    The user's own `folders` take precedence over conf/. With `has_command`, a recipe's keys are rejected.
+    Args:
+        overrides: KEY=VALUE as typed.
+        folders: the user's own configuration folders, which take precedence over conf/.
+        host_context: the machine whose bounds apply.
+        has_command: whether a command is tuned; a recipe's keys are then rejected.
     """
     result = Split()
     if problem := _command_before_dashes(overrides):

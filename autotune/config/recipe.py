@@ -48,12 +48,19 @@ TEXTS = (".txt", ".md", ".rst", ".py")  # file types that the text program reads
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A built-in training script."""
+    """A built-in training script.
 
-    name: str  # file of the script
-    data: tuple[str, ...]  # data that the script can train on, the default first
-    flags: dict[str, str]  # options of the script -> configuration keys
-    print_every: int = 10  # default number of steps between two printed lines
+    Attributes:
+        name: file of the script.
+        data: data that the script can train on, the default first.
+        flags: options of the script -> configuration keys.
+        print_every: default number of steps between two printed lines.
+    """
+
+    name: str
+    data: tuple[str, ...]
+    flags: dict[str, str]
+    print_every: int = 10
 
 
 EVERYWHERE = {
@@ -334,6 +341,7 @@ def _has_image(folder: str, levels: int = 8) -> bool:
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+    """Yields the entries of a folder; nothing if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             yield from entries

@@ -28,9 +28,12 @@ ANOTHER = "Start a new study with `autotune run`."
 
 
 def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> Composed:
-    """Returns the inputs of a study, from its record and its config.yaml.
+    """Returns the inputs of a study.
 
-    Only the budget may be changed by `overrides` (KEY=VALUE); in a recording, only the minutes and repeats.
+    Args:
+        study: the study's record, with command, working directory and requested search space.
+        file: the study's config.yaml.
+        overrides: KEY=VALUE. Only the budget may be changed; in a recording, only the minutes and repeats.
 
     Raises:
         BadInput: the file cannot be read by this version, or another key would be changed.

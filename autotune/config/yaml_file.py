@@ -54,7 +54,9 @@ class _Loader(yaml.SafeLoader):
 def read(path: Path, name: str) -> Any:
     """Returns the content of a YAML file: mappings, lists, text, numbers, true, false, null.
 
-    The error message begins with `name`, the option or key with which the user named the file.
+    Args:
+        path: the file.
+        name: option or key with which the user named the file; the error message begins with it.
 
     Raises:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
@@ -96,6 +98,7 @@ def _refused(problem: str, found: Any) -> yaml.MarkedYAMLError:
 
 
 def _reason(error: BaseException) -> str:
+    """Returns one line on why a file is unusable, with the line number."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem or error.context}"
     if isinstance(error, OSError):

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str, Any] | None = None) -> Launcher:
     """Returns the launcher that `launcher=` names.
 
-    The modules of other launchers are not imported, since they may need packages that are missing. `facts` are those of this
-    machine; None for a launcher that runs one trial at a time.
+    The modules of other launchers are not imported, since they may need packages that are missing.
+
+    Args:
+        config: the configuration; `config.launcher` is one of `config.schema.LAUNCHERS`.
+        command: the program.
+        facts: `machine.host_facts()` of this machine; None for a launcher that runs one trial at a time.
     """
     if config.launcher == "local":
         from autotune.config.slots import gpus_of, num_slots

@@ -170,7 +170,10 @@ class Running(ABC):
         Ctrl-C, SIGTERM and SIGHUP do not interrupt the call: they are delivered after it.
 
         May be called again, even after the end: the first cause is kept. A trial whose results were already complete keeps the
-        cause "result". `reason` becomes `evidence["stop_reason"]`.
+        cause "result".
+
+        Args:
+            reason: why it is stopped, such as "interrupted by the user"; becomes `evidence["stop_reason"]`.
         """
 
 

@@ -28,14 +28,20 @@ class Descendants:
         self._known = set(psutil.pids())  # processes that existed before the first trial belong to no trial
 
     def add(self, mark: str, pid: int) -> None:
-        """Adds a trial: the mark in the environment of its processes, and its first process, not yet reaped."""
+        """Adds a trial.
+
+        Args:
+            mark: the mark in the environment of its processes.
+            pid: its first process, not yet reaped.
+        """
         self._alive[mark], self._seen[mark] = {}, {}
         self._keep(mark, pid)
 
     def look(self, *, is_thorough: bool = False) -> None:
         """Adds the processes that have started since the last call, and removes those that have exited.
 
-        With `is_thorough`, reads the parent of every process, in case a trial's process has reused the id of a foreign one.
+        Args:
+            is_thorough: read the parent of every process, in case a trial's process has reused the id of a foreign one.
         """
         present = set(psutil.pids())
         for alive in self._alive.values():

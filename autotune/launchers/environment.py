@@ -33,13 +33,22 @@ def own_environment() -> dict[str, str]:
 def mark_of(study: Path, whose: int | str, slot: str = "") -> str:
     """Returns the value of MARK_VARIABLE in the processes of a trial or helper: "/runs/net:7", on slot 2 "/runs/net:2/7".
 
-    `whose` is the trial's number, or SUPERVISOR, SERVER or KEEPER. `slot` is "" for the whole machine.
+    Args:
+        study: the study's folder.
+        whose: the trial's number, or SUPERVISOR, SERVER or KEEPER.
+        slot: name of the slot that the process belongs to; "" for the whole machine.
     """
     return f"{study.resolve()}:{slot}{'/' if slot else ''}{whose}"
 
 
 def is_mark_of(study: Path, mark: str, slot: str | None = None) -> bool:
-    """Whether `mark` marks a process of this study (a trial, the supervisor, server or keeper) and, if given, of this slot."""
+    """Whether `mark` marks a process of this study: a trial's, or the supervisor, server or keeper.
+
+    Args:
+        study: the study's folder.
+        mark: the mark.
+        slot: accept only marks of this slot ("" is the whole machine); None accepts the marks of all slots.
+    """
     prefix = mark_of(study, "")
     if not mark.startswith(prefix):
         return False

@@ -166,7 +166,11 @@ class Guarded:
         self._stopped = set()
 
     def _put_copy_in_place(self, lease: Lease, expected: set[int]) -> Lease:
-        """Puts a copy at the path and returns the lease on the copy. `expected` are the processes that may wait for `lease`.
+        """Puts a copy at the path and returns the lease on the copy.
+
+        Args:
+            lease: on the file that the path names now.
+            expected: the processes that may be waiting for that file.
 
         Raises:
             BlockingIOError: other processes wait, too; the path is unchanged.

@@ -167,11 +167,17 @@ class Looked:
 
 @dataclass(kw_only=True)
 class Hang:
-    """Where a trial hangs."""
+    """Where a trial hangs.
 
-    kind: str  # "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown"
-    summary: str  # the kind and the place in words, for the trial's reason
-    processes: list[Looked]  # state and stack of each process, for the evidence
+    Attributes:
+        kind: "stopped", "collective", "loader", "compile", "user code", "rendezvous" or "unknown".
+        summary: the kind and the place in words, for the trial's reason.
+        processes: state and stack of each process, for the evidence.
+    """
+
+    kind: str
+    summary: str
+    processes: list[Looked]
 
     def as_json(self) -> dict[str, Any]:
         """Returns {"kind", "summary", "processes": [{"pid", "rank", "host", "state", "stack": ["train.py:3 in f", ...]}]}."""
@@ -185,8 +191,10 @@ class Hang:
 def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
     """Returns where a trial hangs. Takes up to TOTAL_S, or AWAY_S if a file asks some processes for their stacks.
 
-    A signal makes `processes`, those on this machine, write their stacks to the trial's standard error, `log`. Processes on
-    other machines, or with another standard error, write to files in the folder "scratch" next to it.
+    Args:
+        processes: the trial's processes on this machine.
+        log: the trial's standard error, to which a signal makes processes write their stacks. Processes on other machines, or
+            with another standard error, write to files in the folder "scratch" next to it.
     """
     begun_s, scratch = time.monotonic(), log.parent / "scratch"
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked

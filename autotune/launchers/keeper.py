@@ -247,6 +247,7 @@ class Trial:
                 os.replace(temporary, self._place / protocol.KEPT_FILE)
 
     def _listed_by_harness(self, name: str) -> set[Path]:
+        """Returns the paths that the harness has listed in one of its files."""
         with contextlib.suppress(OSError):
             text = (self._place / name).read_text(encoding="utf-8", errors="surrogateescape")
             return set(map(Path, filter(None, text.split("\0"))))

@@ -36,10 +36,12 @@ class LinkLost(Exception):
 class Link:
     """One end of a link. A thread receives messages and sends the beats, so both continue while the owner is busy.
 
-    The link owns the descriptors of its two pipes.
-
     Attributes:
         is_begun: whether the other side has begun to send.
+
+    Args:
+        read: descriptor of the pipe that the other side writes; owned by the link.
+        write: descriptor of the pipe that the other side reads; owned by the link.
     """
 
     def __init__(self, read: int, write: int) -> None:

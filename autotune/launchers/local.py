@@ -42,19 +42,28 @@ STUCK_S = 10.0  # the supervisor is killed if a trial has not ended this many se
 
 @dataclass(frozen=True, kw_only=True)
 class Graces:
-    """Grace periods: how long the launcher waits before it acts."""
+    """Grace periods: how long the launcher waits before it acts.
 
-    ranks_s: float = 15.0  # wait for the other ranks' results after the first one
-    leave_s: float = 2.0  # wait for the processes to exit once every result is there, before SIGTERM
-    orphans_s: float = 2.0  # wait for processes that the first process left running when it exited without a result
-    terminate_s: float = 3.0  # wait after SIGTERM, before SIGKILL
-    kill_s: float = 5.0  # wait after SIGKILL, before the launcher reports that it could not end a process
+    Attributes:
+        ranks_s: wait for the other ranks' results after the first one.
+        leave_s: wait for the processes to exit once every result is there, before SIGTERM.
+        orphans_s: wait for processes that the first process left running when it exited without a result.
+        terminate_s: wait after SIGTERM, before SIGKILL.
+        kill_s: wait after SIGKILL, before the launcher reports that it could not end a process.
+    """
+
+    ranks_s: float = 15.0
+    leave_s: float = 2.0
+    orphans_s: float = 2.0
+    terminate_s: float = 3.0
+    kill_s: float = 5.0
 
 
 class LocalLauncher(Launcher):
     """Starts trials through a supervisor process, which it starts when first needed and restarts if it was killed.
 
     Args:
+        graces: the grace periods.
         slot: the part of the machine that its trials may use; None for all of it.
         made: the files that trials have made, a set shared with the other slots.
         temporary: TMPDIR of the slot's trials, unless the configuration sets it; None for this process's own.
@@ -107,6 +116,7 @@ class LocalLauncher(Launcher):
         self._files.close()
 
     def _on_slot(self, launch: Launch) -> Launch:
+        """Returns a launch with the environment variables of its slot."""
         if self.slot is None:
             return launch
         env = {"TMPDIR": str(self._temporary_folder), **launch.env} if self._temporary_folder else dict(launch.env)
@@ -140,7 +150,15 @@ class LocalLauncher(Launcher):
 
 
 class LocalRunning(Running):
-    """A trial running on this machine. Its folder, and the warm server that forks it where possible, have been prepared."""
+    """A trial running on this machine.
+
+    Args:
+        launch: what to start; its folder has been prepared.
+        graces: the grace periods.
+        supervisor: the trial's parent process.
+        files: guards the user's files during the study's trials.
+        server: warm server, already prepared, that forks the trial where possible; None for a fresh start.
+    """
 
     def __init__(
         self,
@@ -233,6 +251,7 @@ class LocalRunning(Running):
                 self._supervisor.wait(0.05)
 
     def _hear(self, message: dict[str, Any], now_s: float) -> None:
+        """Handles one supervisor message about the trial's processes."""
         match message["is"]:
             case "seen":
                 self._seen.update((pid, created_s) for pid, created_s in message["processes"])
@@ -388,6 +407,7 @@ def _prepare(launch: Launch) -> None:
 
 
 def _left_by(study: Path, slot: str | None = None) -> list[psutil.Process]:
+    """Returns the processes of a study, or of one of its slots."""
     return process_tree.members(lambda mark: is_mark_of(study, mark, slot))
 
 
@@ -396,7 +416,10 @@ def _end_and_clean(
 ) -> list[str]:
     """Ends processes that have no supervisor and removes their shared memory; returns a text for each process still alive.
 
-    `seen` are further processes, which may have exited: id -> created, seconds since the epoch.
+    Args:
+        find: returns the processes that are alive now.
+        graces: the grace periods after the signals.
+        seen: further processes, which may have exited: id -> created, seconds since the epoch.
     """
     created_s = dict(seen or {})
 

@@ -210,7 +210,10 @@ def take_over(environment: dict[str, str], program: str) -> None:
     """Replaces this process's environment, which trials inherit, with the tuner's, but keeps some of the engine's.
 
     Kept are the engine's variables about devices and, if trials start steps in the agent's job, about the job and its nodes.
-    `program` is the first word of the trials' command.
+
+    Args:
+        environment: the tuner's.
+        program: first word of the trials' command.
     """
     is_spread = Path(program).name == "srun" or os.environ.get("SLURM_STEP_NUM_NODES", "1") != "1"
     has_steps = is_spread and SLURM_JOB in os.environ and SLURM_JOB not in environment
@@ -225,7 +228,9 @@ def take_over(environment: dict[str, str], program: str) -> None:
 def missing(message: Message) -> list[str]:
     """Returns a problem for each file or folder that the study needs and this machine does not see, or cannot write.
 
-    The "program" in `message` is the first word of the command, the "token" a file in "runs_dir" that the tuner has made.
+    Args:
+        message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
+            tuner has made).
     """
     cwd, program, runs_dir = (os.fspath(message[name]) for name in ("cwd", "program", "runs_dir"))
     host = platform.node()

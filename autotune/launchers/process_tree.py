@@ -28,7 +28,12 @@ JANITORS = ("torch_shm_manager", "multiprocessing.resource_tracker")
 
 
 def members(is_marked: Callable[[str], bool], known: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
-    """Returns the living processes that are marked or known, and all their descendants; zombies do not count as alive."""
+    """Returns the living processes that are marked or known, and all their descendants; zombies do not count as alive.
+
+    Args:
+        is_marked: returns whether a value of MARK_VARIABLE is one of the wanted marks.
+        known: processes that are wanted in any case, with or without a mark.
+    """
     everyone = [process for process in psutil.process_iter() if process.pid != os.getpid()]
     parents = {process.pid: parent_of(process.pid) for process in everyone}
     belongs = {process.pid for process in known if process in everyone}
@@ -51,7 +56,13 @@ def still_there(seen: Mapping[int, float]) -> list[psutil.Process]:
 
 
 def end(find: Callable[[], list[psutil.Process]], *, terminate_s: float, kill_s: float) -> list[psutil.Process]:
-    """Ends what `find` returns, and processes that start meanwhile, with these grace periods; returns those that are left."""
+    """Ends processes, and processes that they start meanwhile; returns the processes that could not be ended.
+
+    Args:
+        find: returns the processes that are alive now.
+        terminate_s: how long to wait after SIGTERM.
+        kill_s: how long to wait after SIGKILL.
+    """
     ending = Ending(terminate_s=terminate_s, kill_s=kill_s)
     while alive := find():
         if ending.is_over(alive):
@@ -124,6 +135,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def _has_threads(pid: int) -> bool:
+    """Whether a process has threads besides its main thread."""
     try:
         return len(os.listdir(f"/proc/{pid}/task")) > 1
     except OSError:

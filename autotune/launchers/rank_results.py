@@ -16,7 +16,11 @@ _NAME = re.compile(r"result\.rank(\d{1,6})\.json")
 
 
 class RankResults:
-    """The results found so far in a trial's folder, matched by trial number and nonce."""
+    """The results found so far in a trial's folder, matched by trial number and nonce.
+
+    Attributes:
+        by_rank: rank -> its result.
+    """
 
     def __init__(self, folder: Path, spec: Spec) -> None:
         self.by_rank: dict[int, RankResult] = {}

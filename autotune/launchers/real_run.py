@@ -28,8 +28,11 @@ MACHINE = {"machine.cpu_model": "{}", "machine.num_cores": "{} cores"}  # key in
 def spec_text(best: Best, *, passed: Knobs, late: dict[str, str] | None = None, is_quiet: bool = False) -> str:
     """Returns the spec of a real run, as protocol.SPEC_VARIABLE holds it.
 
-    `passed` are knobs that the command line already sets. `late` says why a knob can no longer be applied. With `is_quiet`, the
-    run reports only settings that did not take effect.
+    Args:
+        best: what to apply.
+        passed: knobs that the command line already sets.
+        late: knob key -> why it can no longer be applied.
+        is_quiet: whether the run reports only settings that did not take effect.
     """
     knobs = best.open_knobs
     spec = protocol.Spec(

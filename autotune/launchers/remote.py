@@ -50,7 +50,9 @@ class Place:
     """What a node must see, and what its agent monitors.
 
     Attributes:
+        cwd: working directory of the program.
         program: first word of the program's command.
+        runs_dir: folder of the studies.
         device: kind of device, index of the first one, and number of devices, as in `watch.configured_device`.
     """
 
@@ -61,9 +63,20 @@ class Place:
 
 
 class RemoteLauncher(Launcher):
-    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another, at most `patience_s`."""
+    """Starts trials on one node, one at a time. If the node is lost, the next trial waits for another one.
 
-    engine: str  # name for messages
+    Attributes:
+        engine: name of the engine, for messages.
+        node: the node; None while there is none.
+        watched: the node's monitor.
+
+    Args:
+        place: what the node must see.
+        graces: the grace periods of the LocalLauncher there.
+        patience_s: longest wait for a node; None for no limit.
+    """
+
+    engine: str
 
     def __init__(self, place: Place, *, graces: Graces | None = None, patience_s: float | None = None) -> None:
         self.clock: PausableClock = PausableClock()
@@ -182,6 +195,7 @@ class RemoteLauncher(Launcher):
             raise BadInput(f"launch.queue_minutes: {problem}. Request less, or give more minutes; null waits without a limit.")
 
     def _open(self, transport: Transport, hello: Message) -> None:
+        """Prepares a new agent for the study."""
         try:
             with readable():
                 self._slot = self._opened(transport, hello)

@@ -59,6 +59,7 @@ class RemoteSlots(Launcher):
 
     @property
     def _is_alone(self) -> bool:
+        """Whether a trial runs alone now."""
         return self._alone is not None and not self._alone.is_over
 
     def sweep(self, study: Path) -> list[str]:

@@ -42,7 +42,9 @@ def remove(processes: Mapping[int, float], folder: Path = FOLDER) -> list[str]:
     multiprocessing.shared_memory (`psm_...`) stay, because their names contain no id. multiprocessing's resource tracker
     removes those: it ignores SIGTERM, and so can outlive the processes that made them.
 
-    `processes` are ids -> creation times, seconds since the epoch.
+    Args:
+        processes: process id -> when it was created, seconds since the epoch.
+        folder: where segments are files.
     """
     removed, found = [], [] if _shares_memory_with_host() else _segments(processes, folder)
     elsewhere = _ids_elsewhere() if found else frozenset()

@@ -69,7 +69,15 @@ JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing
 
 
 class SlurmLauncher(RemoteLauncher):
-    """Starts trials in a Slurm job, or in a step of the job that the tuner runs in. The slots share the jobs `left` behind."""
+    """Starts trials in a Slurm job, or in a step of the job that the tuner runs in.
+
+    Args:
+        slurm: `launch.slurm`.
+        place: what the node must see.
+        graces: the grace periods of the LocalLauncher there.
+        patience_s: longest wait in the queue; None for no limit.
+        left: jobs left behind by killed tuners, shared with the other slots; None to look for them in the runs folder.
+    """
 
     engine = "Slurm"
 
@@ -101,7 +109,11 @@ class SlurmLauncher(RemoteLauncher):
         slurm, place = self._slurm, self._place
         seen = [place.cwd, _existing(place.runs_dir)] if slurm.nodes > 1 else []  # the agent checks only its own node
         return Srun(
-            slurm, is_shared=has_steps(slurm, place.program), seen=seen, unended=self._unended, runs_dir=Path(place.runs_dir)
+            slurm,
+            is_shared=has_steps(slurm, place.program),
+            seen=seen,
+            unended=self._unended,
+            runs_dir=Path(place.runs_dir),
         )
 
     def sweep(self, study: Path) -> list[str]:
@@ -148,9 +160,11 @@ class Srun(ChildTransport):
         note: see `Transport`; its name contains the job's name. None without `runs_dir`, or if the job is the user's own.
 
     Args:
+        slurm: `launch.slurm`.
         is_shared: whether trials start further steps in the agent's job.
         seen: paths that every node of the job must see.
         unended: jobs as arguments of scancel; `close` adds this job.
+        runs_dir: folder for the note.
     """
 
     def __init__(
@@ -292,7 +306,11 @@ def command(
 ) -> list[str]:
     """Returns the srun command that starts the agent on a node; if the tuner runs in a job, as a step of that job.
 
-    `is_shared` says whether trials start further steps in the job.
+    Args:
+        slurm: `launch.slurm`.
+        environment: the tuner's environment, which shows whether the tuner runs in a job.
+        is_shared: whether trials start further steps in the job.
+        name: name of the job.
     """
     given = {
         "partition": slurm.partition,

@@ -66,7 +66,13 @@ def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
     )
 
 

@@ -40,10 +40,11 @@ class NotForked(Exception):
 class SupervisorProcess:
     """One supervisor process. It is ended when this object is closed or garbage-collected, or when the tuner exits.
 
-    It starts the trials of a slot ("" for the whole machine), which may use the given cores; () for all.
-
-    Attributes:
-        end: how it ended, in words; None while it runs. Up to date only after a call of `messages`.
+    Args:
+        study: the study's folder, from which the mark is derived.
+        slot: name of the slot whose trials it starts, which is part of the mark; "" for the whole machine.
+        cores: the cores that its trials may use; () for all.
+        terminate_s, kill_s: grace periods after SIGTERM and after SIGKILL.
     """
 
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
@@ -81,8 +82,13 @@ class SupervisorProcess:
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
         """Starts a trial.
 
-        `env` is the complete environment; output goes to `folder`. `server` is the mark of the warm server that forks it;
-        "" for a fresh start.
+        Args:
+            mark: the trial's mark.
+            argv: the command.
+            cwd: working directory.
+            env: the complete environment.
+            folder: where its output goes.
+            server: mark of the warm server that forks it; "" for a fresh start.
 
         Raises:
             OSError: the process cannot be started.
@@ -100,7 +106,12 @@ class SupervisorProcess:
     def serve(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], patience_s: float) -> str:
         """Starts a warm server and waits for it; returns "" once it is ready, or why it cannot be used once it has exited.
 
-        The supervisor appends two arguments to `argv` (see harness/warm_server.py).
+        Args:
+            mark: the server's mark.
+            argv: the command; the supervisor appends two arguments (see harness/warm_server.py).
+            cwd: working directory.
+            env: the complete environment.
+            patience_s: how long the server may take to get ready.
 
         Raises:
             OSError: the process cannot be started.

@@ -55,6 +55,8 @@ class Trial:
     """A running trial or warm server.
 
     Attributes:
+        pid: of the first process.
+        ending: state of the shutdown (SIGTERM, SIGKILL).
         process: the first process, if it was started from here; None if a warm server forked it.
         link: our end of the socket to a warm server; None for a trial.
         has_exited: whether the first process has exited.
@@ -72,7 +74,13 @@ class Trial:
 
 
 class Supervisor:
-    """The supervisor program: its state, and its main loop in `run`. The grace periods follow SIGTERM and SIGKILL."""
+    """The supervisor program: its state, and its main loop in `run`.
+
+    Args:
+        tuner: the socket; it closes when the tuner exits, for whatever reason.
+        terminate_s: grace period after SIGTERM, before SIGKILL.
+        kill_s: grace period after SIGKILL, before a process is reported as left.
+    """
 
     def __init__(self, tuner: socket.socket, *, terminate_s: float, kill_s: float) -> None:
         self._tuner = tuner

@@ -157,6 +157,7 @@ def end_process(process: subprocess.Popen[bytes], link: Link) -> None:
 
 
 def _checked(answer: Message) -> Message:
+    """Returns an answer of the agent, or raises the error in it."""
     if "problems" in answer:
         raise BadInput([str(problem) for problem in answer["problems"]])
     if "fault" in answer:

@@ -47,19 +47,34 @@ NOTES = ".autotune-"  # prefix of the names of files that tuners make in the run
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened to the user's files during a trial. Paths inside the working directory are relative to it."""
+    """What happened to the user's files during a trial. Paths inside the working directory are relative to it.
 
-    left: dict[str, int] = field(default_factory=dict)  # new files and folders that the trial made -> their size in bytes
-    new: dict[str, int] = field(default_factory=dict)  # new files and folders of unknown origin -> their size in bytes
-    kept: list[str] = field(default_factory=list)  # user files that the trial would have changed without the guard
-    aside: dict[str, str] = field(default_factory=dict)  # user files that the trial changed or removed -> copy of the original
-    unguarded: dict[str, str] = field(default_factory=dict)  # user files that could not be guarded -> reason
-    loaded: list[str] = field(default_factory=list)  # checkpoints from which the trial continued a training
-    continued: list[str] = field(default_factory=list)  # those among them that earlier trials made
+    Attributes:
+        left: new files and folders that the trial made -> their size in bytes.
+        new: new files and folders of unknown origin -> their size in bytes.
+        kept: user files that the trial would have changed without the guard.
+        aside: user files that the trial changed or removed -> copy of the original.
+        unguarded: user files that could not be guarded -> reason.
+        loaded: checkpoints from which the trial continued a training.
+        continued: those among them that earlier trials made.
+    """
+
+    left: dict[str, int] = field(default_factory=dict)
+    new: dict[str, int] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    aside: dict[str, str] = field(default_factory=dict)
+    unguarded: dict[str, str] = field(default_factory=dict)
+    loaded: list[str] = field(default_factory=list)
+    continued: list[str] = field(default_factory=list)
 
 
 class UserFiles:
-    """Guards the user's files during the trials of a study or slot, one at a time. The slots share what trials have `made`."""
+    """Guards the user's files during the trials of a study, one trial at a time.
+
+    Args:
+        slot: name of the slot whose trials it watches; "" for the whole machine.
+        made: files that earlier trials made; shared by all slots.
+    """
 
     def __init__(self, slot: str = "", made: set[Path] | None = None) -> None:
         self._keeper: Keeper | None = None
@@ -134,7 +149,12 @@ class UserFiles:
 
 
 class Keeper:
-    """The keeper's process. It ends with this object or, if the tuner is killed, with the last process of the study or slot."""
+    """The keeper's process. It ends with this object. If the tuner is killed, it ends with the study's last process.
+
+    Args:
+        study: the study's folder, from which the marks are derived.
+        slot: name of the slot whose processes it watches; "" for all processes of the study.
+    """
 
     def __init__(self, study: Path, slot: str = "") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -210,7 +230,11 @@ class Folders:
         yield from (path.parent for path in self._awaited if os.path.isdir(path.parent))
 
     def new(self, wrote: list[Path]) -> tuple[list[Path], list[Path]]:
-        """Returns new files and folders, as (made by the trial, of unknown origin). It was seen to write `wrote`."""
+        """Returns new files and folders, as (made by the trial, of unknown origin).
+
+        Args:
+            wrote: files that the trial was seen writing, and folders that it made.
+        """
         entries = self._entries() - self._before
         outermost = [path for path in sorted(entries) if path.parent not in entries and path.name not in IGNORED]
         awaited = {path for path in self._awaited if os.path.lexists(path)}
@@ -335,6 +359,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _size_bytes(path: Path) -> int:
+    """Returns the size of a file, or of all files in a folder, in bytes."""
     total = 0
     with contextlib.suppress(OSError):
         if not path.is_dir() or path.is_symlink():

@@ -24,7 +24,14 @@ MAX_SERVERS = 3  # maximum number of servers that a study starts: if three have 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """Properties that a server and the trials it forks must share: all variables except those that differ between trials."""
+    """Properties that a server and the trials it forks must share.
+
+    Attributes:
+        interpreter: the interpreter as the command names it.
+        modules: the modules that the server imports.
+        cwd: working directory.
+        environment: environment variables, except those that differ between trials.
+    """
 
     interpreter: str
     modules: tuple[str, ...]

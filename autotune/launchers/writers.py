@@ -21,11 +21,17 @@ WRITABLE = 0o200  # in the mode of /proc/PID/fd/N: open for writing
 
 @dataclass(frozen=True)
 class Event:
-    """One change in a watched folder."""
+    """One change in a watched folder.
 
-    path: Path  # the entry that was created, written, deleted or renamed
-    mask: int  # IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; with IN_ISDIR if the entry is a folder
-    cookie: int  # the same in both events of one rename
+    Attributes:
+        path: the entry that was created, written, deleted or renamed.
+        mask: IN_CREATE, IN_CLOSE_WRITE, IN_DELETE, IN_MOVED_FROM or IN_MOVED_TO; with IN_ISDIR if the entry is a folder.
+        cookie: the same in both events of one rename.
+    """
+
+    path: Path
+    mask: int
+    cookie: int
 
 
 class Folders:
@@ -75,9 +81,13 @@ class Folders:
 
 @dataclass
 class Processes:
-    """The processes of a study: those with its mark in their environment, and their descendants."""
+    """The processes of a study: those with its mark in their environment, and their descendants.
 
-    prefix: str  # the common beginning of the study's marks
+    Attributes:
+        prefix: the common beginning of the study's marks.
+    """
+
+    prefix: str
     _known: dict[int, bool] = field(default_factory=dict)
 
     def has(self, pid: int) -> bool:

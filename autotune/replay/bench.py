@@ -24,11 +24,19 @@ USUAL = tuple(name for name in STRATEGIES if name != "gp")
 
 @dataclass(kw_only=True)
 class Asked:
-    """What to replay."""
+    """What to replay.
+
+    Attributes:
+        tables: files of tables.
+        strategies: names of strategies, see `strategies.strategy`.
+        num_seeds: number of studies of each strategy on each table.
+        limits: when each study ends.
+        num_jobs: number of processes.
+    """
 
     tables: Sequence[Path]
-    strategies: Sequence[str] = USUAL  # names of strategies, see `strategies.strategy`
-    num_seeds: int = 50  # number of studies of each strategy on each table
+    strategies: Sequence[str] = USUAL
+    num_seeds: int = 50
     limits: Limits = field(default_factory=Limits)
     num_jobs: int = 1
 
@@ -38,6 +46,8 @@ class Result:
     """The replayed studies of one table.
 
     Attributes:
+        path: the table's file.
+        table: its content.
         grid: the part of the table that was searched.
         studies: a dict from each strategy's name to its studies, in the order of their seeds.
     """
@@ -122,4 +132,5 @@ def _study(job: _Job, limits: Limits) -> Replayed:
 
 @functools.cache
 def _table(path: Path) -> tuple[Table, Grid]:
+    """Returns a table and its grid, read once per process."""
     return usable(path)

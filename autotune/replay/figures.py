@@ -201,10 +201,15 @@ def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"median": None, "p10": None, "mean": None}
-    return {"median": float(np.median(values)), "p10": float(np.quantile(values, 0.1)), "mean": float(np.mean(values))}
+    return {
+        "median": float(np.median(values)),
+        "p10": float(np.quantile(values, 0.1)),
+        "mean": float(np.mean(values)),
+    }
 
 
 def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
+    """Returns how well the verdicts are calibrated."""
     inside = [claim.is_truth_inside for claim in claims if claim.is_truth_inside is not None]
     verified = [claim.is_verified for claim in claims if claim.is_verified is not None]
     return {

@@ -55,6 +55,7 @@ class ReplayLauncher(Launcher):
         return self._ended(measurement, launch)
 
     def _key(self, spec: Spec) -> Key:
+        """Returns the key of the configuration that a spec asks for."""
         wanted = {name: value for name, value in {**spec.passed, **spec.knobs}.items() if name not in self._table.pinned}
         return key_of(wanted) - key_of(self._table.reference)
 
@@ -102,7 +103,13 @@ class ReplayLauncher(Launcher):
 
 
 def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
-    """Cuts a result's window off, in place, where the rate was certainly below `below_per_s`; returns the seconds saved."""
+    """Cuts a result's window off where racing would have ended it, and returns the seconds saved.
+
+    Args:
+        result: as recorded, with its whole window; changed in place.
+        below_per_s: the window ends once the rate is certainly below this.
+        rules: give the minimum number of blocks and of seconds before the rate is checked.
+    """
     window = result.window
     if window is None or not window.is_steady or not window.block_s:
         return 0.0
@@ -119,7 +126,12 @@ def race(result: RankResult, below_per_s: float, rules: MeasureRules) -> float:
 
 
 def cut(result: RankResult, left_s: float) -> float:
-    """Cuts a result's window off, in place, where `left_s` seconds from the launch were up; returns the seconds saved."""
+    """Cuts a result's window off where the time left for it was up, and returns the seconds saved.
+
+    Args:
+        result: as recorded, with its whole window; changed in place.
+        left_s: seconds from the trial's launch until its window must be over.
+    """
     room_s = left_s - sum(result.phases_s.get(phase, 0.0) for phase in (*START_PHASES, "warmup"))
     if result.window is None or not result.window.block_s or room_s >= result.window.seconds:
         return 0.0

@@ -142,9 +142,14 @@ class Ladder(Rival):
 
 
 class Sampled(Rival):
-    """Searches with one of Optuna's samplers, which gets the baseline and, with `has_seeds`, the expert's configurations first.
+    """Searches with one of Optuna's samplers, which gets the baseline and, optionally, the expert's configurations first.
 
-    After `patience` known configurations in a row from the sampler, a random one is tried; None for no limit.
+    Args:
+        session: the study.
+        make: returns the sampler for a seed.
+        has_seeds: whether the expert's initial configurations come first.
+        patience: how many known configurations the sampler may propose in a row before a random configuration is tried; None
+            for no limit.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ class Strategy:
     """One way to search.
 
     Attributes:
+        name: its name.
         keys: configuration keys that it sets, with values.
         search: makes the rival that replaces the study's own search; None for the study's own.
     """

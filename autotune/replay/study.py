@@ -50,12 +50,19 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Step:
-    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution."""
+    """State of a study after a search trial, after the choosing rounds of the finals, or after the attribution.
 
-    trials: int  # number of trials so far, including those of choosing rounds and attribution, but not the baseline
-    seconds: float  # recorded seconds so far, including the baseline
-    fraction: float  # true rate of the best configuration so far, divided by that of the optimum
-    outcome: Outcome = Outcome.ok  # how the trial ended
+    Attributes:
+        trials: number of trials so far, including those of choosing rounds and attribution, but not the baseline.
+        seconds: recorded seconds so far, including the baseline.
+        fraction: true rate of the best configuration so far, divided by that of the optimum.
+        outcome: how the trial ended.
+    """
+
+    trials: int
+    seconds: float
+    fraction: float
+    outcome: Outcome = Outcome.ok
 
 
 @dataclass(kw_only=True)
@@ -174,11 +181,24 @@ def config_of(table: Table, strategy: Strategy) -> StudyConfig:
     return config
 
 
-def replay(table: Table, grid: Grid, strategy: Strategy, *, seed: int, limits: Limits, world: World | None = None) -> Replayed:
+def replay(
+    table: Table,
+    grid: Grid,
+    strategy: Strategy,
+    *,
+    seed: int,
+    limits: Limits,
+    world: World | None = None,
+) -> Replayed:
     """Runs the real study loop on a recorded table of measurements instead of a machine.
 
-    `seed` decides everything random: held-out repeats, the order of repeats, the sampler. `world` serves the measurements, for
-    example those of a simulated machine; None for those of the table.
+    Args:
+        table: the recording.
+        grid: the part of the table that can be searched.
+        strategy: how to search.
+        seed: seed of everything random: held-out repeats, the order of repeats, the sampler.
+        limits: when the study ends.
+        world: serves the measurements, for example those of a simulated machine; None for those of the table.
     """
     begun_s = time.process_time()
     world, clock = world or World(table, grid.keys, seed=seed), VirtualClock(start_s=0.0)

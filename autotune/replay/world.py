@@ -42,6 +42,11 @@ class World:
     Attributes:
         optimum: see `optimum_of`.
         serves: the use of all measurements that are served from now on.
+
+    Args:
+        table: the recording.
+        keys: configurations that a search may request.
+        seed: determines the order of repeats, and which repeats are held out.
     """
 
     def __init__(self, table: Table, keys: Collection[Key], *, seed: int) -> None:

@@ -26,7 +26,11 @@ MAX_DRAWS = 200  # draws in a row without a new configuration, after which the s
 def configurations(space: ResolvedSpace, host_context: HostContext | None, *, most: int, seed: int) -> tuple[list[Knobs], bool]:
     """Returns the configurations to record, the baseline first, and whether they are the whole space.
 
-    `most` limits their number. Without `host_context`, the expert's initial configurations are left out.
+    Args:
+        space: the search space.
+        host_context: machine and program, for the expert's initial configurations; None to leave these out.
+        most: upper limit for the number of configurations.
+        seed: random seed of the sample.
     """
     whole = _grid(space, most)
     if whole is not None:

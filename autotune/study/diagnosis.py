@@ -19,7 +19,9 @@ Finding = dict[str, str]
 def diagnose(record: TrialRecord, *, device: str | None = None) -> list[Finding]:
     """Returns what limits a trial: input, host, device or communication; [] if the numbers are missing.
 
-    `device` is where the program trains, "cuda" or "cpu"; None if unknown.
+    Args:
+        record: the winner, or the baseline if no trial was better.
+        device: "cuda" or "cpu", where the program trains; None if unknown.
     """
     if not record.value:
         return []

@@ -27,8 +27,13 @@ def with_estimates(
 ) -> list[dict[str, Any]]:
     """Returns the entries of an attribution. Effects that were not measured are replaced by estimates if the trials allow it.
 
-    The attribution does not use these estimates for its decisions, because they may be vague. `entries` are `Change.as_json` of
-    the changes of `winner`.
+    The attribution does not use these estimates for its decisions, because they may be vague.
+
+    Args:
+        entries: `Change.as_json` of the winner's changes.
+        winner: the trial that has these changes.
+        about: study.json, with the spread known from earlier studies.
+        records: all trials of the study.
     """
     if not any(entry["verdict"] == NOT_MEASURED for entry in entries):
         return list(entries)

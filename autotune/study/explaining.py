@@ -75,7 +75,13 @@ NEW_CONFIGURATION_KINDS = (Kind.baseline, Kind.search, Kind.attribution)  # kind
 def explainable(
     number: int | None, records: Sequence[TrialRecord], summary: Summary, folder: StudyFolder
 ) -> tuple[TrialRecord, str]:
-    """Returns the trial to explain (the best if `number` is None), and its role in the study.
+    """Returns the trial to explain, and its role in the study.
+
+    Args:
+        number: the trial's number; None for the best.
+        records: the study's trials.
+        summary: the study's summary.
+        folder: the study's folder.
 
     Raises:
         BadInput: the trial does not exist or has no measurement; the error names the trials that can be explained.
@@ -196,7 +202,11 @@ class Explaining:
     def explain(self, record: TrialRecord, role: str, *, ends_s: float | None, is_repeating: bool = False) -> None:
         """Finds what costs time in a trial, from the passes that ran, and checks findings while there is time.
 
-        No check starts after `ends_s` on the clock. With `is_repeating`, uncertain checks are repeated in the time left.
+        Args:
+            record: the trial.
+            role: its role in the study.
+            ends_s: when the checks end, as the study's clock shows it; None if nothing limits them.
+            is_repeating: whether uncertain checks are repeated in the time left.
         """
         passes = self._passes(record)
         if not passes:

@@ -49,13 +49,21 @@ RECENT = ("program.script", "program.torch")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An earlier study."""
+    """An earlier study.
+
+    Attributes:
+        name: name of its folder.
+        about: study.json.
+        records: its trials.
+        summary: its summary; None if it cannot be read.
+        differs: keys of its identity that differ from this study's.
+    """
 
     name: str
     about: StudyRecord
     records: list[TrialRecord]
-    summary: Summary | None  # its summary; None if it cannot be read
-    differs: list[str]  # keys of its identity that differ from this study's
+    summary: Summary | None
+    differs: list[str]
 
 
 def check_named(asked: Any, runs: Path) -> None:

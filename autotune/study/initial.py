@@ -28,18 +28,28 @@ EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.o
 
 @dataclass(kw_only=True)
 class Proposal:
-    """A configuration to try."""
+    """A configuration to try.
 
-    knobs: Knobs  # full configuration
-    why: str  # one line
-    origin: str  # as in TrialRecord
-    trial: optuna.trial.Trial | None = None  # Optuna's trial, if the sampler proposed it
+    Attributes:
+        knobs: full configuration.
+        why: one line.
+        origin: as in TrialRecord.
+        trial: Optuna's trial, if the sampler proposed it.
+    """
+
+    knobs: Knobs
+    why: str
+    origin: str
+    trial: optuna.trial.Trial | None = None
 
 
 def earlier_seeds(session: Session, hold: Knobs, is_known: Callable[[Knobs], bool]) -> Iterator[Proposal]:
     """Yields the best configurations of earlier studies, translated to this search space, each once.
 
-    `hold` are knobs that are not varied yet, with their values.
+    Args:
+        session: the study.
+        hold: knobs that are not varied yet, with their values.
+        is_known: whether a configuration needs no trial, see settled.py.
     """
     space = session.resolved
     # After a resume, the configurations of earlier studies that this study has already tried count, too.
@@ -73,7 +83,11 @@ def _fits(session: Session, seed: dict[str, Any]) -> bool:
 def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
     """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
 
-    `hold` as in `earlier_seeds`. If RatesSampler proposes the later trials (`is_led`), it needs fewer initial configurations.
+    Args:
+        session: the study.
+        hold: knobs that are not varied yet, with their values.
+        may_fit: whether a configuration is expected to fit into memory.
+        is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:

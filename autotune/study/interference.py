@@ -42,12 +42,19 @@ AGAIN_FRAC = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How a trial's rate with neighbours compares with its rate alone."""
+    """How a trial's rate with neighbours compares with its rate alone.
 
-    ratio: stats.Ratio  # rate with neighbours over rate alone
-    margin: float  # by how much the ratio may fall below 1
-    slowest: tuple[str, float]  # name and ratio of the slowest slot among those that ran in every pair
-    num_slots: int  # number of slots that ran in every pair
+    Attributes:
+        ratio: rate with neighbours over rate alone.
+        margin: by how much the ratio may fall below 1.
+        slowest: name and ratio of the slowest slot among those that ran in every pair.
+        num_slots: number of slots that ran in every pair.
+    """
+
+    ratio: stats.Ratio
+    margin: float
+    slowest: tuple[str, float]
+    num_slots: int
 
     @property
     def is_allowed(self) -> bool:
@@ -190,6 +197,7 @@ class Interference:
         return f"in parallel with {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
+        """Returns the entry of study.json."""
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}

@@ -98,7 +98,11 @@ def resume_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener) -
 def explain_study(inputs: StudyInputs, folder: StudyFolder, listener: Listener, wanted: Wanted) -> Summary:
     """Explains a trial of a study that has ended, and returns the study's summary with the explanation added.
 
-    `inputs` are those of the study, without a budget.
+    Args:
+        inputs: the inputs of the study, without a budget.
+        folder: the study's folder.
+        listener: receives events and notices.
+        wanted: what to explain.
 
     Raises:
         BadInput: there is no such trial, it cannot be explained, or machine or program differ from the study's.
@@ -509,6 +513,7 @@ class _Study:
 
 
 def _chain(fault: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and its causes."""
     while fault is not None:
         yield fault
         fault = fault.__cause__ or fault.__context__

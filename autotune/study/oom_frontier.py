@@ -18,7 +18,11 @@ ELSEWHERE = -1  # trial number that stands for a trial of another study
 
 
 class Frontier:
-    """Finds the trial that rules out a configuration among those that `inheritance.inherit` returns under "out_of_memory"."""
+    """Finds the out-of-memory trial of an earlier study that rules out a configuration.
+
+    Args:
+        out: the entries that `inheritance.inherit` returns under "out_of_memory".
+    """
 
     def __init__(self, out: Sequence[dict[str, Any]]) -> None:
         self._out = [(entry["knobs"], TrialRecord(
@@ -37,10 +41,14 @@ class Frontier:
 
 
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:
-    """Whether a configuration needs at least as much memory as another one, `out`, which ran out of memory.
+    """Whether a configuration needs at least as much memory as another one.
 
-    If one of them has no batch size, returns True only if the two are equal. With `is_host`, it was host memory that ran out,
-    which loader workers use as well.
+    If one of them has no batch size, returns True only if the two are equal.
+
+    Args:
+        knobs: full configuration.
+        out: full configuration of the other one, which ran out of memory.
+        is_host: whether the other one ran out of host memory, which loader workers use as well.
     """
     if BATCH not in knobs or BATCH not in out:
         return knobs == out

@@ -207,7 +207,8 @@ class Search:
     def _question(self, about: Knobs | None = None) -> Proposal | None:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
-        Considers changes that cost no compilation or, if `about` is given, those of its changes that cost one.
+        Args:
+            about: None for changes that cost no compilation; a configuration for only those of its changes that cost one.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None
@@ -264,6 +265,7 @@ class Search:
     # Sources of proposals --------------------------------------------------------------------------------------------
 
     def _again(self) -> Iterator[Proposal]:
+        """Yields the configurations in `_unfinished`, each once."""
         records, self._unfinished = self._unfinished, []
         for record in records:
             knobs = self._space.active({**self._space.reference, **record.changed})
@@ -340,7 +342,6 @@ class Search:
         return Proposal(knobs=knobs, why=why, origin=AGAIN)
 
     def _new(self) -> Proposal | None:
-        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
         if self._num_free == 0:
             self._reason = EXHAUSTED
             return None

@@ -45,7 +45,11 @@ class Side(NamedTuple):
 class Remedies:
     """Tries the findings of one trial, each with the setting that it proposes, or without the stages that cost too much.
 
-    No check starts after `ends_s` on the study's clock. With `is_retrying`, a finding whose trial failed before is tried again.
+    Args:
+        session: the study.
+        evidence: what is known about the trial.
+        ends_s: when no further check may start, as the study's clock shows it; None if nothing limits them.
+        is_retrying: whether to try a finding again if its trial failed before.
     """
 
     def __init__(self, session: Session, evidence: Evidence, *, ends_s: float | None, is_retrying: bool) -> None:
@@ -56,8 +60,12 @@ class Remedies:
     def try_all(self, findings: Sequence[Finding], tried: dict[int, checks.Check], *, is_repeating: bool) -> None:
         """Tries findings while there is time, the largest gains first, in one ABBA round each.
 
-        Rounds of earlier calls count. `tried` gets each check as soon as it is made, by the index of its finding. With
-        `is_repeating`, uncertain checks are repeated in the time left.
+        Rounds of earlier calls count.
+
+        Args:
+            findings: the findings, in order.
+            tried: gets each check as soon as it is made: index of a finding -> its check.
+            is_repeating: whether uncertain checks are repeated in the time left.
         """
         pairs: dict[int, list[Pair]] = {}  # index of a finding -> its pairs
         num_new = 0
@@ -189,7 +197,11 @@ def is_measured(one: TrialRecord) -> bool:
 def measured_pairs(record: TrialRecord, cause: str, sides: Sequence[Side], ends_s: float | None) -> list[Pair]:
     """Measures two sides in the order of ORDER and returns the complete pairs. A failure ends the round.
 
-    `sides` are the side without the remedy and the side with it. No trial starts after `ends_s` on the study's clock.
+    Args:
+        record: the trial that is explained.
+        cause: cause of the finding.
+        sides: the side without the remedy, the side with it.
+        ends_s: when no further trial may start, as the study's clock shows it; None if nothing limits them.
     """
     records = sides[0].session.records
     number = 1 + max((one.round or 0 for one in records if one.kind is Kind.check), default=0)
@@ -219,7 +231,12 @@ def _paired(scores: Sequence[float]) -> list[Pair]:
 
 
 def _least_certain(made: Mapping[int, checks.Check], pairs: Mapping[int, Sequence[Pair]]) -> int | None:
-    """Returns the index of the finding whose check is to be repeated: the least certain; None if all are certain enough."""
+    """Returns the index of the finding whose check is to be repeated: the least certain; None if all are certain enough.
+
+    Args:
+        made: index of a finding -> its check.
+        pairs: index of a finding that can be repeated -> its pairs.
+    """
     widths = {index: made[index].measured.width for index, found in pairs.items() if len(found) < MAX_PAIRS}
     index = max(widths, key=lambda each: widths[each], default=None)
     return index if index is not None and widths[index] > WIDE_FRAC else None

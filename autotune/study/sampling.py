@@ -43,7 +43,12 @@ def inform(
 ) -> None:
     """Tells a sampler which configurations exist, which of them may still be tried, and what they cost.
 
-    Only RatesSampler uses these facts. `running` returns the searched knobs of running trials that the sampler did not propose.
+    Args:
+        sampler: any sampler; only RatesSampler uses these facts.
+        session: the study.
+        is_open: whether a full configuration is new and fits the budget.
+        may_win: whether a measured configuration may still win, that is, loss parity has not ruled it out.
+        running: returns the searched knobs of running trials that the sampler did not propose.
     """
     if not isinstance(sampler, RatesSampler):
         return

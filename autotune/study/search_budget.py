@@ -59,7 +59,11 @@ class SearchBudget:
         return TOO_DEAR if expected_s <= self._left_s else OUT_OF_TIME
 
     def why_nothing_was_tried(self, reason: str) -> str:
-        """Returns a message with the budget needed if not even one configuration fitted and this is why; "" otherwise."""
+        """Returns a message with the budget needed if not even one configuration fitted; "" otherwise.
+
+        Args:
+            reason: why the search ended.
+        """
         session = self._session
         total_s, baseline = session.budget.total_s, session.baseline
         if self.num_searched or total_s is None or reason not in (OUT_OF_TIME, TOO_DEAR):
@@ -121,6 +125,7 @@ class SearchBudget:
 
     @property
     def _left_s(self) -> float:
+        """Wall time left for the search."""
         budget = self._session.budget
         return budget.search_left_s if self._has_finalist else budget.left_s
 

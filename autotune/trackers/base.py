@@ -43,8 +43,11 @@ class Tracker(ABC):
     def push(self, folder: StudyFolder, *, is_last: bool = False) -> Synced:
         """Writes what the mirror lacks.
 
-        If the destination is down, nothing is raised; the returned state has `pending` trials and a `problem`. The caller waits
-        for the last call (`is_last`), so that one skips a destination known to be down.
+        If the destination is down, nothing is raised; the returned state has `pending` trials and a `problem`.
+
+        Args:
+            folder: the study.
+            is_last: whether this is the last call. The caller waits for it, so a destination known to be down is skipped.
 
         Raises:
             BadInput: the destination's address is invalid, or the folder is not a study.

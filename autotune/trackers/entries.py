@@ -97,8 +97,14 @@ def trial_tags(
 ) -> dict[str, str]:
     """Returns a trial's tags, without the parent's run id.
 
-    The best trial is listed first, and also if the attribution measured it: nothing else shows its settings. `mark`
-    distinguishes the trial's run from the run of an earlier attempt, and `ratio` is the trial's ratio to the baseline.
+    The best trial is listed first, and also if the attribution measured it: nothing else shows its settings.
+
+    Args:
+        trial: the trial.
+        study: its study.
+        mark: distinguishes the trial's run from the run of an earlier attempt.
+        ratio: the trial's ratio to the baseline; None if it has none.
+        is_best: whether the study has ended with this trial as its best.
     """
     tags = {
         STUDY_TAG: study_id(study),

@@ -21,7 +21,11 @@ class _Known:
 
 
 class KnownRuns:
-    """A study's runs by mark: PARENT for the study, "7:nonce" for a trial. `marks` are those of each trial's last attempt.
+    """A study's runs by mark: PARENT for the study, "7:nonce" for a trial.
+
+    Args:
+        runs: runs that MLflow found by the study's tag, in any order.
+        marks: trial number -> mark of the last attempt.
 
     Attributes:
         superfluous: ids of runs to delete: second runs with the same mark (made if a request was carried out, but its answer

@@ -49,7 +49,15 @@ _DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
 class MlflowTracker(Tracker):
-    """Writes to one MLflow store: the embedded one in the folder `runs`, or a server, whose address includes credentials."""
+    """Writes to one MLflow store, either the embedded one or a server.
+
+    Args:
+        uri: tracking address, including credentials.
+        runs: the runs folder, which contains the embedded store.
+        experiment: name of the experiment.
+        secrets: values that must not be uploaded.
+        timeout_s: how long a server may take to answer a request.
+    """
 
     def __init__(
         self,
@@ -192,7 +200,9 @@ class MlflowTracker(Tracker):
     def _query_runs(self, contents: Contents, *, since: float | None = None) -> KnownRuns:
         """Returns the study's runs in MLflow; deletes superfluous runs there and gives orphans their parent.
 
-        With `since`, only the runs of trials that began then or later, in seconds since the epoch.
+        Args:
+            contents: the study.
+            since: only the runs of trials that began then or later, in seconds since the epoch; None for all runs.
         """
         found: list[Any] = []
         words, token = entries.search(contents.study), None
@@ -275,7 +285,13 @@ class MlflowTracker(Tracker):
         self._client.log_text(run_id, self._secrets.stored(text), name or file.name)
 
     def _log(
-        self, run_id: str, *, metrics: Mapping[str, float], params: Mapping[str, str], tags: Mapping[str, str], at: int
+        self,
+        run_id: str,
+        *,
+        metrics: Mapping[str, float],
+        params: Mapping[str, str],
+        tags: Mapping[str, str],
+        at: int,
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 

@@ -80,11 +80,20 @@ class ParentWatch:
         threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-def sync(folder: StudyFolder, uri: str | None = None, *, secrets: Secrets | None = None, wait_s: float = LOCK_WAIT_S) -> Synced:
+def sync(
+    folder: StudyFolder,
+    uri: str | None = None,
+    *,
+    secrets: Secrets | None = None,
+    wait_s: float = LOCK_WAIT_S,
+) -> Synced:
     """Mirrors a study's folder into a tracking store, and returns the state of the mirror.
 
-    For the address `uri`, see `store.chosen_uri`. `secrets` must not be uploaded; None for those of this environment. Waits for
-    another process that mirrors the same study, at most `wait_s`.
+    Args:
+        folder: the study.
+        uri: tracking address; None for the study's `tracker.uri`, else MLFLOW_TRACKING_URI, else the embedded store.
+        secrets: values that must not be uploaded; None for the secrets of this environment.
+        wait_s: how long to wait for another process that mirrors the same study.
 
     Raises:
         BadInput: the folder is not a study, or the address is invalid.
@@ -126,7 +135,12 @@ def follow(
 ) -> Synced:
     """Mirrors a study while it runs, until it is over or its tuner is gone, and returns the state of the mirror.
 
-    `uri` and `secrets` are as in `sync`. `report` gets the state after every attempt to write.
+    Args:
+        folder: the study.
+        uri: as in `sync`.
+        parent: watches the process that started this one.
+        secrets: as in `sync`.
+        report: callback with the state after every attempt to write.
 
     Raises:
         BadInput: the folder is not a study, or the address is invalid.

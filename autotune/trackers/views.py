@@ -75,7 +75,11 @@ def page(experiment_id: str, view: str = ALL, *, charts: bool = False) -> str:
 def tags(study: StudyRecord, first: TrialRecord | None, experiment_id: str, present: Mapping[str, str]) -> dict[str, str]:
     """Returns the experiment's tags that are missing or out of date: the views of a study's program, and the list of views.
 
-    The names of the metrics depend on `first`, one of the study's trials. `present` are the experiment's tags.
+    Args:
+        study: the study.
+        first: one of its trials, on which the names of the metrics depend; None if there is none yet.
+        experiment_id: MLflow's id.
+        present: tags of the experiment.
     """
     name, at = program(study), int(study.started_at * 1000)
     whose = f"tags.program = '{name}'"

@@ -63,16 +63,27 @@ _BATCH = "loader.batch_size"
 
 @dataclass(kw_only=True)
 class Budget:
-    """How much time and how many trials a study may use, and has left."""
+    """How much time and how many trials a study may use, and has left.
+
+    Attributes:
+        clock: source of time.
+        total_s: wall time for everything; None for unlimited.
+        max_trials: search trials; None for unlimited.
+        reserved_s: part of `total_s` reserved for what follows the search.
+        attribution_s: the attribution's part of `reserved_s`; the rest is for the finals.
+        explain_s: part of the budget reserved for the passes that explain the result; 0 once they run.
+        before_s: time that earlier runs of the study have used.
+        started: `clock.monotonic()` when the command began, if that is known; otherwise when this run began.
+    """
 
     clock: Clock
-    total_s: float | None  # wall time for everything; None for unlimited
-    max_trials: int | None = None  # search trials; None for unlimited
-    reserved_s: float = 0.0  # part of `total_s` reserved for what follows the search
-    attribution_s: float = 0.0  # the attribution's part of `reserved_s`; the rest is for the finals
-    explain_s: float = 0.0  # part of the budget reserved for the passes that explain the result; 0 once they run
-    before_s: float = 0.0  # time that earlier runs of the study have used
-    started: float | None = None  # `clock.monotonic()` when the command began, if that is known; otherwise when this run began
+    total_s: float | None
+    max_trials: int | None = None
+    reserved_s: float = 0.0
+    attribution_s: float = 0.0
+    explain_s: float = 0.0
+    before_s: float = 0.0
+    started: float | None = None
 
     def __post_init__(self) -> None:
         self._started = self.clock.monotonic() if self.started is None else self.started
@@ -157,7 +168,10 @@ class Budget:
     def is_time_for_late(self, num_searched: int, late_s: Sequence[float], *, late_frac: float = LATE_FRAC) -> bool:
         """Whether it is time to try the late proposals (costly values, lower tiers), so that they still fit.
 
-        `late_s` are the expected seconds of each late proposal; at the share `late_frac` of the search, it is always time.
+        Args:
+            num_searched: search trials so far.
+            late_s: expected cost of each late proposal.
+            late_frac: share of the search after which it is always time.
         """
         share_s = math.inf if self.total_s is None else self.total_s - self.reserved_s
         if self.max_trials is not None and num_searched >= min(late_frac * self.max_trials, self.max_trials - len(late_s)):
@@ -168,8 +182,10 @@ class Budget:
     def fits(self, expected_s: float, *, again_s: float, has_finalist: bool = True) -> bool:
         """Whether a trial fits into the rest of the search, and the finals would have time to confirm it.
 
-        `again_s` is its expected cost in each round of the finals. Until they have something to measure (`has_finalist`), it
-        may use their time, except for a pair.
+        Args:
+            expected_s: its expected cost now.
+            again_s: its expected cost in each round of the finals.
+            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except for a pair.
         """
         if self.total_s is None:
             return True
@@ -206,7 +222,13 @@ def without_window_s(record: TrialRecord) -> float:
 
 
 def finals_rules(rules: MeasureRules, *, seconds_each: float, baseline: TrialRecord) -> MeasureRules:
-    """Returns the finals' rules, with windows so short that a trial takes `seconds_each`: more rounds beat longer windows."""
+    """Returns the finals' rules, with windows short enough for many rounds: more rounds beat longer windows.
+
+    Args:
+        rules: the configured rules.
+        seconds_each: time that one trial of the finals may take.
+        baseline: gives the time that a trial takes outside its window.
+    """
     window_s = max(2 * rules.min_s, seconds_each - without_window_s(baseline))
     return dataclasses.replace(rules, max_s=min(rules.max_s, window_s), slow_max_s=min(rules.slow_max_s, window_s))
 
@@ -215,7 +237,13 @@ class Costs:
     """Predicts what trials cost, from past trials."""
 
     def __init__(self, costly: Mapping[str, Mapping[KnobValue, float]]) -> None:
-        self._costly = costly  # {knob whose values cost a compilation: {value: cost relative to the cheapest value, usually 1}}
+        """Begins without trials.
+
+        Args:
+            costly: {knob whose values cost a compilation: {value: cost relative to the cheapest value}}; missing values count
+                as 1.
+        """
+        self._costly = costly
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
@@ -315,9 +343,14 @@ def outlook(
 ) -> Outlook:
     """Returns how much time and how many trials a study has left.
 
-    `seconds` are the durations of the search trials so far, ascending; `warm_spares_s` is the part of the baseline's time that
-    a warm start saves; `is_room` says whether a first search trial and its finals fit in all the time that is left, the finals'
-    reserve included.
+    Args:
+        budget: the study's budget; the reserve for the finals is known once the baseline was measured.
+        baseline: trial 0.
+        seconds: durations of the search trials so far, ascending.
+        warm_spares_s: part of the baseline's time that a warm start saves a search trial.
+        is_searching: whether the next trial is a search trial.
+        is_room: whether a first search trial and its finals fit in all the time that is left, the finals' reserve included.
+        num_slots: how many search trials run in parallel.
     """
     left_s = None if budget.total_s is None else max(0.0, budget.left_s + budget.explain_s)
     if not is_searching:

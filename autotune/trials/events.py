@@ -64,7 +64,12 @@ class Listener:
         """The study's folder exists, and no trial runs yet. Called again when the baseline has shown what can be searched."""
 
     def resumed(self, trials: Sequence[TrialRecord], spent_s: float) -> None:
-        """The study is resumed, with its finished trials by number. `spent_s` includes the time between trials."""
+        """The study is resumed.
+
+        Args:
+            trials: finished trials, by number.
+            spent_s: wall time of earlier runs, including the time between trials.
+        """
 
     def planned(self, outlook: Outlook) -> None:
         """The baseline has shown how long a trial takes. `outlook` says roughly how many trials the search will have."""
@@ -73,19 +78,42 @@ class Listener:
         """The study is about to run its next trial; `outlook` is what is left."""
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
-        """A trial is launched. `knobs` are the changes that it makes, `why` one line on why it is tried."""
+        """A trial is launched.
+
+        Args:
+            number: the trial's number.
+            kind: why it is run, such as Kind.search.
+            knobs: the changes that the trial makes.
+            why: one line on why it is tried.
+        """
 
     def progress(self, progress: Progress, number: int | None = None) -> None:
-        """A running trial has made progress; `number` is None for the trial that began last."""
+        """A running trial has made progress.
+
+        Args:
+            progress: its newest progress.
+            number: the trial's number; None for the trial that began last.
+        """
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """A trial is over and its record is on disk."""
 
     def finals_started(self, trials: Sequence[int], reserved_s: float | None) -> None:
-        """The search is over. `trials`, the baseline (0) first, are measured again in `reserved_s`; None for unlimited."""
+        """The search is over.
+
+        Args:
+            trials: numbers of the trials that will be measured again, the baseline (0) first.
+            reserved_s: time the finals may take; None for unlimited.
+        """
 
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
-        """The ablation of a trial begins: `knobs` are reverted one by one to measure their effects, in `left_s` seconds."""
+        """The ablation begins: the chosen configuration's changes are reverted one by one to measure their effects.
+
+        Args:
+            trial: number of the chosen trial.
+            knobs: keys of the knobs that will be reverted, each alone.
+            left_s: time the ablation may take; None for unlimited.
+        """
 
     def notice(self, message: str) -> None:
         """There is a message for the user, for example that an interrupt was received."""
@@ -98,7 +126,12 @@ class Listener:
 
 
 class Masked(Listener):
-    """Masks secrets in messages before it passes them to another listener."""
+    """Masks secrets in messages before it passes them to another listener.
+
+    Args:
+        listener: the other listener.
+        secrets: what to mask.
+    """
 
     def __init__(self, listener: Listener, secrets: Secrets) -> None:
         self._secrets = secrets

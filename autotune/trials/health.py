@@ -82,7 +82,10 @@ def page_cache(use: CpuUse | None, results: Sequence[RankResult], memory_bytes: 
     A short trial reads the same files as the trials before it. So its data may be in memory, although a whole epoch does not
     fit there.
 
-    `use` contains the bytes read in the window; reads through mapped files are not counted.
+    Args:
+        use: CPU use in the window, with the bytes read meanwhile; reads through mapped files are not counted.
+        results: the ranks' results.
+        memory_bytes: memory of the machine.
     """
     loader = (results[0].detected.get("loader") or {}) if results else {}
     samples = sum(result.window.samples for result in results if result.window)

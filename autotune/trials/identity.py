@@ -42,8 +42,12 @@ def about(
 ) -> StudyRecord:
     """Returns study.json. Its space is the requested one until the baseline has run, then the space that is searched.
 
-    `before` is an earlier version of the record, of which KEPT stays. `space` is what is searched, `first` rank 0's result of
-    the baseline; both are None before the baseline.
+    Args:
+        inputs: the study's inputs.
+        folder: the study's folder.
+        before: an earlier version of the record, whose start time and sequence number are kept; None if there is none.
+        space: what is searched here; None before the baseline.
+        first: rank 0's result of the baseline; None before there is one.
     """
     asked = {key: domain.as_json() if domain else {"auto": True} for key, domain in inputs.space.domains.items()}
     versions = {"autotune": autotune.__version__, "optuna": optuna.__version__, "python": platform.python_version()}

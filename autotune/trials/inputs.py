@@ -25,8 +25,12 @@ class StudyInputs:
     """Everything a study needs to know.
 
     Attributes:
+        title: name of what is tuned, as shown to the user: the recipe's name or the command line.
+        config: the composed configuration.
         yaml: `config` as text, with interpolations unresolved; written to config.yaml.
         space: what the user asked to search.
+        command: the program.
+        launcher: starts the trials.
         machine: `machine.host_facts()`.
         start_tracking: starts the process that copies the study folder to the tracker; None for no tracking.
         device: monitor of the device that trials run on; None to open the configured one.
@@ -34,6 +38,7 @@ class StudyInputs:
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
         hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         secrets: what must not be written anywhere.
+        clock: source of time.
         began_s: `clock.monotonic()` when the command began, from which the budget counts; None for the start of the study.
         poll_s: pause between two polls of a running trial.
         verify: the claim to verify; None to search.

@@ -42,10 +42,21 @@ def launch(
 ) -> Launch:
     """Returns the launch of the program with the given knobs.
 
-    Only `pinned` (the pins that have an effect here, see `meaningful`) and `changed` are set. `knobs` are all known knobs
-    of the configuration, for the command's placeholders. The user's variables and those of knobs take precedence over `env`.
-    `study` is the folder with the compile cache that its trials share. The program may take `total_s`, None for no overall
-    limit. `warm` are the modules that a warm start has imported; () for a fresh start. `spec` are further fields of the Spec.
+    Args:
+        config: the study's configuration.
+        command: the program.
+        pinned: the user's pinned knobs, only those that have an effect here (see `meaningful`).
+        changed: further knobs to set.
+        knobs: all known knobs of the configuration. They fill the command's placeholders; only `pinned` and `changed` are set.
+        machine: `machine.host_facts()`.
+        hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
+        folder: the trial's folder.
+        study: the study's folder, which holds the compile cache its trials share.
+        env: further variables; variables of the user and of knobs take precedence.
+        total_s: wall time the program may take; None for no overall limit.
+        warm: modules that a warm start has imported; () for a fresh start.
+        number: the trial's number.
+        spec: further fields of the harness's Spec.
     """
     everything, wanted = {**command.placeholders, **knobs}, {**pinned, **changed}
     passed = {key: everything[key] for key in command.placeholders}
@@ -84,8 +95,11 @@ def meaningful(pinned: Knobs, known: Knobs) -> Knobs:
     """Returns the pinned knobs that have an effect in a configuration; the others are left out without an error.
 
     Before the baseline, the program's own values are unknown. If a pinned knob depends on such a value (as prefetch_factor
-    depends on the number of workers), it is kept, and the harness reports whether it was applied. `known` are the pinned knobs
-    and all others whose values are known.
+    depends on the number of workers), it is kept, and the harness reports whether it was applied.
+
+    Args:
+        pinned: knobs that the user has set.
+        known: the pinned knobs and all other knobs whose values are known.
     """
     return {key: value for key, value in pinned.items() if _may_be_active(knob(key), known)}
 

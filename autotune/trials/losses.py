@@ -80,8 +80,12 @@ def compare(own: Curve, reference: Curve, *, tolerance_frac: float, chance: Curv
     A better loss passes, unless the first losses differ: both programs compute the first loss from the same weights and batch,
     so a difference shows that they compute different things.
 
-    `chance` is the baseline's curve under another seed: differences up to twice the difference between the two baseline runs
-    are excused. Slow programs are compared for a limited time, so this curve may be shorter. () if there is none.
+    Args:
+        own: the configuration's curve.
+        reference: the baseline's curve.
+        tolerance_frac: tolerance, relative to the reference's level.
+        chance: the baseline's curve under another seed; differences up to twice the difference between the two baseline runs
+            are excused. Slow programs are compared for a limited time, so this curve may be shorter. () if there is none.
     """
     num_steps = min(len(own), len(reference))
     if None in reference[:num_steps]:

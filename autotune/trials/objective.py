@@ -36,14 +36,23 @@ RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on thr
 
 @dataclass(kw_only=True)
 class Goal:
-    """The objectives and constraints of a study."""
+    """The objectives and constraints of a study.
 
-    names: tuple[str, ...] = (THROUGHPUT,)  # objectives, the deciding one first
-    samples: float | None = None  # length of the real training; None if not given, or if no objective needs it
-    epoch_samples: float | None = None  # length of an epoch; None when unknown
-    price_per_hour: float | None = None  # price of an hour of the machine; None if not given
-    limits: dict[str, float] = dataclasses.field(default_factory=dict)  # {key of a constraint: its limit}
-    capacity_bytes: int | None = None  # total memory, to which `constraints.memory_free_frac` refers; None when unknown
+    Attributes:
+        names: objectives, the deciding one first.
+        samples: length of the real training; None if not given, or if no objective needs it.
+        epoch_samples: length of an epoch; None when unknown.
+        price_per_hour: price of an hour of the machine; None if not given.
+        limits: {key of a constraint: its limit}.
+        capacity_bytes: total memory, to which `constraints.memory_free_frac` refers; None when unknown.
+    """
+
+    names: tuple[str, ...] = (THROUGHPUT,)
+    samples: float | None = None
+    epoch_samples: float | None = None
+    price_per_hour: float | None = None
+    limits: dict[str, float] = dataclasses.field(default_factory=dict)
+    capacity_bytes: int | None = None
 
     @classmethod
     def of(cls, config: StudyConfig) -> Goal:
@@ -84,8 +93,12 @@ class Goal:
     def judge(self, record: TrialRecord, results: Sequence[RankResult], *, cold_compile_s: float = 0.0) -> None:
         """Writes objectives, scores and violations into a trial's record.
 
-        A trial cannot win if it violates a constraint, or if a constraint could not be checked. `cold_compile_s` is how long
-        compiling such a configuration took with an empty cache.
+        A trial cannot win if it violates a constraint, or if a constraint could not be checked.
+
+        Args:
+            record: the trial with its numbers.
+            results: results of the trial's ranks.
+            cold_compile_s: seconds that compiling such a configuration took with an empty cache.
         """
         if record.value is None:
             return
@@ -185,7 +198,9 @@ def _memory_bytes(results: Sequence[RankResult]) -> int:
 def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
     """Returns the seconds until a run of this configuration trains at its rate, with an empty compile cache.
 
-    `cold_compile_s` is how long compiling such a configuration took in another trial; it counts if it is more than in `record`.
+    Args:
+        record: one measurement of the configuration.
+        cold_compile_s: seconds that compiling such a configuration took in another trial; counts if more than in `record`.
     """
     start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     # The user's own run does not start warm, so it also takes the seconds that a warm start spared.
@@ -216,7 +231,10 @@ class ColdCompiles:
 
 
 def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
-    """Returns the means of one configuration's measurements (in the search, or in the finals), as in the summary.
+    """Returns the means of one configuration's measurements, as in the summary.
+
+    Args:
+        measured: the measurement from the search, or the measurements that the finals report.
 
     Returns:
         value, ci: throughput and its interval; objectives, objectives_ci: each objective's value and interval by name. A

@@ -12,6 +12,7 @@ class Place:
     """Runs one trial at a time.
 
     Attributes:
+        launcher: starts trials here.
         disturbed_by: what disturbed the last attempt; emptied before the wait for a quiet machine.
     """
 

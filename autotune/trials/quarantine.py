@@ -86,7 +86,13 @@ class Quarantine:
 
 
 def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:
-    """Returns the quarantine of a study's device, which counts as working while the program's interpreter is unknown."""
+    """Returns the quarantine of a study's device.
+
+    Args:
+        inputs: the study's inputs.
+        folder: the study's folder.
+        executable: returns the program's own interpreter, or None while it is unknown: the device then counts as working.
+    """
     index, num = inputs.config.device.index, len(_gpus(inputs))
     others = [str(n) for n in range(num) if n != index and inputs.config.launcher == LOCAL and not inputs.launcher.beside()]
     elsewhere = f", or tune on another device: device.index={others[0]} (one of {', '.join(others)})" if others else ""

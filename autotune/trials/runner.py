@@ -102,8 +102,16 @@ class TrialRunner:
         excused: what is not finite even in the unchanged program, see `Facts.excused`; no trial fails because of it.
         cycle: `Spec.cycle` of all later trials, learned from the baseline; None until then.
         leave_s: how long before its deadline a trial ends its window; learned from the time that the baseline took to exit.
+        inputs: the study's inputs.
+        listener: receives the events.
         alone: the place where a trial has the machine to itself.
         beside: the slots, on which trials run in parallel; [] if there is only one.
+
+    Args:
+        inputs: the study's inputs.
+        folder: the study's folder.
+        listener: receives the events.
+        earlier: trials of earlier runs of the study, by number.
     """
 
     def __init__(

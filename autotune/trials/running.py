@@ -32,7 +32,14 @@ class RunningTrial:
     """A trial, from its launch to its record. Makes a second attempt if the first may have failed by chance.
 
     Attributes:
+        request: what it measures.
+        place: where it runs.
         neighbours: largest number of other trials that ran at the same time; counted by the schedule.
+
+    Args:
+        runner: launches and records it.
+        request: what to measure.
+        place: where to run it.
 
     Raises:
         StoppedNow: on KeyboardInterrupt; the trial was recorded as interrupted.

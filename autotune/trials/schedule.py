@@ -23,10 +23,14 @@ class Ending(Exception):
 class Schedule:
     """Runs the trials of a study. With one slot, two trials never run at the same time.
 
-    Calls `add` with every recorded trial, finished or stopped, and `while_waiting` after each poll in which none has ended.
-
     Attributes:
         num_slots: how many trials may run in parallel; 1 until a calibration allows more (study/interference.py).
+
+    Args:
+        runner: launches and records the trials.
+        add: called with every recorded trial, finished or stopped by the user.
+        while_waiting: called after each poll in which no trial has ended.
+        clock, poll_s: the study's clock, and the pause between two polls.
     """
 
     def __init__(

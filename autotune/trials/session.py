@@ -58,7 +58,29 @@ def attribution_of(winner: TrialRecord) -> str:
 
 @dataclass(kw_only=True)
 class Session:
-    """A running study."""
+    """A running study.
+
+    Attributes:
+        inputs: the study's inputs.
+        folder: where everything is written.
+        listener: receives the events.
+        interrupts: whether the user asked to stop.
+        runner: runs trials.
+        quarantine: whether the device may still be used.
+        budget: the time left.
+        about: study.json.
+        after_trial: called when a trial's record is on disk; rewrites the summary.
+        while_waiting: called repeatedly while trials run.
+        schedule: when trials run.
+        records: finished trials, by number.
+        tally: statistics of all search trials.
+        space: the resolved search space; None until the baseline has run.
+        host_context: machine and program; None until the baseline has run.
+        target: the loaders that the loader.* knobs change, as the baseline found them.
+        costs: what trials cost.
+        memory_capacity_bytes: memory of the device as the baseline saw it; None when unknown.
+        earlier_noise: spread between processes on this machine, from earlier studies; None if unknown.
+    """
 
     inputs: StudyInputs
     folder: StudyFolder
@@ -67,18 +89,18 @@ class Session:
     runner: TrialRunner
     quarantine: Quarantine
     budget: Budget
-    about: StudyRecord  # study.json
-    after_trial: Callable[[], None] = lambda: None  # called when a trial's record is on disk; rewrites the summary
-    while_waiting: Callable[[], None] = lambda: None  # called repeatedly while trials run
-    records: list[TrialRecord] = field(default_factory=list)  # finished trials, by number
-    space: ResolvedSpace | None = None  # the resolved search space; None until the baseline has run
-    host_context: HostContext | None = None  # machine and program; None until the baseline has run
-    target: list[dict[str, Any]] | None = None  # the loaders that the loader.* knobs change, as the baseline found them
+    about: StudyRecord
+    after_trial: Callable[[], None] = lambda: None
+    while_waiting: Callable[[], None] = lambda: None
+    records: list[TrialRecord] = field(default_factory=list)
+    space: ResolvedSpace | None = None
+    host_context: HostContext | None = None
+    target: list[dict[str, Any]] | None = None
     costs: Costs = field(default_factory=lambda: Costs({}))
-    memory_capacity_bytes: int | None = None  # memory of the device as the baseline saw it; None when unknown
-    earlier_noise: Noise | None = None  # spread between processes on this machine, from earlier studies; None if unknown
+    memory_capacity_bytes: int | None = None
+    earlier_noise: Noise | None = None
     schedule: Schedule = field(init=False)
-    tally: Tally = field(init=False)  # statistics of all search trials
+    tally: Tally = field(init=False)
 
     def __post_init__(self) -> None:
         self._searched = [record for record in self.records if record.kind in SEARCHED]
@@ -154,14 +176,26 @@ class Session:
     ) -> TrialRecord:
         """Runs a search trial and returns its record.
 
-        In a recording, `repeats` is the number of the trial that measured the configuration before.
+        Args:
+            knobs: the configuration.
+            why: one line on why it is tried.
+            origin: what proposed it.
+            repeats: in a recording, number of the trial that measured the configuration before.
+            round_number: round of the recording.
         """
         record = self._run(self._searching(knobs, why, origin, repeats=repeats, round=round_number)).record
         self.costs.learn(record)
         return record
 
     def begin(self, knobs: Knobs, why: str, *, origin: str, take: Callable[[TrialRecord], None]) -> None:
-        """Starts a search trial as soon as a slot is free. `take` gets the finished trial, once the schedule has waited."""
+        """Starts a search trial as soon as a slot is free.
+
+        Args:
+            knobs: the configuration.
+            why: one line on why it is tried.
+            origin: what proposed it.
+            take: called with the finished trial, once the schedule has waited for it.
+        """
 
         def taken(finished: Finished) -> None:
             self.costs.learn(finished.record)
@@ -172,6 +206,7 @@ class Session:
         self.schedule.begin(request, self._with_follow_up(taken))
 
     def _searching(self, knobs: Knobs, why: str, origin: str, **more: Any) -> Request:
+        """Returns the request of a search trial."""
         changed = self.resolved.changed(knobs)
         expected_s = self.costs.expected_s(knobs, changed)
         return self._request(
@@ -293,8 +328,13 @@ class Session:
     ) -> TrialRecord:
         """Runs the seeded first steps of the baseline with some changes; returns a record with losses but no measurement.
 
-        `candidate` is the trial whose losses are in question. `kept_s` seconds of the budget are left for the trials that
-        follow. `limits` are `max_steps` and `max_s` of the spec.
+        Args:
+            changed: changes to the baseline.
+            candidate: the trial whose losses are in question.
+            why: one line on why it is run.
+            seed: seed of random, numpy and torch.
+            kept_s: seconds of the budget to leave for the trials that follow.
+            limits: `max_steps` and `max_s` of the spec.
 
         Raises:
             OutOfTime: the trial would not end in time.
@@ -317,7 +357,13 @@ class Session:
         return self._run(request).record
 
     def explain(self, record: TrialRecord, which: str, *, ends_s: float | None) -> TrialRecord:
-        """Runs a pass (one of `documents.PASSES`) that explains the configuration of a trial; its record has no value."""
+        """Runs a pass that explains the configuration of a trial; its record has no value.
+
+        Args:
+            record: the trial.
+            which: the pass, one of `documents.PASSES`.
+            ends_s: moment on the clock by which the pass must be over; None for no limit.
+        """
         request = self._request(
             Kind.explain,
             record.knobs,
@@ -347,15 +393,28 @@ class Session:
     ) -> TrialRecord:
         """Measures one side of a pair in a fresh process: a configuration with or without the remedy that a finding proposes.
 
-        `first` is the trial that was explained; `skipped` are stages of the loader to skip. With `is_fixed`, it runs a
-        corrected version of the study's program (`explain --fixed`).
+        Args:
+            first: the trial that was explained.
+            knobs: that trial's configuration, without or with the remedy.
+            cause: cause of the finding.
+            round_number: round of the pair.
+            why: one line that names the side.
+            ends_s: as in `explain`.
+            skipped: stages of the loader to skip.
+            is_fixed: whether this session runs a corrected version of the study's program (`explain --fixed`).
         """
         side = {"skipped": skipped, "is_fixed": is_fixed}
         request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, **side)
         return self._run(request).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
-        """Measures a trial's configuration on several slots in parallel, alone with []; returns a record for each slot."""
+        """Measures the configuration of a trial alone, or on several slots in parallel; returns a record for each slot.
+
+        Args:
+            first: the trial.
+            places: the slots; [] to measure it alone.
+            round_number: round of the calibration.
+        """
         finished: list[Finished] = []
         num = len(places)
         why = f"in parallel with {num - 1} other{'s' if num > 2 else ''}" if places else "alone"
@@ -394,6 +453,7 @@ class Session:
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)
 
     def _run(self, request: Request) -> Finished:
+        """Runs a trial alone, and returns it."""
         finished: list[Finished] = []
         self.schedule.drain()
         self._prepare(request)

@@ -31,8 +31,10 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[
     If a machine's GPUs differ, CUDA numbers them by speed, but NVML (used to describe and watch them) and nvidia-smi number
     them by bus. So that an index among all GPUs means the same GPU everywhere, the variables make CUDA number by bus, too.
 
-    `nproc` is the number of processes of a recipe, each with its own device from `device.index` on. `gpus` are all GPUs of the
-    machine.
+    Args:
+        device: the configured index and kind.
+        nproc: number of processes of a recipe. Each has its own device, from `device.index` on.
+        gpus: all GPUs of the machine, as `machine.gpus.gpus` returns them.
     """
     if device.kind == "cpu":
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -84,7 +86,9 @@ def memory_seen_bytes(inputs: StudyInputs, first: RankResult) -> int | None:
 def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None) -> int:
     """Returns the device's memory, or the host's if there is no GPU or the GPU shares the host's memory (GB10, Jetson).
 
-    `device` is the configured one; None for the first GPU, if there is one.
+    Args:
+        machine: `machine.host_facts()`.
+        device: the configured device; None for the first GPU, if there is one.
     """
     device = device or DeviceOptions()
     gpus = (machine.get("gpus") or []) if device.kind != "cpu" else []

@@ -18,6 +18,9 @@ class Tally:
         seconds: durations of the search trials that were not interrupted, ascending.
         has_worked: whether a search trial was measured or ran out of memory.
         best_changed: highest score of a search trial that changes something and may win; None without one.
+
+    Args:
+        records: the trials so far.
     """
 
     def __init__(self, records: Iterable[TrialRecord] = ()) -> None:
@@ -67,7 +70,9 @@ class Tally:
     def proven_per_s(self, tier: Tier, *, has_neighbours: bool) -> float | None:
         """Returns the highest lower end of the rates' intervals: 85 for [85, 95] and [84, 100]; None without intervals.
 
-        Counts tiers up to `tier`, and only trials that ran alone or, with `has_neighbours`, in parallel with others.
+        Args:
+            tier: the highest tier that counts.
+            has_neighbours: True for the trials that ran in parallel with others, False for those that ran alone.
         """
         found = [
             rate for (own, beside), rate in self._proven_per_s.items() if beside == has_neighbours and own.rank <= tier.rank

@@ -62,7 +62,10 @@ class WarmStarts:
     def modules(self, kind: Kind, *, changed: Knobs, pinned: Knobs) -> tuple[str, ...]:
         """Returns the modules that are imported before a trial starts; () for a fresh start.
 
-        `pinned` knobs are set in every trial, and so in the process that trials are forked from.
+        Args:
+            kind: kind of the trial.
+            changed: the trial's knobs that differ from the baseline.
+            pinned: knobs set in every trial. Their environment variables are set in the process that trials are forked from.
         """
         is_fresh = any(knob(key).needs_fresh_start(value) for key, value in changed.items())
         is_fresh = is_fresh or any(knob(key).is_before_torch for key in pinned)
@@ -87,7 +90,11 @@ class WarmStarts:
 
 
 def _worthwhile(imports: object) -> tuple[str, ...]:
-    """Returns the modules to import in a warm server, in order; () if that saves too little, or the program changed them."""
+    """Returns the modules that a warm server imports in the program's order; () if they take too little time.
+
+    Args:
+        imports: module -> seconds, from the baseline's result, which the program may have overwritten.
+    """
     if not isinstance(imports, dict) or len(imports) > MAX_LIBRARIES:
         return ()
     if not all(NAME.fullmatch(name) and isinstance(seconds, (int, float)) for name, seconds in imports.items()):

@@ -25,7 +25,15 @@ MAX_WORDS = 400
 
 
 class RayLauncher(RemoteLauncher):
-    """Starts trials on a node of a Ray cluster. The study has `num_slots` such launchers, each with its own resources."""
+    """Starts trials on a node of a Ray cluster.
+
+    Args:
+        ray: `launch.ray`.
+        place: what the node must see, and the devices of a trial.
+        graces: the grace periods of the LocalLauncher there.
+        patience_s: longest wait for a node; None for no limit.
+        num_slots: how many such launchers the study has, each with its own resources.
+    """
 
     engine = "Ray"
 
@@ -54,7 +62,15 @@ class RayLauncher(RemoteLauncher):
 
 
 class Broker(ChildTransport):
-    """One run of the broker, connected to an agent. For its arguments, see `Place` and the request in broker.py."""
+    """One run of the broker, connected to an agent.
+
+    Args:
+        ray: `launch.ray`.
+        device: kind of device, index of the first one, and number of devices, as in `Place`.
+        python: the interpreter that has Ray.
+        may_wait: whether to wait for a node that the cluster does not have yet.
+        num_slots: the number of brokers, each of which requests this many resources for itself.
+    """
 
     def __init__(
         self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool, num_slots: int = 1
