@@ -20,7 +20,6 @@ from autotune.run_dir import StudyFolder
 from autotune.studies import call, studies
 from autotune.trackers import store
 from autotune.trackers import sync as implementation
-from autotune.trackers.parent_watch import ParentWatch
 
 if TYPE_CHECKING:
     from autotune.trackers.base import Synced
@@ -83,7 +82,7 @@ class TrackingProcess:
 
 def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = False) -> int:
     """Mirrors a study into MLflow and prints the state of the mirror. With `follow`, continues until the study is over."""
-    parent, secrets = ParentWatch(), Secrets.known(typed=_given_secrets())
+    parent, secrets = implementation.ParentWatch(), Secrets.known(typed=_given_secrets())
     if follow:
         _lower_priority()
         state = implementation.follow(folder, uri, parent=parent, secrets=secrets, report=_Reports())

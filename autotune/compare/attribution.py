@@ -140,8 +140,7 @@ class Attributor:
             number += 1
             order.shuffle(configurations)
             for configuration in configurations:
-                missing = set(winner.changed) - set(session.resolved.changed(configuration))
-                self._measure_part(winner, configuration, missing, number=number, rules=rules, kept_s=kept.rounds_s)
+                self._measure_part(winner, configuration, number=number, rules=rules, kept_s=kept.rounds_s)
             evidence = self._evidence(winner)
         self._without_idle(winner, number + 1, kept.least_s)
         number = self._settle(winner, number, kept)
@@ -161,10 +160,9 @@ class Attributor:
         for knob in sorted(vague, key=lambda knob: (evidence.is_clear(knob), -evidence.vagueness(knob))):
             part = evidence.parts[knob]
             is_winners_turn = evidence.num_measured(configuration_key(winner.changed)) <= evidence.num_measured(part.key)
-            knobs, missing = (winner.knobs, set[str]()) if is_winners_turn else (part.knobs, {knob})
+            knobs = winner.knobs if is_winners_turn else part.knobs
             if self._expected_s(knobs) <= self._left_s(kept_s) and not self._is_lost(winner):
-                rules = self._rules(vague, kept_s)
-                self._measure_part(winner, knobs, missing, number=number, rules=rules, kept_s=kept_s)
+                self._measure_part(winner, knobs, number=number, rules=self._rules(vague, kept_s), kept_s=kept_s)
                 return True
         return False
 
@@ -182,8 +180,8 @@ class Attributor:
                 break
             number += 1
             rules = self._rules([key for part in parts for key in part.keys], kept_s)
-            for knobs, missing in [(winner.knobs, set[str]()), *((part.knobs, set(part.keys)) for part in parts)]:
-                self._measure_part(winner, knobs, missing, number=number, rules=rules, kept_s=kept_s)
+            for knobs in [winner.knobs, *(part.knobs for part in parts)]:
+                self._measure_part(winner, knobs, number=number, rules=rules, kept_s=kept_s)
         return number
 
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
@@ -198,8 +196,7 @@ class Attributor:
             is_known = idle and minimal and len(minimal.key) <= len(idle.key)
             if not idle or is_known or self._expected_s(idle.knobs) > self._left_s(kept_s):
                 return
-            rules = self._rules(idle.keys, kept_s)
-            self._measure_part(winner, idle.knobs, set(idle.keys), number=number, rules=rules, kept_s=kept_s)
+            self._measure_part(winner, idle.knobs, number=number, rules=self._rules(idle.keys, kept_s), kept_s=kept_s)
 
     def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
@@ -220,7 +217,7 @@ class Attributor:
             if not is_announced:
                 session.listener.attribution_started(winner.number, knobs, left_s)
                 is_announced = True
-            self._measure_part(winner, part.knobs, set(part.keys), number=number, rules=rules, kept_s=kept_s)
+            self._measure_part(winner, part.knobs, number=number, rules=rules, kept_s=kept_s)
         return self._evidence(winner)
 
     def _likely_effect(self, winner: TrialRecord, key: str) -> float:
@@ -236,10 +233,9 @@ class Attributor:
             return 0.0
         return max(usual, math.log(demand / supply)) if key == NUM_WORKERS.key else usual
 
-    def _measure_part(
-        self, winner: TrialRecord, knobs: Knobs, missing: set[str], *, number: int, rules: MeasureRules, kept_s: float
-    ) -> None:
-        """Measures the winner without some of its changes, in round `number`, and updates `found`."""
+    def _measure_part(self, winner: TrialRecord, knobs: Knobs, *, number: int, rules: MeasureRules, kept_s: float) -> None:
+        """Measures the winner, or some of its changes, in round `number`, and updates `found`."""
+        missing = set(winner.changed) - self._session.resolved.changed(knobs).keys()
         words = f"without {', '.join(sorted(missing))}" if missing else "against its ablations"
         why = f"trial {winner.number} {words}"
         self._session.measure_part(knobs, winner=winner, round_number=number, rules=rules, why=why, kept_s=kept_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.records import ENERGY, TIME, Kind, Knobs, Summary, TrialRecord, objective_names
+from autotune.records import ENERGY, TIME, Kind, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, ColdCompiles, fixed_s
 
 # A start counts as slower if it takes at least MIN_DEARER_S and at least MIN_DEARER_FRAC longer: starts of one program vary by
@@ -42,12 +42,13 @@ def break_even(
         return None
     gain_s = 1 / base_rate - 1 / rate  # per sample
     samples = dearer_s / gain_s if gain_s > 0 else None
-    batch = step_batch(first.knobs)
-    is_counted = first.unit == "samples"
+    batch = first.knobs.get("loader.batch_size")
+    is_counted = first.unit == "samples" and isinstance(batch, int)
+    step_samples = int(batch) * int(first.knobs.get("step.accumulation", 1)) if is_counted and batch else 0  # of one rank
     is_compiled = first.knobs.get(COMPILE_KEY, COMPILE_OFF) != COMPILE_OFF
     return {
         "samples": samples,
-        "steps": samples / float(batch) if samples and is_counted and batch else None,
+        "steps": samples / step_samples if samples and step_samples else None,
         "seconds": base_s + samples / base_rate if samples else None,
         "dearer_s": dearer_s,
         "compile_s": ColdCompiles(records).seconds(first.knobs) if is_compiled else None,
@@ -112,12 +113,6 @@ def search_cost(
 
     low, high = interval
     return {**found, "repaid_after_s": repaid_s(ratio), "ci": [repaid_s(high), repaid_s(low)]}
-
-
-def step_batch(knobs: Knobs) -> int | None:
-    """Returns the samples in a step of one rank: batch size times accumulation; None if the knobs include no batch size."""
-    batch = knobs.get("loader.batch_size")
-    return batch * int(knobs.get("step.accumulation", 1)) if isinstance(batch, int) else None
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:

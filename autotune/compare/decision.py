@@ -133,8 +133,11 @@ def _with_lower_tier(chosen: list[TrialRecord], lower: Iterator[TrialRecord]) ->
 
 def _is_superfluous(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
     """Whether a trial with only some of the record's changes was as fast, judged by one measurement each."""
-    score = record.score or 0.0
-    return any((part.score or 0.0) * (1 + _needed_frac(record, part)) >= score for part in _parts(record, others))
+
+    def needed_frac(part: TrialRecord) -> float:
+        return DEAR_GAIN_FRAC if _compiles_longer(record, part) else stats.MARGIN_FRAC
+
+    return any((part.score or 0.0) * (1 + needed_frac(part)) >= (record.score or 0.0) for part in _parts(record, others))
 
 
 def _compiles_without_gain(record: TrialRecord, others: Iterable[TrialRecord]) -> bool:
@@ -144,10 +147,6 @@ def _compiles_without_gain(record: TrialRecord, others: Iterable[TrialRecord]) -
 
 def _parts(record: TrialRecord, others: Iterable[TrialRecord]) -> Iterator[TrialRecord]:
     return (other for other in others if other.changed.items() < record.changed.items())
-
-
-def _needed_frac(record: TrialRecord, part: TrialRecord) -> float:
-    return DEAR_GAIN_FRAC if _compiles_longer(record, part) else stats.MARGIN_FRAC
 
 
 def _compiles_longer(record: TrialRecord, part: TrialRecord) -> bool:
@@ -215,12 +214,6 @@ def pairs_of(rounds: Sequence[Mapping[int, TrialRecord]], number: int) -> list[P
     """Returns the scores of a trial and of the baseline in the rounds that measured both."""
     both = [(measured[number].score, measured[0].score) for measured in rounds if {number, 0} <= measured.keys()]
     return [(own, other) for own, other in both if own is not None and other is not None]
-
-
-def _slower(chosen: TrialRecord, ratio: stats.Ratio) -> str:
-    assert ratio.ci is not None
-    interval = f"{ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}"
-    return f"the finalist, trial {chosen.number}, was worse when measured again: {ratio.ratio:.3f} x ({interval})"
 
 
 def is_lost(record: TrialRecord) -> bool:
@@ -326,8 +319,8 @@ def judge(
     if ratio.ci is None:
         reasons.append("one round only: no interval")
     elif stats.is_slower(ratio):
-        verdict = "same"
-        reasons.append(_slower(chosen, ratio))
+        verdict, worse = "same", f"{ratio.ratio:.3f} x ({ratio.ci[0]:.3f} to {ratio.ci[1]:.3f})"
+        reasons.append(f"the finalist, trial {chosen.number}, was worse when measured again: {worse}")
     elif verdict == "ambiguous":
         reasons.append(f"undecided after {len(pairs)} rounds: the interval reaches from {ratio.ci[0]:.3f} to {ratio.ci[1]:.3f}")
     if num_lost:

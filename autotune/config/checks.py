@@ -96,7 +96,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
         *_names(config),
         *_study(config),
         *_warm_start(config.search.warm_start),
-        *_numbers(config),
+        *(found for key, bounds in RANGES.items() for found in _out_of_range(key, operator.attrgetter(key)(config), *bounds)),
         *_recipe(config),
         *_measure(config.measure),
         *problems_of_cluster(config, os.environ),
@@ -216,13 +216,6 @@ def _study(config: StudyConfig) -> list[str]:
 
 def _is_unusable(text: str | None) -> bool:
     return text is not None and (not text.strip() or "\0" in text)
-
-
-def _numbers(config: StudyConfig) -> list[str]:
-    problems = []
-    for key, (least, most) in RANGES.items():
-        problems += _out_of_range(key, operator.attrgetter(key)(config), least, most)
-    return problems
 
 
 def _out_of_range(key: str, value: float | None, least: float | None, most: float) -> list[str]:

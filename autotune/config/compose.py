@@ -22,14 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from autotune.config.best_file import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_nodes
-from autotune.config.command import (
-    BATCH_SIZE,
-    CommandTemplate,
-    recipe_command,
-    study_name,
-    title,
-    user_command,
-)
+from autotune.config.command import BATCH_SIZE, CommandTemplate, recipe_command, study_name, title, user_command
 from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
 from autotune.config.domains import read_space
 from autotune.config.files import COMMAND_LINE_ONLY, Chosen
@@ -38,9 +31,8 @@ from autotune.config.keys import LEAVES
 from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
-from autotune.config.parts import problems_of_parts
 from autotune.config.program import ELSEWHERE, spread_by
-from autotune.config.recipe import is_recipe
+from autotune.config.recipe import is_recipe, problems_of_parts
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.errors import BadInput

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTemplate
 from autotune.config.recipe import VISION, script_of
 from autotune.config.schema import StudyConfig
@@ -100,14 +98,10 @@ def _global_batch(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain]
                 f"{ACCUMULATION.key}: train.global_batch={total} needs {needs} batches of {own}{processes} per step, got "
                 f"{accumulation}. Leave it out: autotune derives it."
             ]
-    if isinstance(asked, Choice) and not any(_divides(value, total, nproc) for value in asked.values):
+    if isinstance(asked, Choice) and not any(value and total % (int(value) * nproc) == 0 for value in asked.values):
         got = ", ".join(map(str, asked.values))
         return [
             f"{BATCH_SIZE}: no value divides train.global_batch={total}{processes}, got {got}. "
             f"Give divisors of {total // nproc}."
         ]
     return []
-
-
-def _divides(value: Any, total: int, nproc: int) -> bool:
-    return isinstance(value, int) and value > 0 and total % (value * nproc) == 0

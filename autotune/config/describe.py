@@ -40,7 +40,8 @@ def overview(schema: type[Any] = StudyConfig, prefix: str = "") -> list[Row]:
         if key == "provenance":  # only exported files contain it
             continue
         if not dataclasses.is_dataclass(hint):
-            rows.append(Row(_name(key, _default(field)), meaning))
+            default = field.default if field.default_factory is dataclasses.MISSING else None
+            rows.append(Row(_name(key, default), meaning))
         elif key in KNOB_GROUPS or not documented(typing.cast(type[Any], hint)):
             names = ", ".join(inner.name for inner in dataclasses.fields(hint))
             is_listed = bool(rows) and rows[-1].meaning.endswith(names)
@@ -55,10 +56,6 @@ def documented(schema: type[Any]) -> dict[str, str]:
     part = (inspect.getdoc(schema) or "").partition("Attributes:\n")[2]
     joined = re.sub(r"\n {5,}", " ", part)
     return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else None
 
 
 def _name(key: str, default: Any) -> str:

@@ -30,10 +30,7 @@ RECIPE_KEYS = ("model", "data", "train", "launch")
 GLOBAL_BATCH = "train.global_batch"
 # Keys that also apply to commands, although their groups are in RECIPE_KEYS.
 COMMAND_KEYS = (
-    GLOBAL_BATCH,
-    "launch.warm",
-    "launch.slots",
-    "launch.queue_minutes",
+    *(GLOBAL_BATCH, "launch.warm", "launch.slots", "launch.queue_minutes"),
     *(key for key in LEAVES if key.startswith(("launch.slurm.", "launch.ray."))),
 )
 LISTS = ("objective", "search.warm_start")  # keys that accept several values

@@ -17,16 +17,8 @@ SHELL_VALUES = ("--rcfile", "--init-file")
 # it is not known whether they take a value.
 STARTERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 STARTER_FLAGS = (
-    "--standalone",
-    "--run_path",
-    "--cpu",
-    "--multi_gpu",
-    "--use_fsdp",
-    "--use_deepspeed",
-    "--quiet",
-    "-q",
-    "--debug",
-)
+    "--standalone", "--run_path", "--cpu", "--multi_gpu", "--use_fsdp", "--use_deepspeed", "--quiet", "-q", "--debug",
+)  # fmt: skip
 STARTER_VALUES = (
     "--nproc_per_node", "--nnodes", "--node_rank", "--master_addr", "--master_port", "--rdzv_backend", "--rdzv_endpoint",
     "--rdzv_id", "--max_restarts", "--num_processes", "--num_machines", "--machine_rank", "--main_process_port",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.config.keys import LEAVES, no_such
 from autotune.config.locate import program
@@ -36,6 +38,9 @@ LIST_MODELS = {
 }
 HAS_TRANSFORMERS = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
 LIST_S = 60.0
+CHECK_S = 120.0  # time limit for importing the module of the user's own part and all that it imports
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+PART_FORM = "Allowed: PACKAGE.MODULE:FUNCTION, searched for in the working directory first. Give one that exists."
 IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # file types of torchvision's ImageFolder
 PHOTO_CLASS = "china"  # a subfolder that the built-in photos always have
 TEXTS = (".txt", ".md", ".rst", ".py")  # file types that the text program reads
@@ -186,16 +191,51 @@ def _missing(source: str, python: str) -> str:
 def _ask(python: str, code: str) -> subprocess.CompletedProcess[str] | None:
     """Runs a line of code in an interpreter and returns the finished process; None if it cannot be run."""
     try:
-        return subprocess.run(
-            [python, "-c", code],
-            cwd=program(VISION.name).parent,  # as in a trial: no modules from the working directory
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIST_S,
-        )
+        return _run([python, "-c", code], program(VISION.name).parent, LIST_S)  # as in a trial: no modules from the cwd
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
+
+
+def _run(words: list[str], cwd: Path, limit_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=limit_s
+    )
+
+
+def problems_of_parts(config: StudyConfig) -> list[str]:
+    """Returns what is wrong with the references to the user's code. The recipe's interpreter imports the code to check them."""
+    parts = parts_of(config)
+    wrong = [
+        f"{key}: not a reference to a function, got {shown(reference)}. {PART_FORM}"
+        for key, reference in parts.items()
+        if not REFERENCE.fullmatch(reference)
+    ]
+    if wrong or not parts:
+        return wrong
+    said = _why_unusable(config.program.python or sys.executable, parts)
+    return [
+        f"{key}: cannot be used, got {shown(reference)} ({said[reference]}). {PART_FORM}"
+        for key, reference in parts.items()
+        if reference in said
+    ]
+
+
+def _why_unusable(python: str, parts: dict[str, str]) -> dict[str, str]:
+    """Returns reference -> problem, as reported by the recipe's script; {} if the interpreter cannot be started."""
+    references = list(parts.values())
+    called = [word for flag, key in PARTS.items() if key in parts for word in (flag, parts[key])]
+    try:
+        done = _run([python, str(program(CUSTOM)), *called, "--check", *references], Path.cwd(), CHECK_S)
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(references, f"importing it takes more than {CHECK_S:.0f} s")
+    except (OSError, ValueError):  # `checks.problems_of` reports an interpreter that does not exist
+        return {}
+    lines = done.stderr.splitlines()
+    found = {each: line.removeprefix(f"{each}: ") for each in references for line in lines if line.startswith(f"{each}: ")}
+    if done.returncode and not found:
+        last = lines[-1].strip() if lines else "no output"
+        return {references[0]: f"importing it ended Python with exit code {done.returncode}: {last}"}
+    return found
 
 
 def _fitting(config: StudyConfig) -> list[str]:

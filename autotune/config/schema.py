@@ -31,19 +31,17 @@ def pins_of(group: str) -> type[Any]:
 
 
 if TYPE_CHECKING:  # generated from the catalogue, which a type checker cannot see
-    from typing import TypeAlias
-
-    LoaderPins: TypeAlias = Any
-    PrecisionPins: TypeAlias = Any
-    LayoutPins: TypeAlias = Any
-    CompilePins: TypeAlias = Any
-    OptimizerPins: TypeAlias = Any
-    BackendPins: TypeAlias = Any
-    StepPins: TypeAlias = Any
-    MemoryPins: TypeAlias = Any
-    ThreadsPins: TypeAlias = Any
-    ParallelPins: TypeAlias = Any
-    NcclPins: TypeAlias = Any
+    LoaderPins = Any
+    PrecisionPins = Any
+    LayoutPins = Any
+    CompilePins = Any
+    OptimizerPins = Any
+    BackendPins = Any
+    StepPins = Any
+    MemoryPins = Any
+    ThreadsPins = Any
+    ParallelPins = Any
+    NcclPins = Any
 else:
     LoaderPins = pins_of("loader")
     PrecisionPins = pins_of("precision")

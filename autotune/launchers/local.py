@@ -19,7 +19,7 @@ import psutil
 
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness import protocol
-from autotune.launchers import deadlines, hangs, process_tree, shared_memory
+from autotune.launchers import hangs, process_tree, shared_memory
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
 from autotune.launchers.environment import SERVER, is_mark_of, mark_of, study_of, trial_environment
 from autotune.launchers.injection import AGAIN_S, LATE_S, why_shut_out, with_harness
@@ -281,9 +281,9 @@ class LocalRunning(Running):
             self._lose("terminated from outside")
         elif self._exited_s is not None and self._are_orphans_done(now_s):
             self._conclude("result" if self._results.by_rank else "exit")
-        elif limit := deadlines.passed(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
+        elif limit := hangs.passed_limit(self._launch.deadlines, self._progress, started_s=self._started_s, now_s=now_s):
             self._why["deadline"] = limit
-            if not deadlines.is_moving(self._progress, now_s=now_s):
+            if not hangs.is_moving(self._progress, now_s=now_s):
                 self._why["hang"] = hangs.look(self._members(), self._folder / protocol.STDERR_FILE).as_json()
             self._conclude("deadline")
         elif self._progress.newest is None and now_s > self._next_search_s and not self._is_warm:

@@ -50,15 +50,7 @@ class SupervisorProcess:
     def __init__(self, study: Path, *, terminate_s: float, kill_s: float, slot: str = "", cores: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair()
         log = tempfile.TemporaryFile()  # noqa: SIM115 (its last line says why the process exited on its own)
-        argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "autotune.launchers.supervisor",
-            str(theirs.fileno()),
-            str(terminate_s),
-            str(kill_s),
-        ]
+        argv = [sys.executable, "-P", "-m", "autotune.launchers.supervisor", *map(str, (theirs.fileno(), terminate_s, kill_s))]
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -84,13 +76,8 @@ class SupervisorProcess:
         self._poll.register(ours, select.POLLIN)
         self._buffer = b""
         self._inbox: dict[str, list[Message]] = {}
-        self._end: str | None = None
+        self.end: str | None = None
         self.close = weakref.finalize(self, _close, ours, self._process, log, terminate_s + kill_s + CLOSE_S)
-
-    @property
-    def end(self) -> str | None:
-        """How the supervisor ended, in words; None while it runs. Up to date only after a call of `messages`."""
-        return self._end
 
     def start(self, mark: str, *, argv: list[str], cwd: str, env: dict[str, str], folder: Path, server: str = "") -> None:
         """Starts a trial.
@@ -135,7 +122,7 @@ class SupervisorProcess:
         give_up_s = time.monotonic() + patience_s
         why = f"it was not ready after {patience_s:g} s"
         said: dict[str, Message] = {}
-        while (left_s := give_up_s - time.monotonic()) > 0 and self._end is None:
+        while (left_s := give_up_s - time.monotonic()) > 0 and self.end is None:
             said.update((message["is"], message) for message in self.messages(mark))
             if "ready" in said:
                 why = said["ready"]["why"]
@@ -147,7 +134,7 @@ class SupervisorProcess:
         if why:
             self.end_trial(mark, after_s=0.0)
             give_up_s = time.monotonic() + GONE_S
-            while "gone" not in said and (left_s := give_up_s - time.monotonic()) > 0 and self._end is None:
+            while "gone" not in said and (left_s := give_up_s - time.monotonic()) > 0 and self.end is None:
                 self.wait(left_s)
                 said.update((message["is"], message) for message in self.messages(mark))
         return why
@@ -159,9 +146,9 @@ class SupervisorProcess:
         self._send(message)
         give_up_s = time.monotonic() + ANSWER_S
         while not (answers := self.messages(mark)):
-            if self._end is not None or time.monotonic() > give_up_s:
+            if self.end is not None or time.monotonic() > give_up_s:
                 self.kill()
-                raise SupervisorLost(self._end)
+                raise SupervisorLost(self.end)
             self.wait(give_up_s - time.monotonic())
         self._inbox[mark] = answers[1:]
         if answers[0]["is"] == "refused":
@@ -178,7 +165,7 @@ class SupervisorProcess:
 
     def wait(self, seconds: float) -> None:
         """Waits for a message, at most this long."""
-        if self._end is None:
+        if self.end is None:
             self._poll.poll(max(0.0, seconds) * 1000)
 
     def kill(self) -> None:
@@ -195,7 +182,7 @@ class SupervisorProcess:
             self._receive()  # messages sent before it exited still count
 
     def _receive(self) -> None:
-        while self._end is None:
+        while self.end is None:
             try:
                 chunk = self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
@@ -211,8 +198,8 @@ class SupervisorProcess:
 
     def _note_end(self) -> None:
         status = exit_status(self._process, CLOSE_S)  # it may have closed its socket but still run
-        if self._end is None:
-            self._end = f"killed by {signal_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
+        if self.end is None:
+            self.end = f"killed by {signal_name(-status)}" if status < 0 else f"lost, status {status}{_last_line(self._log)}"
 
 
 def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes], patience_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Figures = Mapping[str, Any]  # of one strategy, as `figures.figures` returns them
@@ -57,8 +57,4 @@ def markdown(strategies: Mapping[str, Figures]) -> str:
     """Returns the strategies as a Markdown table."""
     rows = [["strategy", *(head for head, _ in COLUMNS)], ["---", *("--:" for _ in COLUMNS)]]
     rows += [[f"`{name}`", *cells(found)] for name, found in strategies.items()]
-    return "\n".join(map(_line, rows))
-
-
-def _line(row: Iterable[str]) -> str:
-    return f"| {' | '.join(row)} |"
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

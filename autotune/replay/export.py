@@ -17,7 +17,6 @@ from autotune.failures import classify
 from autotune.harness import protocol
 from autotune.harness.protocol import KnobReport, RankResult
 from autotune.knobs.base import HostContext
-from autotune.known_messages import Facts
 from autotune.launchers.rank_results import RankResults
 from autotune.machine import host_context
 from autotune.plain_json import mapped
@@ -39,6 +38,10 @@ FACTS = (
     "num_local_ranks", "num_nodes", "collectives", "nccl",
 )  # fmt: skip
 GPU = ("name", "memory_bytes", "compute_capability", "driver")
+RESULT = (
+    "rank", "world_size", "status", "phases_s", "unit", "throughput_per_s", "regime", "device_rate_per_s", "loader_rate_per_s",
+    "data_wait_frac", "memory", "loss", "scaling", "compiled", "communication",
+)  # fmt: skip
 EVIDENCE = (NOT_FINITE, "num_steps", "is_harness_seen", "oom_kills", "deadline", "shut_out")
 VERSIONS = ("autotune", "torch", "python", "optuna")
 SETTINGS_WITH_PATHS = ("data.root", "program.python", "model.factory", "data.factory", "train.step")
@@ -136,19 +139,15 @@ def _is_classified_alike(made: Measurement) -> bool:
     """Whether `classify` still finds the recorded outcome in what is exported; True for outcomes that it never returns."""
     if made.outcome in (Outcome.infeasible, Outcome.parity):
         return True
-    facts: Facts = facts_of(ended_of(made, trial=0, nonce=""))
-    return classify(facts)[0] is made.outcome
+    return classify(facts_of(ended_of(made, trial=0, nonce="")))[0] is made.outcome
 
 
 def _with_plain_ending(made: Measurement) -> Measurement:
     """Changes a measurement's ending so that it yields the same outcome without the log, which is not exported."""
     kinds = {Outcome.device_oom: "torch.OutOfMemoryError", Outcome.host_oom: "MemoryError"}
-    if made.outcome is Outcome.crash:
-        made.ended |= {"cause": "exit", "signal": made.ended.get("signal") or "SIGABRT"}
-        made.results = []
-        return made
-    if made.outcome is Outcome.timeout:
-        made.ended |= {"cause": "deadline"}
+    if made.outcome in (Outcome.crash, Outcome.timeout):
+        crashed = {"cause": "exit", "signal": made.ended.get("signal") or "SIGABRT"}
+        made.ended |= crashed if made.outcome is Outcome.crash else {"cause": "deadline"}
         made.results = []
         return made
     made.ended |= {"cause": "result", "signal": None}
@@ -159,30 +158,15 @@ def _with_plain_ending(made: Measurement) -> Measurement:
 
 def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
     """Returns a rank's result without raw steps, paths and pids. Facts of the program are kept only if `is_first`."""
-    window = result.window
+    num_samples = (result.detected.get("loader") or {}).get("num_samples")
+    loader = {"loader": {"num_samples": num_samples}} if num_samples else {}
     kept: dict[str, Any] = {
-        "rank": result.rank,
-        "world_size": result.world_size,
-        "status": result.status,
+        **{name: getattr(result, name) for name in RESULT},
         "error": _error(result.error),
-        "phases_s": result.phases_s,
-        "unit": result.unit,
-        "window": None if window is None else {name: value for name, value in vars(window).items() if name != "reason"},
-        "throughput_per_s": result.throughput_per_s,
-        "regime": result.regime,
-        "device_rate_per_s": result.device_rate_per_s,
-        "loader_rate_per_s": result.loader_rate_per_s,
-        "data_wait_frac": result.data_wait_frac,
-        "memory": result.memory,
-        "loss": result.loss,
-        "scaling": result.scaling,
-        "knobs": {key: _report(report) for key, report in result.knobs.items()},
-        "compiled": result.compiled,
-        "communication": result.communication,
-        "detected": {"num_steps": result.detected.get("num_steps"), **_detected(result)},
+        "window": vars(result.window) if result.window else None,
+        "knobs": {key: _known(report) for key, report in result.knobs.items()},
+        "detected": {"num_steps": result.detected.get("num_steps"), **loader},
     }
-    if kept["window"] is not None and window is not None:
-        kept["window"]["reason"] = plain(window.reason)
     if is_first:
         kept["facts"] = {name: result.facts[name] for name in FACTS if result.facts.get(name) is not None}
         kept["observed"], kept["applicability"] = result.observed, result.applicability
@@ -190,13 +174,8 @@ def _result(result: RankResult, *, is_first: bool) -> dict[str, Any]:
     return {name: value for name, value in _rounded(kept).items() if value not in (None, "", {}, [])}
 
 
-def _report(report: KnobReport) -> dict[str, Any]:
+def _known(report: KnobReport) -> dict[str, Any]:
     return {name: value for name, value in vars(report).items() if value not in ("", None)}
-
-
-def _detected(result: RankResult) -> dict[str, Any]:
-    loader = result.detected.get("loader") or {}
-    return {"loader": {"num_samples": loader["num_samples"]}} if loader.get("num_samples") else {}
 
 
 def _error(error: dict[str, str] | None) -> dict[str, str] | None:

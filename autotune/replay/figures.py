@@ -54,7 +54,7 @@ def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict
 
 def _table(result: Result) -> dict[str, Any]:
     table, groups = result.table, result.table.by_configuration()
-    kept = {key: groups[key] for key in result.grid.keys}
+    kept = _kept(result)
     optimum = optimum_of(kept)
     best, base = mean(kept[optimum]), mean(groups.get(frozenset(), []))
     ten = random_after_ten(kept)
@@ -119,14 +119,15 @@ def _seconds_per_trial(groups: dict[Key, list[Measurement]]) -> float:
 
 def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str, Any]:
     """Returns the figures of one strategy over all studies of one table, or of several."""
-    timed = [(study, _seconds_per_trial(_kept(result))) for result, found in studied for study in found]
+    each_s = [_seconds_per_trial(_kept(result)) for result, _ in studied]
+    timed = [(study, seconds) for seconds, (_, found) in zip(each_s, studied, strict=True) for study in found]
     studies = [study for study, _ in timed]
     claims = [study.claim for study in studies if study.claim]
     return {
         "studies": len(studies),
         "at_trials": {str(num): _spread([at_trials(study.path, num) for study in studies]) for num in AT_TRIALS},
         "at_seconds_of_trials": {
-            str(num): _spread([at_seconds(study.path, (num + 1) * each_s) for study, each_s in timed]) for num in AT_TRIALS
+            str(num): _spread([at_seconds(study.path, (num + 1) * seconds) for study, seconds in timed]) for num in AT_TRIALS
         },
         "to": {str(target): _reach(studies, target) for target in TARGETS},
         "final": _spread([study.final_fraction for study in studies]),

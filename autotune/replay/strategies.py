@@ -49,12 +49,12 @@ class Strategy:
 GP_PATIENCE = 5
 
 
-def _tpe(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+def _tpe(seed: int, **options: Any) -> optuna.samplers.BaseSampler:
+    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, **options)
 
 
 def _tpe_after_seeds(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=NUM_STARTUP_TRIALS)
+    return _tpe(seed, n_startup_trials=NUM_STARTUP_TRIALS)
 
 
 def _gp(seed: int) -> optuna.samplers.BaseSampler:

@@ -37,11 +37,7 @@ POLL_S = 1.0  # recorded seconds between two checks of trials that run in parall
 VERIFY_ROUNDS = 4  # number of rounds that `autotune verify` measures
 FRESH = "off"
 # Settings of the recording that a replay ignores. Racing, for example, was off in the recording, and is on in a replay.
-NOT_REPLAYED = (
-    "measure.racing",
-    "launch.",
-    "train.",
-)
+NOT_REPLAYED = ("measure.racing", "launch.", "train.")
 
 
 @dataclass(kw_only=True)

@@ -82,20 +82,15 @@ class World:
         return scaled(like, math.exp(centre + self._random.choice(self._residuals)) / like.value)
 
     def truth(self, key: Key, *uses: Use) -> float:
-        """Returns a configuration's mean rate over the repeats that were not served for these uses; 0 if it has no rate.
-
-        If all repeats were served, or the unserved ones have no rate, returns the mean over all repeats.
-        """
-        served = {number for use in uses for number in self._served[use][key]}
-        unseen = [one for one in self._all[key] if one.number not in served]
-        return mean(unseen) or mean(self._all[key]) or 0.0
+        """Returns a configuration's mean rate over the repeats that were not served for these uses, or else over all."""
+        return self._mean_besides(key, {number for use in uses for number in self._served[use][key]})
 
     def held_out(self, key: Key) -> float:
-        """Returns the rate of the held-out repeat, which is never served; 0 for a configuration without a rate.
+        """Returns the rate of the held-out repeat, which is never served, or else the mean over all repeats."""
+        return self._mean_besides(key, {one.number for one in self._may_be_served[key]})
 
-        If no repeat is held out, or the held-out repeat has no rate, returns the mean over all repeats.
-        """
-        served = {one.number for one in self._may_be_served[key]}
+    def _mean_besides(self, key: Key, served: Collection[int]) -> float:
+        """Returns the mean rate over the other repeats; over all if none of the others has a rate; 0 if none has one."""
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 

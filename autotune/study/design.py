@@ -48,7 +48,8 @@ def configurations(space: ResolvedSpace, host_context: HostContext | None, *, mo
         _add(found, space, knobs)
     num_vain = 0
     while len(found) < most and num_vain < MAX_DRAWS:
-        num_vain = 0 if _add(found, space, _drawn(space, rng)) else num_vain + 1
+        drawn = {key: rng.choice(values) for key, values in levels(space).items()}
+        num_vain = 0 if _add(found, space, space.active({**space.reference, **drawn})) else num_vain + 1
     return list(found.values())[:most], False
 
 
@@ -82,7 +83,3 @@ def _neighbours(space: ResolvedSpace, centre: Knobs) -> Iterator[Knobs]:
     for key, values in levels(space).items():
         if knob(key).is_active(full):
             yield from (space.active({**full, key: value}) for value in values)
-
-
-def _drawn(space: ResolvedSpace, rng: random.Random) -> Knobs:
-    return space.active({**space.reference, **{key: rng.choice(values) for key, values in levels(space).items()}})

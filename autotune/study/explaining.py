@@ -229,7 +229,9 @@ class Explaining:
             if tried or any(one.unskippable or is_open(one) for one in findings):
                 findings = [found for one in findings for found in _still_open(one, evidence)]
                 more += remedies.notes(findings)
-                more += list(dict.fromkeys(map(_unskippable_text, filter(_is_unskippable, findings))))
+                unskippable = [one for one in findings if one.unskippable and one.check is None and one.value is None]
+                why = "cannot be skipped to measure what it costs"
+                more += dict.fromkeys(f"{one.cause}: {why}: {one.unskippable}" for one in unskippable)
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
     def _is_repeated(self, record: TrialRecord) -> bool:
@@ -353,14 +355,6 @@ def _slowed(evidence: Evidence) -> str:
         return ""
     why = "the machine was busy, or the pass slowed the program"
     return f"{LINES}: a step took {slowdown:.1f} times as long as in the trial: {why}"
-
-
-def _is_unskippable(finding: Finding) -> bool:
-    return bool(finding.unskippable) and finding.check is None and finding.value is None
-
-
-def _unskippable_text(finding: Finding) -> str:
-    return f"{finding.cause}: cannot be skipped to measure what it costs: {finding.unskippable}"
 
 
 def _failed(name: str, record: TrialRecord) -> str:

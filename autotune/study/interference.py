@@ -171,9 +171,10 @@ class Interference:
         pairs: list[tuple[float, dict[str, float]]] = []
         while num_lost < MAX_LOST and not (found and found.is_over):
             number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
-            alone, beside = [_rates(session.calibrate(best, on, round_number=number)) for on in _order(number, places)]
-            if number % 2 == 0:
-                alone, beside = beside, alone
+            is_alone_first = bool(number % 2)
+            order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone
+            measured = [_rates(session.calibrate(best, on, round_number=number)) for on in order]
+            alone, beside = measured if is_alone_first else measured[::-1]
             if len(alone) != 1 or len(beside) != len(places):
                 num_lost += 1
                 continue
@@ -222,11 +223,6 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     slowest = min(by_slot.items(), key=lambda pair: pair[1], default=("", 1.0))
     margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
     return Calibration(ratio=ratio, margin=margin, slowest=slowest, num_slots=len(slots))
-
-
-def _order(number: int, places: Sequence[Place]) -> tuple[Sequence[Place], Sequence[Place]]:
-    """Returns the slots of the two halves of a pair; [] stands for the trial alone, which goes first in every other pair."""
-    return ([], places) if number % 2 else (places, [])
 
 
 def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Sequence[Place]:

@@ -36,10 +36,8 @@ class Frontier:
 
     def beyond(self, knobs: Knobs) -> TrialRecord | None:
         """Returns a record of the failure that rules out a configuration; None if there is none."""
-        for out, record in self._out:
-            if dominates(knobs, out, is_host=record.outcome is Outcome.host_oom):
-                return record
-        return None
+        able = (record for out, record in self._out if dominates(knobs, out, is_host=record.outcome is Outcome.host_oom))
+        return next(able, None)
 
 
 def dominates(knobs: Knobs, out: Knobs, *, is_host: bool) -> bool:

@@ -196,17 +196,13 @@ class Search:
         Such a proposal comes immediately, unless the suspected value costs a compilation: a trial of another compilation takes
         as long and often gains as much. Then it replaces the sampler's next proposal that has the suspected value.
         """
-        yield from self._questions()
+        yield from iter(self._question, None)
         for proposal in proposals:
             question = self._question(about=proposal.knobs) if proposal.trial else None
             if question:
                 self._forget(proposal)
             yield question or proposal
-            yield from self._questions()
-
-    def _questions(self) -> Iterator[Proposal]:
-        while question := self._question():
-            yield question
+            yield from iter(self._question, None)
 
     def _question(self, about: Knobs | None = None) -> Proposal | None:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
@@ -248,8 +244,7 @@ class Search:
     def _cheap(self, *, until: Callable[[], bool]) -> Iterator[Proposal]:
         """Yields cheap proposals until it is time for the next step, the budget ends, or there is nothing new."""
         while self._may_go_on() and not until():
-            proposal = self._next()
-            if proposal is not None:
+            if proposal := self._new() or self._doubtful():
                 yield proposal
             elif not self._session.schedule.wait_for_one():  # a trial that has just ended may lead to new proposals
                 return
@@ -330,10 +325,6 @@ class Search:
             return None
         why = f"trial {best.number} without the changes that show no effect: {', '.join(idle)}"
         return Proposal(knobs=part_of(self._space, best, idle).knobs, why=why, origin=LATE)
-
-    def _next(self) -> Proposal | None:
-        """Returns the next cheap proposal; if there is none, returns None and sets `_reason`."""
-        return self._new() or self._doubtful()
 
     def _doubtful(self) -> Proposal | None:
         """Returns the configuration to measure again once nothing new is left; see `RatesSampler.doubted`."""
@@ -464,10 +455,8 @@ class Search:
         add_known(self._study, record, self._distributions, **self._limits())
 
     def _limits(self) -> dict[str, Any]:
-        return {
-            "worst": self._session.tally.worst(len(self._names)),
-            "memory_capacity_bytes": self._session.memory_capacity_bytes,
-        }
+        session, num = self._session, len(self._names)
+        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes}
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""

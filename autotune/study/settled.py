@@ -72,7 +72,7 @@ class Settled:
         tried = [record for record in self._session.searched[1:] if not record.outcome.is_no_answer]
         if len(tried) < NUM_SAME_FAILURES:
             return
-        if len({_cause(record) for record in tried}) > 1:
+        if len({(record.outcome, re.sub(r"\d+", "#", record.reason)) for record in tried}) > 1:
             return
         if frozenset.intersection(*(configuration_key(record.changed) for record in tried)):
             return  # they share a change, which may be the cause
@@ -82,8 +82,3 @@ class Settled:
         lines += log_lines(last.evidence)
         lines.append(f"All measurements are kept. The output of the last trial is in {path}.")
         raise NothingWorked("\n".join(lines))
-
-
-def _cause(record: TrialRecord) -> tuple[Outcome, str]:
-    """Returns why a trial failed, with numbers masked, so that equal causes compare equal."""
-    return record.outcome, re.sub(r"\d+", "#", record.reason)

@@ -66,150 +66,314 @@ class Standing:
 
 def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing) -> Summary:
     """Returns the summary of a study."""
-    everything, records = records, [one for one in records if one.kind not in (Kind.explain, Kind.check)]
-    baseline = records[0] if records and records[0].outcome.has_value else None
-    best = _best(records, baseline, standing)
-    speedup = _speedup(baseline, best, records, standing)
-    attribution = _attribution(about, records, best, standing)
-    return {
-        "schema": SCHEMA,
-        "study": about.name,
-        "title": about.title,
-        "status": standing.status,
-        "reason": standing.reason,
-        "objective": about.objective,
-        "terms": about.terms,
-        "unit": baseline.unit if baseline else "samples",
-        "machine": about.machine,
-        "baseline": _baseline(baseline, records, standing) if baseline else _no_baseline(records),
-        "best": _entry(best, records, standing, knobs=True, overrides=True) if best else None,
-        "best_by_tier": _by_tier(records, baseline, best, standing, is_held=GLOBAL_BATCH in about.settings),
-        "speedup": speedup,
-        "failed_finalists": [] if about.verifies else _failed_finalists(records, best, standing),
-        "break_even": _break_even(records, baseline, best, standing),
-        "search_cost": _search_cost(about, records, standing, best, speedup),
-        "front": _front(records, about, standing),
-        "attribution": attribution,
-        "effects_need": needed(attribution, about, records),
-        "effects_together": together(attribution, best, about, records) if best else None,
-        "minimality": _minimality(best, standing),
-        "parity": parity.report(best, records, is_held=GLOBAL_BATCH in about.settings),
-        "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
-        "counts": dict(Counter(str(record.outcome) for record in records)),
-        "seconds": _seconds(records, standing.seconds),
-        "fingerprint": about.fingerprint,
-        "identity": about.identity,
-        "versions": about.versions,
-        "started_at": about.started_at,
-        "budget_s": about.budget_s,
-        "budget_trials": about.budget_trials,
-        "pinned": about.pinned,
-        "settings": about.settings,
-        "command": about.command,
-        "placeholders": about.placeholders,
-        "detected": about.detected,
-        "disturbed_by": caveat(records),
-        "own_share": shared(records) or None,
-        "drift": None if about.recording else drift(records) or trend(records) or None,
-        "not_finite": finite.caveat(records) or None,
-        "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
-        "cwd": about.cwd,
-        "is_recipe": about.is_recipe,
-        "target": about.target,
-        "verification": verification(about, records, standing.decision) if about.verifies else None,
-        "warm_start": about.warm_start,
-        "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
-        "recording": recorded(about, records) if about.recording else None,
-        "files": _files(everything),
-        "explanation": standing.explanation,
-        "cycles": cycles_text(records[0].metrics) or None if records else None,
-        "num_trials": len(everything),
-        "trials": [trial_entry(record) for record in everything],
-        **({"slots": about.slots} if about.slots else {}),
-    }
+    return _Study(about, records, standing).summary()
 
 
-def _best(records: list[TrialRecord], baseline: TrialRecord | None, standing: Standing) -> TrialRecord | None:
-    """Returns the best configuration: the finals' choice, or the search's leader before the finals."""
-    if baseline is None:
-        return None
-    decision = standing.decision
-    if decision is not None and (decision.ratio is not None or decision.finalist is None):
-        is_handed_over = decision.is_better or (is_barred(baseline) and decision.finalist is not None)
-        return decision.finalist if is_handed_over else baseline
-    return _kept(leader(records, baseline, Tier.training), records, standing)
+class _Study:
+    """A study as far as it has come.
 
+    Attributes:
+        everything: all trials.
+        records: the trials without those that only explain.
+        baseline: trial 0 if it was measured.
+        best: the best configuration; None without a baseline.
+    """
 
-def _kept(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> TrialRecord:
-    """Returns the search's best, `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
-    baseline = records[0]
-    if is_barred(baseline) or not _unpaired(baseline, records, standing):
-        return top
-    ratio = _unpaired_ratio(top, records, standing)
-    return top if ratio is not None and ratio > 1 + ONE_ROUND_FRAC else baseline
+    def __init__(self, about: StudyRecord, records: list[TrialRecord], standing: Standing) -> None:
+        self.about, self.everything, self.standing, self.decision = about, records, standing, standing.decision
+        self.records = [one for one in records if one.kind not in (Kind.explain, Kind.check)]
+        self.baseline = self.records[0] if self.records and self.records[0].outcome.has_value else None
+        self.best = self._best(self.baseline) if self.baseline else None
+        self.is_held = GLOBAL_BATCH in about.settings
 
+    def summary(self) -> Summary:
+        """Returns the summary."""
+        about, standing, records, baseline, best = self.about, self.standing, self.records, self.baseline, self.best
+        speedup, attribution = self._speedup(), self._attribution()
+        return {
+            "schema": SCHEMA,
+            "study": about.name,
+            "title": about.title,
+            "status": standing.status,
+            "reason": standing.reason,
+            "objective": about.objective,
+            "terms": about.terms,
+            "unit": baseline.unit if baseline else "samples",
+            "machine": about.machine,
+            "baseline": self._baseline_entry(),
+            "best": self._entry(best, knobs=True, overrides=True) if best else None,
+            "best_by_tier": self._by_tier(),
+            "speedup": speedup,
+            "failed_finalists": [] if about.verifies else self._failed_finalists(),
+            "break_even": self._break_even(),
+            "search_cost": self._search_cost(speedup),
+            "front": self._front(),
+            "attribution": attribution,
+            "effects_need": needed(attribution, about, records),
+            "effects_together": together(attribution, best, about, records) if best else None,
+            "minimality": self._minimality(),
+            "parity": parity.report(best, records, is_held=self.is_held),
+            "diagnosis": diagnose(best, device=about.machine.get("device")) if best else [],
+            "counts": dict(Counter(str(record.outcome) for record in records)),
+            "seconds": _seconds(records, standing.seconds),
+            "fingerprint": about.fingerprint,
+            "identity": about.identity,
+            "versions": about.versions,
+            "started_at": about.started_at,
+            "budget_s": about.budget_s,
+            "budget_trials": about.budget_trials,
+            "pinned": about.pinned,
+            "settings": about.settings,
+            "command": about.command,
+            "placeholders": about.placeholders,
+            "detected": about.detected,
+            "disturbed_by": caveat(records),
+            "own_share": shared(records) or None,
+            "drift": None if about.recording else drift(records) or trend(records) or None,
+            "not_finite": finite.caveat(records) or None,
+            "page_cache": best.evidence.get(PAGE_CACHE) if best else None,
+            "cwd": about.cwd,
+            "is_recipe": about.is_recipe,
+            "target": about.target,
+            "verification": verification(about, records, standing.decision) if about.verifies else None,
+            "warm_start": about.warm_start,
+            "noise": noise.as_json(noise.noise_of(noise.rounds_of(records))),
+            "recording": recorded(about, records) if about.recording else None,
+            "files": _files(self.everything),
+            "explanation": standing.explanation,
+            "cycles": cycles_text(records[0].metrics) or None if records else None,
+            "num_trials": len(self.everything),
+            "trials": [trial_entry(record) for record in self.everything],
+            **({"slots": about.slots} if about.slots else {}),
+        }
 
-def _by_tier(
-    records: list[TrialRecord],
-    baseline: TrialRecord | None,
-    best: TrialRecord | None,
-    standing: Standing,
-    *,
-    is_held: bool,
-) -> dict[str, Any]:
-    """Returns {tier: entry of the best configuration of this tier or a lower one}."""
-    if baseline is None or best is None:
-        return {}
-    found = {}
-    for tier in Tier:
-        is_decided = best.changed and best.tier.rank <= tier.rank
-        is_nothing_better = standing.decision is not None and not best.changed and tier is Tier.training
-        top = best if is_decided or is_nothing_better else _kept(leader(records, baseline, tier), records, standing)
-        claim = standing.tiers.get(top.number) or _finals_of(top, standing)
-        if claim and not claim.is_better:
-            top, claim = baseline, None
-        entry = _entry(top, records, standing, overrides=True)
-        if claim and claim.ratio:
-            said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
-            entry |= {"measured_in": "finals", "speedup": said}
-            entry.pop("num_unpaired", None)
-            if top.score == top.value:
-                entry["value"], entry["ci"] = claim.rate(top.number)
-        compared = parity.report(top, records, is_held=is_held) or {}
-        found[str(tier)] = {**entry, "parity": compared.get("text", "")}
-    return found
+    def _best(self, baseline: TrialRecord) -> TrialRecord:
+        """Returns the best configuration: the finals' choice, or the search's leader before the finals."""
+        decision = self.decision
+        if decision is None or (decision.ratio is None and decision.finalist is not None):
+            return self._kept(leader(self.records, baseline, Tier.training))
+        is_handed_over = decision.is_better or is_barred(baseline)
+        return decision.finalist if is_handed_over and decision.finalist else baseline
 
+    def _kept(self, top: TrialRecord) -> TrialRecord:
+        """Returns the search's best, `top`, or the baseline if unpaired measurements do not confirm that `top` is better."""
+        baseline = self.records[0]
+        if is_barred(baseline) or not self._unpaired(baseline):
+            return top
+        ratio = self._unpaired_ratio(top)
+        return top if ratio is not None and ratio > 1 + ONE_ROUND_FRAC else baseline
 
-def _finals_of(record: TrialRecord, standing: Standing) -> Decision | None:
-    """Returns the finals' decision if they measured this configuration but kept the baseline."""
-    decision = standing.decision
-    if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
-        return None
-    return decision if decision.finalist.number == record.number else None
+    def _by_tier(self) -> dict[str, Any]:
+        """Returns {tier: entry of the best configuration of this tier or a lower one}."""
+        baseline, best = self.baseline, self.best
+        if baseline is None or best is None:
+            return {}
+        found = {}
+        for tier in Tier:
+            is_decided = best.changed and best.tier.rank <= tier.rank
+            is_nothing_better = self.decision is not None and not best.changed and tier is Tier.training
+            top = best if is_decided or is_nothing_better else self._kept(leader(self.records, baseline, tier))
+            claim = self.standing.tiers.get(top.number) or self._finals_of(top)
+            if claim and not claim.is_better:
+                top, claim = baseline, None
+            entry = self._entry(top, overrides=True)
+            if claim and claim.ratio:
+                said = {"ratio": claim.ratio.ratio, "ci": claim.ratio.ci, "verdict": claim.verdict, "reason": claim.reason}
+                entry |= {"measured_in": "finals", "speedup": said}
+                entry.pop("num_unpaired", None)
+                if top.score == top.value:
+                    entry["value"], entry["ci"] = claim.rate(top.number)
+            compared = parity.report(top, self.records, is_held=self.is_held) or {}
+            found[str(tier)] = {**entry, "parity": compared.get("text", "")}
+        return found
 
+    def _finals_of(self, record: TrialRecord) -> Decision | None:
+        """Returns the finals' decision if they measured this configuration but kept the baseline."""
+        decision = self.decision
+        if decision is None or decision.ratio is None or decision.finalist is None or decision.is_better:
+            return None
+        return decision if decision.finalist.number == record.number else None
 
-def _entry(
-    record: TrialRecord, records: list[TrialRecord], standing: Standing, *, knobs: bool = False, overrides: bool = False
-) -> dict[str, Any]:
-    """Returns trial number, value and interval, from the reporting rounds if there are any, else from the search."""
-    rates, counted = _scores(record, standing), _reported(record, records, standing) or [record]
-    entry: dict[str, Any] = {
-        "trial": record.number,
-        **means(counted),
-        "measured_in": "finals" if rates or any(one is not record for one in counted) else "search",
-    }
-    if len(counted) > 1 and any(one is record for one in counted):
-        entry["num_unpaired"] = len(counted)
-    if standing.decision and rates and record.score == record.value:
-        entry["value"], entry["ci"] = standing.decision.rate(record.number)
-    if entry["ci"] is None:
-        entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
-    if overrides:
-        entry["overrides"] = record.changed
-        entry |= _forced(record)
-    if knobs:
-        entry["knobs"] = record.knobs
-    return entry
+    def _entry(self, record: TrialRecord, *, knobs: bool = False, overrides: bool = False) -> dict[str, Any]:
+        """Returns trial number, value and interval, from the reporting rounds if there are any, else from the search."""
+        rates, counted = self._scores(record), self._reported(record) or [record]
+        entry: dict[str, Any] = {
+            "trial": record.number,
+            **means(counted),
+            "measured_in": "finals" if rates or any(one is not record for one in counted) else "search",
+        }
+        if len(counted) > 1 and any(one is record for one in counted):
+            entry["num_unpaired"] = len(counted)
+        if self.decision and rates and record.score == record.value:
+            entry["value"], entry["ci"] = self.decision.rate(record.number)
+        if entry["ci"] is None:
+            entry["why_no_ci"] = "one round only" if rates else record.why_no_ci
+        if overrides:
+            entry["overrides"] = record.changed
+            entry |= _forced(record)
+        if knobs:
+            entry["knobs"] = record.knobs
+        return entry
+
+    def _reported(self, record: TrialRecord) -> list[TrialRecord]:
+        """Returns a configuration's reporting rounds, or its rounds as a point of the Pareto front.
+
+        If it has neither, because the finals ended before the first pair, returns its other measurements.
+        """
+        scores = self._scores(record)
+        found = [final for final in self.records if final.repeats == record.number and final.score in scores]
+        return found or measured_again(record, self.records) or self._unpaired(record)
+
+    def _unpaired(self, record: TrialRecord) -> list[TrialRecord]:
+        """Returns a configuration's measurements for a comparison without pairs.
+
+        Returns [] if the finals have a pair, or if they did not measure the configuration again.
+
+        In a measurement without an interval, one slow step may dominate. So such measurements are used only if there are no
+        others.
+        """
+        if self.decision is not None and self.decision.ratio is not None:
+            return []
+        finals = [one for one in self.records if one.kind is Kind.final]
+        again = [final for final in finals if final.repeats == record.number and final.score]
+        measured = [record, *again]
+        return [one for one in measured if one.score and one.ci] or measured if again else []
+
+    def _unpaired_ratio(self, top: TrialRecord) -> float | None:
+        """Returns the ratio to the baseline from unpaired measurements; None if one side's contradict each other."""
+        means_of = []
+        for record in (top, self.records[0]):
+            counted = self._unpaired(record) or [record]
+            scores = [one.score for one in counted if one.score]
+            is_vague = not any(one.ci for one in counted)
+            if not scores or (is_vague and max(scores) > (1 + ONE_ROUND_FRAC) * min(scores)):
+                return None
+            means_of.append(scores[0] if len(scores) == 1 else stats.log_mean_interval(scores)[0])
+        return means_of[0] / means_of[1]
+
+    def _scores(self, record: TrialRecord) -> list[float]:
+        return self.decision.values.get(record.number, []) if self.decision else []
+
+    def _break_even(self) -> dict[str, Any] | None:
+        if self.baseline is None or self.best is None or not self.best.changed:
+            return None
+        own, other = (self._reported(record) or [record] for record in (self.best, self.baseline))
+        return break_even(self.records, own, other)
+
+    def _search_cost(self, speedup: Summary | None) -> dict[str, Any] | None:
+        """Returns the cost of the search and when it pays off; None if there was no search or the study is not complete."""
+        about, best = self.about, self.best
+        if about.verifies or about.recording or best is None or self.standing.status != "complete":
+            return None
+        return search_cost(
+            self.records,
+            seconds=self.standing.seconds,
+            speedup=speedup,
+            is_kept=not best.changed,
+            dearer_s=float((self._break_even() or {}).get("dearer_s") or 0.0),
+            objective=about.objective,
+        )
+
+    def _front(self) -> list[dict[str, Any]]:
+        names = objective_names(self.about.objective)
+        return [self._entry(record, overrides=True) for record in front(self.records, names)] if len(names) > 1 else []
+
+    def _baseline_entry(self) -> dict[str, Any]:
+        """Returns the baseline's entry, marked `is_barred` if the baseline violates a constraint and so cannot win."""
+        if self.baseline:
+            barred = {"is_barred": True, "reason": self.baseline.reason} if is_barred(self.baseline) else {}
+            return {**self._entry(self.baseline, knobs=True), **barred}
+        first = self.records[0] if self.records else None
+        reason = f"{first.outcome}: {first.reason}" if first else "not measured yet"
+        return {"trial": 0, "value": None, "ci": None, "knobs": first.knobs if first else {}, "reason": reason}
+
+    def _speedup(self) -> dict[str, Any] | None:
+        decision, best = self.decision, self.best
+        if best is None:
+            return None
+        if decision is None or decision.ratio is None:
+            return self._unproven(best)
+        if decision.is_slower and not best.changed:  # the baseline is kept; its ratio to itself is 1
+            rounds = decision.ratio.num_rounds
+            return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason, "num_rounds": rounds}
+        return {
+            "ratio": decision.ratio.ratio,
+            "ci": decision.ratio.ci,
+            "verdict": decision.verdict,
+            "reason": decision.reason,
+            "num_rounds": decision.ratio.num_rounds,
+            "freedom": decision.ratio.freedom,
+            "margin": decision.margin,
+            "trial": decision.finalist.number if decision.finalist else None,
+            "overrides": decision.finalist.changed if decision.finalist else {},
+        }
+
+    def _unproven(self, best: TrialRecord) -> dict[str, Any] | None:
+        """Returns the speed-up if the finals have no complete pair, usually from one measurement per side.
+
+        Returns None if the finals have not run and the baseline is the best.
+        """
+        decision, baseline = self.decision, self.records[0]
+        if decision is None and not best.changed:
+            return None  # a comparison of the baseline with itself gives no verdict
+        if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
+            reason = decision.reason
+            if is_barred(baseline):
+                today = f"the unchanged program ({baseline.reason})"
+                reason = f"no configuration that was tried satisfies the constraints, and neither does {today}"
+            return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
+        top = decision.finalist if decision and decision.finalist else best
+        has_finals = any(self._unpaired(record) for record in (top, baseline))
+        reason = decision.reason if decision else "the finals are not complete" if has_finals else "the finals have not run"
+        ratio, how = self._unpaired_ratio(top), UNPAIRED if has_finals else OVERSTATED
+        return {
+            "ratio": ratio,
+            "ci": None,
+            "verdict": "ambiguous",
+            "reason": f"{reason}: {how if ratio is not None else CONTRADICTORY}",
+            "trial": top.number,
+            "overrides": top.changed,
+        }
+
+    def _failed_finalists(self) -> list[dict[str, Any]]:
+        """Returns the configurations that looked faster and then failed, if no configuration was found to be faster."""
+        if self.best is None or self.best.changed or self.decision is None:
+            return []
+        return [
+            {
+                "trial": first.number,
+                "overrides": first.changed,
+                "ratio": (first.score or 0.0) / (self.records[0].score or math.inf),
+                "outcome": failed.outcome,
+                "reason": failed.reason,
+            }
+            for first, failed in failed_finalists(self.records, self.decision)
+        ]
+
+    def _attribution(self) -> list[dict[str, Any]]:
+        """Returns the effect of each change of the best, largest first: ratios 1.2 and 1.1 have "cumulative" 1.2 and 1.32."""
+        found, best, decision = self._found(), self.best, self.decision
+        if best is None or not best.changed or found is None:
+            return []
+        entries = [change.as_json() for change in found.changes if change.knob in best.changed]
+        if len(entries) == 1 and decision and decision.ratio:  # the effect of a single change is the whole speed-up
+            whole = decision.ratio
+            alone = {"ratio": whole.ratio, "ci": whole.ci, "num_rounds": whole.num_rounds, "basis": "measured"}
+            entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
+        entries = with_estimates(entries, found.winner, self.about, self.records)
+        entries = sorted(entries, key=lambda entry: -(entry["ratio"] or 0.0))
+        products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
+        return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]
+
+    def _minimality(self) -> dict[str, Any] | None:
+        """Returns the changes that were reverted because they had no effect; None if there are none."""
+        found = self._found()
+        return found.minimality() if found and self.best and self.best.number == found.best.number else None
+
+    def _found(self) -> Attribution | None:
+        """Returns the attribution; None if there is none, or if it is of a configuration that the finals did not choose."""
+        found, best = self.standing.attribution, self.best
+        return found if found and best and best.number in (found.best.number, found.winner.number) else None
 
 
 def _forced(record: TrialRecord) -> dict[str, str]:
@@ -218,189 +382,6 @@ def _forced(record: TrialRecord) -> dict[str, str]:
     report = record.knob_reports.get(key) or {}
     is_forced = report.get("status") == APPLIED and report.get("reason") and key not in record.changed
     return {"worker_start": str(report["observed"])} if is_forced else {}
-
-
-def _reported(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns a configuration's reporting rounds, or its rounds as a point of the Pareto front.
-
-    If it has neither, because the finals ended before the first pair, returns its other measurements.
-    """
-    scores = _scores(record, standing)
-    found = [final for final in records if final.repeats == record.number and final.score in scores]
-    return found or measured_again(record, records) or _unpaired(record, records, standing)
-
-
-def _unpaired(record: TrialRecord, records: list[TrialRecord], standing: Standing) -> list[TrialRecord]:
-    """Returns a configuration's measurements for a comparison without pairs.
-
-    Returns [] if the finals have a pair, or if they did not measure the configuration again.
-
-    In a measurement without an interval, one slow step may dominate. So such measurements are used only if there are no others.
-    """
-    if standing.decision is not None and standing.decision.ratio is not None:
-        return []
-    again = [final for final in records if final.kind is Kind.final and final.repeats == record.number and final.score]
-    measured = [record, *again]
-    return [one for one in measured if one.score and one.ci] or measured if again else []
-
-
-def _unpaired_ratio(top: TrialRecord, records: list[TrialRecord], standing: Standing) -> float | None:
-    """Returns the ratio to the baseline from unpaired measurements; None if one side's measurements contradict each other."""
-    means_of = []
-    for record in (top, records[0]):
-        counted = _unpaired(record, records, standing) or [record]
-        scores = [one.score for one in counted if one.score]
-        is_vague = not any(one.ci for one in counted)
-        if not scores or (is_vague and max(scores) > (1 + ONE_ROUND_FRAC) * min(scores)):
-            return None
-        means_of.append(scores[0] if len(scores) == 1 else stats.log_mean_interval(scores)[0])
-    return means_of[0] / means_of[1]
-
-
-def _scores(record: TrialRecord, standing: Standing) -> list[float]:
-    return standing.decision.values.get(record.number, []) if standing.decision else []
-
-
-def _break_even(
-    records: list[TrialRecord], baseline: TrialRecord | None, best: TrialRecord | None, standing: Standing
-) -> dict[str, Any] | None:
-    if baseline is None or best is None or not best.changed:
-        return None
-    own, other = (_reported(record, records, standing) or [record] for record in (best, baseline))
-    return break_even(records, own, other)
-
-
-def _search_cost(
-    about: StudyRecord, records: list[TrialRecord], standing: Standing, best: TrialRecord | None, speedup: Summary | None
-) -> dict[str, Any] | None:
-    """Returns the cost of the search and when it pays off; None if there was no search or the study is not complete."""
-    if about.verifies or about.recording or best is None or standing.status != "complete":
-        return None
-    dearer_s = float((_break_even(records, records[0], best, standing) or {}).get("dearer_s") or 0.0)
-    return search_cost(
-        records,
-        seconds=standing.seconds,
-        speedup=speedup,
-        is_kept=not best.changed,
-        dearer_s=dearer_s,
-        objective=about.objective,
-    )
-
-
-def _front(records: list[TrialRecord], about: StudyRecord, standing: Standing) -> list[dict[str, Any]]:
-    names = objective_names(about.objective)
-    return [_entry(record, records, standing, overrides=True) for record in front(records, names)] if len(names) > 1 else []
-
-
-def _baseline(baseline: TrialRecord, records: list[TrialRecord], standing: Standing) -> dict[str, Any]:
-    """Returns the baseline's entry, marked `is_barred` if the baseline violates a constraint and so cannot win."""
-    entry = _entry(baseline, records, standing, knobs=True)
-    return {**entry, "is_barred": True, "reason": baseline.reason} if is_barred(baseline) else entry
-
-
-def _no_baseline(records: list[TrialRecord]) -> dict[str, Any]:
-    reason = f"{records[0].outcome}: {records[0].reason}" if records else "not measured yet"
-    return {"trial": 0, "value": None, "ci": None, "knobs": records[0].knobs if records else {}, "reason": reason}
-
-
-def _speedup(
-    baseline: TrialRecord | None, best: TrialRecord | None, records: list[TrialRecord], standing: Standing
-) -> dict[str, Any] | None:
-    if baseline is None or best is None:
-        return None
-    decision = standing.decision
-    if decision is None or decision.ratio is None:
-        return _unproven(baseline, best, records, standing)
-    if decision.is_slower and not best.changed:  # the baseline is kept; its ratio to itself is 1
-        rounds = decision.ratio.num_rounds
-        return {"ratio": 1.0, "ci": None, "verdict": decision.verdict, "reason": decision.reason, "num_rounds": rounds}
-    return {
-        "ratio": decision.ratio.ratio,
-        "ci": decision.ratio.ci,
-        "verdict": decision.verdict,
-        "reason": decision.reason,
-        "num_rounds": decision.ratio.num_rounds,
-        "freedom": decision.ratio.freedom,
-        "margin": decision.margin,
-        "trial": decision.finalist.number if decision.finalist else None,
-        "overrides": decision.finalist.changed if decision.finalist else {},
-    }
-
-
-def _unproven(
-    baseline: TrialRecord, best: TrialRecord, records: list[TrialRecord], standing: Standing
-) -> dict[str, Any] | None:
-    """Returns the speed-up if the finals have no complete pair, usually from one measurement per side.
-
-    Returns None if the finals have not run and the baseline is the best.
-    """
-    decision = standing.decision
-    if decision is None and not best.changed:
-        return None  # a comparison of the baseline with itself gives no verdict
-    if decision is not None and decision.finalist is None:  # only the baseline was worth measuring again
-        reason = decision.reason
-        if is_barred(baseline):
-            today = f"the unchanged program ({baseline.reason})"
-            reason = f"no configuration that was tried satisfies the constraints, and neither does {today}"
-        return {"ratio": None, "ci": None, "verdict": decision.verdict, "reason": reason}
-    top = decision.finalist if decision and decision.finalist else best
-    has_finals = any(_unpaired(record, records, standing) for record in (top, records[0]))
-    reason = decision.reason if decision else "the finals are not complete" if has_finals else "the finals have not run"
-    ratio, how = _unpaired_ratio(top, records, standing), UNPAIRED if has_finals else OVERSTATED
-    return {
-        "ratio": ratio,
-        "ci": None,
-        "verdict": "ambiguous",
-        "reason": f"{reason}: {how if ratio is not None else CONTRADICTORY}",
-        "trial": top.number,
-        "overrides": top.changed,
-    }
-
-
-def _failed_finalists(records: list[TrialRecord], best: TrialRecord | None, standing: Standing) -> list[dict[str, Any]]:
-    """Returns the configurations that looked faster and then failed, if no configuration was found to be faster."""
-    if best is None or best.changed or standing.decision is None:
-        return []
-    return [
-        {
-            "trial": first.number,
-            "overrides": first.changed,
-            "ratio": (first.score or 0.0) / (records[0].score or math.inf),
-            "outcome": failed.outcome,
-            "reason": failed.reason,
-        }
-        for first, failed in failed_finalists(records, standing.decision)
-    ]
-
-
-def _attribution(
-    about: StudyRecord, records: list[TrialRecord], best: TrialRecord | None, standing: Standing
-) -> list[dict[str, Any]]:
-    """Returns the effect of each change of the best, largest first: ratios 1.2 and 1.1 have "cumulative" 1.2 and 1.32."""
-    found = _attribution_of(best, standing)
-    if best is None or not best.changed or found is None:
-        return []
-    entries = [change.as_json() for change in found.changes if change.knob in best.changed]
-    decision = standing.decision
-    if len(entries) == 1 and decision and decision.ratio:  # the effect of a single change is the whole speed-up
-        whole = decision.ratio
-        alone = {"ratio": whole.ratio, "ci": whole.ci, "num_rounds": whole.num_rounds, "basis": "measured"}
-        entries[0] |= {**alone, "verdict": decision.verdict, "reason": decision.reason}
-    entries = sorted(with_estimates(entries, found.winner, about, records), key=lambda entry: -(entry["ratio"] or 0.0))
-    products = itertools.accumulate((entry["ratio"] or 1.0 for entry in entries), lambda one, other: one * other)
-    return [{**entry, "cumulative": product} for entry, product in zip(entries, products, strict=True)]
-
-
-def _minimality(best: TrialRecord | None, standing: Standing) -> dict[str, Any] | None:
-    """Returns the changes that were reverted because they had no effect; None if there are none."""
-    found = _attribution_of(best, standing)
-    return found.minimality() if found and best and best.number == found.best.number else None
-
-
-def _attribution_of(best: TrialRecord | None, standing: Standing) -> Attribution | None:
-    """Returns the attribution; None if there is none, or if it belongs to a configuration that the finals did not choose."""
-    found = standing.attribution
-    return found if found and best and best.number in (found.best.number, found.winner.number) else None
 
 
 def _seconds(records: list[TrialRecord], total_s: float) -> dict[str, float]:

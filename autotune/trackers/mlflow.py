@@ -44,9 +44,7 @@ PROBE_S, KNOWN_DOWN_S = 5.0, 2.0
 # How long to wait after a failed attempt before MLflow is queried: it may still carry out a request that it has not answered.
 SETTLE_S = 3.0
 
-
 _STATUS = re.compile(r"too many (\d{3}) error responses|failed with error code (\d{3})")
-
 _DRIVER = re.compile(r"\((?:\w+\.)+\w*Error\) ([^\n]+)")
 
 
@@ -75,7 +73,7 @@ class MlflowTracker(Tracker):
         self._runs, self._name, self._secrets = runs, experiment, secrets or Secrets.known()
         self._is_embedded = uri == store.embedded_uri(runs)
         self._client: Any = None
-        self._known: KnownRuns | None = None  # None if MLflow must be queried first
+        self._known, self._must_query = KnownRuns([], {}), True
         self._cache, self._has_failed = Cache(), False
         self._failed_at, self._problem = -math.inf, ""
 
@@ -97,15 +95,14 @@ class MlflowTracker(Tracker):
         except BadInput:
             raise
         except Exception as error:  # MLflow passes on errors of requests, SQLAlchemy and the file system
-            self._known, self._failed_at, self._has_failed = None, time.monotonic(), True
+            self._must_query, self._failed_at, self._has_failed = True, time.monotonic(), True
             state.problem = self._problem = self._secrets.text(_problem(error))
         return state
 
     def _write(self, contents: Contents, state: Synced) -> None:
-        is_first = self._known is None
-        if self._known is None:
+        if is_first := self._must_query:
             time.sleep(max(0.0, self._failed_at + SETTLE_S - time.monotonic()))
-            self._known = self._query_runs(contents)
+            self._known, self._must_query = self._query_runs(contents), False
         parent_id, written = self._parent(contents), list[TrialRecord]()
         for trial in contents.trials:
             is_new = self._write_trial(contents, trial, parent_id)
@@ -226,7 +223,6 @@ class MlflowTracker(Tracker):
 
     def _query_written_runs(self, contents: Contents, written: Sequence[TrialRecord], parent_id: str) -> None:
         """Queries MLflow for the study's own run and the trials that were just written. Other trials have not changed."""
-        assert self._known is not None
         for trial in written:
             self._known.forget(contents.mark(trial))
         if written:
@@ -234,7 +230,6 @@ class MlflowTracker(Tracker):
         self._known.add(PARENT, self._client.get_run(parent_id))
 
     def _parent(self, contents: Contents) -> str:
-        assert self._known is not None
         if PARENT not in self._known:
             study = contents.study
             tags, start = entries.study_tags(study, contents.summary), _milliseconds(study.started_at)
@@ -242,7 +237,6 @@ class MlflowTracker(Tracker):
         return self._known.run_id(PARENT)
 
     def _is_there(self, contents: Contents, trial: TrialRecord) -> bool:
-        assert self._known is not None
         return self._known.is_done(contents.mark(trial), contents.digest(trial))
 
     def _write_trial(self, contents: Contents, trial: TrialRecord, parent_id: str) -> bool:
@@ -252,7 +246,6 @@ class MlflowTracker(Tracker):
         """
         if self._is_there(contents, trial):
             return False
-        assert self._known is not None
         mark, params = contents.mark(trial), contents.params(trial)
         tags, digest = contents.tags(trial), contents.digest(trial)
         if self._known.contradicts(mark, params):  # MLflow does not allow params to change
@@ -311,7 +304,6 @@ class MlflowTracker(Tracker):
         self._client.log_batch(run_id, metrics=points, params=pairs[:PARAMS_A_BATCH], tags=marks)
 
     def _write_study(self, contents: Contents) -> bool:
-        assert self._known is not None
         if self._is_study_there(contents):
             return False
         run_id, content = self._known.run_id(PARENT), contents.study_digest
@@ -330,7 +322,6 @@ class MlflowTracker(Tracker):
         return True
 
     def _is_study_there(self, contents: Contents) -> bool:
-        assert self._known is not None
         return self._known.is_done(PARENT, contents.study_digest, is_over=contents.is_over)
 
     def _show(self, contents: Contents) -> None:

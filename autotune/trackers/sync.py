@@ -7,6 +7,10 @@ process is killed, a later `autotune sync` writes what is missing.
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import stat
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +22,6 @@ from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.trackers import store
 from autotune.trackers.base import NullTracker, Synced, Tracker
-from autotune.trackers.parent_watch import ParentWatch
 
 STANDING_FILE = "tracking.json"
 POLL_S = 0.5
@@ -33,8 +36,48 @@ AT_WORK = "another `autotune sync` of this study is running"
 # `sync` makes at most ATTEMPTS attempts, with pauses of PAUSE_S. A request times out after PATIENT_S in `sync`, which has time
 # for a slow server, and after BRISK_S in `follow`, which must soon notice that its study is over.
 ATTEMPTS, PAUSE_S, PATIENT_S, BRISK_S = 3, 2.0, 30.0, 10.0
+EXIT_TOO_LATE = 1
 
 Report = Callable[[Synced], None]
+
+
+class ParentWatch:
+    """Detects that the parent has ended or has closed the pipe on this process's standard input.
+
+    The pipe closes no matter how the parent ends, and it stays closed. So even the first check notices a parent that has
+    already ended. The parent may also close the pipe on purpose, when no more work will follow. Without a pipe, only the parent
+    process id is checked.
+    """
+
+    def __init__(self) -> None:
+        self._parent, self._has_pipe = os.getppid(), False
+        with contextlib.suppress(OSError):  # closed
+            self._has_pipe = stat.S_ISFIFO(os.fstat(0).st_mode)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the parent has ended or closed the pipe."""
+        return self.wait(0.0)
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the parent is gone, at most `seconds`; without a pipe, always `seconds`. Returns whether it is gone."""
+        if self._has_pipe:
+            watch = select.poll()
+            watch.register(0, 0)  # a hang-up is always reported; input is ignored
+            return bool(watch.poll(seconds * 1000))
+        time.sleep(seconds)
+        return os.getppid() != self._parent
+
+    def limit(self, last_s: float) -> None:
+        """Ends this process `last_s` seconds after the parent is gone, no matter what this process is doing then."""
+
+        def watch() -> None:
+            while not self.wait(1.0):
+                pass
+            time.sleep(last_s)
+            os._exit(EXIT_TOO_LATE)
+
+        threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 def sync(

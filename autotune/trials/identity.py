@@ -26,6 +26,7 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
+KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")  # of study.json
 SPACE = "space."
 SCRIPT = "program.script"
 MAX_SCRIPT_BYTES = 1 << 20  # larger files are not scripts
@@ -55,14 +56,18 @@ def about(
         versions["torch"] = str(first.facts["torch"])
     parts = identity(inputs, space, first)
     budget, wanted = inputs.config.study.budget, inputs.config.record
+    slots = {"num": num} if (num := len(inputs.launcher.beside())) else {}
+    begun = {"base": folder.base, "sequence": folder.sequence, "started_at": inputs.clock.time(), "slots": slots}
+    kept: dict[str, Any] = {name: getattr(before, name) for name in KEPT} if before else begun
+    if first:
+        detected = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size", "batches_per_step")}
+        kept |= {"target": first.target, "detected": dict(inputs.secrets.document(detected))}
     return StudyRecord(
+        **kept,
         name=folder.name,
-        base=before.base if before else folder.base,
-        sequence=before.sequence if before else folder.sequence,
         title=inputs.title,
         command=inputs.secrets.words(inputs.command.parts),
         placeholders=inputs.command.placeholders,
-        detected=_detected(inputs, first) if first else before.detected if before else {},
         is_recipe=inputs.command.is_recipe,
         cwd=inputs.command.cwd,
         objective=inputs.config.objective,
@@ -74,23 +79,12 @@ def about(
         pinned=inputs.space.pinned,
         machine={**inputs.machine, **(first.facts if first else {})},
         versions=versions,
-        started_at=before.started_at if before else inputs.clock.time(),
         budget_s=None if budget.minutes is None else budget.minutes * 60,
         budget_trials=budget.trials,
-        spent_s=before.spent_s if before else 0.0,
         settings=inputs.secrets.document(settings(inputs.config)),
-        target=first.target if first else before.target if before else None,
-        warm_start=before.warm_start if before else {},
-        noise=before.noise if before else {},
-        slots=before.slots if before else {"num": num} if (num := len(inputs.launcher.beside())) else {},
         verifies=inputs.secrets.document(dataclasses.asdict(inputs.verify)) if inputs.verify else {},
         recording={"configurations": wanted.configurations, "repeats": wanted.repeats} if inputs.is_recording else {},
     )
-
-
-def _detected(inputs: StudyInputs, first: RankResult) -> dict[str, Any]:
-    found = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size", "batches_per_step")}
-    return dict(inputs.secrets.document(found))
 
 
 def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult | None) -> dict[str, Any]:

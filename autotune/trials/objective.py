@@ -242,7 +242,8 @@ def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
     """
     if len(measured) == 1:
         (one,) = measured
-        return {"value": one.value, "ci": one.ci, "objectives": dict(one.objectives), "objectives_ci": _own_intervals(one)}
+        intervals = {name: one.ci if name == THROUGHPUT else None for name in one.objectives}
+        return {"value": one.value, "ci": one.ci, "objectives": dict(one.objectives), "objectives_ci": intervals}
     value, ci = stats.log_mean_interval([record.value for record in measured if record.value])
     names = [name for name in measured[0].objectives if all(name in record.objectives for record in measured)]
     found = {name: stats.log_mean_interval([record.objectives[name] for record in measured]) for name in names}
@@ -252,10 +253,6 @@ def means(measured: Sequence[TrialRecord]) -> dict[str, Any]:
         "objectives": {name: mean for name, (mean, _) in found.items()},
         "objectives_ci": {name: interval for name, (_, interval) in found.items()},
     }
-
-
-def _own_intervals(record: TrialRecord) -> dict[str, stats.Interval | None]:
-    return {name: record.ci if name == THROUGHPUT else None for name in record.objectives}
 
 
 def _joules_per_sample(record: TrialRecord, num_ranks: int) -> float | None:

@@ -49,8 +49,3 @@ class Place:
         kind, index, nproc = inputs.config.device.kind, inputs.config.device.index, inputs.config.launch.nproc
         device = inputs.device or configured_device(kind, index, nproc, slot.gpus if slot else ())
         return MachineWatch(device, inputs.clock, inputs.cpu, cores=slot.cores if slot else ())
-
-
-def beside(inputs: StudyInputs) -> list[Place]:
-    """Returns the slots of the study's launcher; [] if it has only one."""
-    return [Place(launcher, inputs) for launcher in inputs.launcher.beside()]

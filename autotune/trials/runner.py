@@ -23,7 +23,7 @@ from autotune.trials.finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.launching import launch, meaningful
 from autotune.trials.objective import Goal
-from autotune.trials.places import Place, beside
+from autotune.trials.places import Place
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
@@ -124,9 +124,9 @@ class TrialRunner:
         self.warm = WarmStarts(inputs.config.launch.warm)
         self.cycle: dict[str, float] | None = None
         self.leave_s = LEAVE_S
-        self.inputs, self._folder, self.listener = inputs, folder, listener
+        self.inputs, self.folder, self.listener = inputs, folder, listener
         self.alone = Place(inputs.launcher, inputs)
-        self.beside = beside(inputs)
+        self.beside = [Place(launcher, inputs) for launcher in inputs.launcher.beside()]
         self._level = health.Level(earlier)
         self._told_why_fresh: set[str] = set()
         self._knob_reports: dict[str, dict[str, Any]] = {}
@@ -137,16 +137,8 @@ class TrialRunner:
         Raises:
             FolderLost: the trial cannot be recorded, and so does not count.
         """
-        self._folder.write_request(TrialRequest(**request.shared(), started_at=self.inputs.clock.time()))
+        self.folder.write_request(TrialRequest(**request.shared(), started_at=self.inputs.clock.time()))
         self.listener.trial_started(request.number, request.kind, request.changed, request.why)
-
-    def check_disk(self) -> None:
-        """Checks that a trial's files can be written. Waits a little if the disk is full.
-
-        Raises:
-            FolderLost: they cannot be written, which may be why a trial failed.
-        """
-        self._folder.check()
 
     def with_inputs(self, inputs: StudyInputs) -> TrialRunner:
         """Returns a runner for another program, with everything that this runner has learned."""
@@ -195,7 +187,7 @@ class TrialRunner:
 
     def keep_logs(self, first: TrialRecord) -> None:
         """Renames the logs of the first attempt, which the second attempt would overwrite."""
-        folder = self._folder.trial_path(first.number)
+        folder = self.folder.trial_path(first.number)
         for name in (STDOUT_FILE, STDERR_FILE):
             with contextlib.suppress(OSError):
                 (folder / name).replace(folder / first_attempt(name))
@@ -275,14 +267,14 @@ class TrialRunner:
         """
         record = finished.record
         # Secrets are removed before the record is written, because from then on other commands show the trial's files.
-        seal(self._folder.trial_path(record.number), self.inputs.secrets)
+        seal(self.folder.trial_path(record.number), self.inputs.secrets)
         record.reason = self.inputs.secrets.text(record.reason)
         record.evidence = self.inputs.secrets.document(record.evidence)
         record.knob_reports = self._shared(self.inputs.secrets.document(record.knob_reports))
         try:
-            self._folder.write_trial(record)
+            self.folder.write_trial(record)
         except KeyboardInterrupt:  # interrupted while writing: write it again, so that nothing measured is lost
-            self._folder.write_trial(record)
+            self.folder.write_trial(record)
             raise StoppedNow(finished) from None
         self.listener.trial_ended(record)
         return finished
@@ -301,7 +293,7 @@ class TrialRunner:
         ]
         if changes:
             raise BadInput(
-                f"STUDY: the program is not the one that {self._folder.name!r} measured, got {'; '.join(changes)}. New trials "
+                f"STUDY: the program is not the one that {self.folder.name!r} measured, got {'; '.join(changes)}. New trials "
                 "cannot be compared with the old ones. Start a new study with `autotune run`, or undo the change and resume."
             )
 
@@ -318,8 +310,8 @@ class TrialRunner:
             knobs=request.knobs,
             machine=inputs.machine,
             hidden=inputs.hidden,
-            folder=self._folder.trial_path(request.number),
-            study=self._folder.path,
+            folder=self.folder.trial_path(request.number),
+            study=self.folder.path,
             env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # otherwise the order of a set of strings is random
             total_s=most_s,
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
@@ -341,6 +333,7 @@ def leave_s(record: TrialRecord) -> float:
 
 
 def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
+    said = [why for result in ended.results if (why := (result.loss or {}).get("why_no_curve"))]
     return {
         "exit_code": ended.exit_code,
         "signal": ended.signal,
@@ -348,11 +341,6 @@ def _evidence(ended: Ended, first: RankResult | None) -> dict[str, Any]:
         "phase": ended.phase,
         "problems": ended.problems,
         "error": first.error if first else None,
-        **({"why_no_losses": why} if (why := _why_no_losses(ended)) else {}),
+        **({"why_no_losses": str(said[0])} if said else {}),
         **ended.evidence,
     }
-
-
-def _why_no_losses(ended: Ended) -> str:
-    said = [str(result.loss.get("why_no_curve") or "") for result in ended.results if result.loss is not None]
-    return next(filter(None, said), "")

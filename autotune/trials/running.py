@@ -69,7 +69,7 @@ class RunningTrial:
         finished, first = self._finished(ended), self._first
         record, runner, request = finished.record, self._runner, self.request
         if record.outcome in UNWRITTEN:
-            runner.check_disk()
+            runner.folder.check()
         if first is None:
             is_by_chance = record.outcome in CHANCE or NODE_LOST in record.evidence or bool(sticky_fault(record))
             is_by_chance = is_by_chance or _lacked_room(record)

@@ -18,14 +18,14 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
     """Returns the fields of a TrialRecord that come from its ranks' results; {} if no rank wrote a result."""
     if not results:
         return {}
-    first = results[0]
+    first, peaks = results[0], [result.memory.get("peak_bytes") for result in results]
     return {
         "value": ranks.rate_per_s(results),
         "ci": interval(results),
         "why_no_ci": why_no_interval(results),
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
-        "peak_memory_bytes": _peak_bytes(results),
+        "peak_memory_bytes": max((int(peak) for peak in peaks if peak), default=None),
         "device_rate": stats.sum_known(result.device_rate_per_s for result in ranks.feeding(results)),
         "loader_rate": stats.sum_known(result.loader_rate_per_s for result in results),
         "data_wait_frac": first.data_wait_frac,
@@ -140,8 +140,3 @@ def _of_ranks(joined: dict[str, Any]) -> dict[str, float]:
 
 def _badness(status: str) -> int:
     return _WORST_FIRST.index(status) if status in _WORST_FIRST else 0
-
-
-def _peak_bytes(results: Sequence[RankResult]) -> int | None:
-    peaks = [result.memory.get("peak_bytes") for result in results]
-    return max((int(peak) for peak in peaks if peak), default=None)

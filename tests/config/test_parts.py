@@ -10,7 +10,7 @@ import pytest
 
 import autotune.config.compose
 from autotune.config.compose import compose
-from autotune.config.parts import problems_of_parts
+from autotune.config.recipe import problems_of_parts
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput
 from tests.config.conftest import FACTS

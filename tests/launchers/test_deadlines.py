@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autotune.launchers.base import Deadlines
-from autotune.launchers.deadlines import MOVING_S, is_moving, passed
+from autotune.launchers.hangs import MOVING_S, is_moving, passed_limit
 from autotune.launchers.progress_file import ProgressFile
 
 LIMITS = Deadlines(start_s=10, compile_s=20, step_s=5, total_s=100)
@@ -38,14 +38,14 @@ def progress(tmp_path):
 )
 def test_each_phase_has_its_own_limit_and_start_time(progress, lines, last_good_s, limit):
     seen = progress(*lines)
-    assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s) == ""
-    assert passed(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s + 0.1).startswith(limit)
+    assert passed_limit(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s) == ""
+    assert passed_limit(LIMITS, seen, started_s=PAST_S, now_s=PAST_S + last_good_s + 0.1).startswith(limit)
 
 
 def test_trial_that_still_makes_steps_at_the_total_limit_is_not_reported_as_hanging(progress):
     seen, now_s = progress((9, "warmup"), (100, "steady")), PAST_S + 100 + MOVING_S
     assert is_moving(seen, now_s=now_s)
-    assert passed(LIMITS, seen, started_s=PAST_S, now_s=now_s).endswith("(last phase: steady, still making steps)")
+    assert passed_limit(LIMITS, seen, started_s=PAST_S, now_s=now_s).endswith("(last phase: steady, still making steps)")
     assert not is_moving(seen, now_s=now_s + 0.1)
     assert not is_moving(progress((100.5, "compile")), now_s=now_s)
 
@@ -57,4 +57,4 @@ def test_impossible_time_in_the_progress_does_not_postpone_a_limit(tmp_path, tim
     progress = ProgressFile(file)
     progress.read()
     assert progress.phase == "steady"
-    assert passed(LIMITS, progress, started_s=progress.changed_s, now_s=progress.changed_s + 6).startswith("step:")
+    assert passed_limit(LIMITS, progress, started_s=progress.changed_s, now_s=progress.changed_s + 6).startswith("step:")

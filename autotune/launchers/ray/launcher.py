@@ -103,11 +103,8 @@ class Broker(ChildTransport):
     def refusal(self) -> BadInput:
         """Returns why the broker has no agent: no Ray, no cluster, no node, or an agent that does not start."""
         self.exited(EXIT_S)
-        words, kind = (
-            self._said("words") or self._said("lost") or self.last_words() or "it printed nothing",
-            self._said("refused"),
-        )
-        words = one_line(words, MAX_WORDS)
+        words = self._said("words") or self._said("lost") or self.last_words() or "it printed nothing"
+        words, kind = one_line(words, MAX_WORDS), self._said("refused")
         if unseen := self.unseen():
             return unseen
         address, asked = self._ray.address, self._asked
