@@ -45,7 +45,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
     there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
-    return _readable(max(there, key=_place))
+    return _readable(max(there, key=lambda folder: _place(_study(folder))))
 
 
 def _readable(folder: StudyFolder) -> StudyFolder:
@@ -68,7 +68,7 @@ def _other(runs: Path, name: str, folder: StudyFolder) -> str:
 
 def print_studies(runs: Path, *, as_json: bool) -> int:
     """Prints one line per study, latest last."""
-    found = sorted(((folder, _study(folder)) for folder in studies(runs)), key=lambda pair: _place_of(pair[1]))
+    found = sorted(((folder, _study(folder)) for folder in studies(runs)), key=lambda pair: _place(pair[1]))
     there = [_row(folder, study) for folder, study in found]
     if as_json:
         print_json(there)
@@ -198,15 +198,11 @@ def _rebuilt(folder: StudyFolder) -> str:
     return f"The trials are in {trials}; `autotune resume {call(folder)}` rebuilds the summary from them."
 
 
-def _place(folder: StudyFolder) -> tuple[int, float]:
+def _place(study: StudyRecord | Exception) -> tuple[int, float]:
     """Returns a key that sorts studies by start. The sequence number comes first, since clocks may be set back.
 
     Damaged studies sort before all others.
     """
-    return _place_of(_study(folder))
-
-
-def _place_of(study: StudyRecord | Exception) -> tuple[int, float]:
     return (study.sequence, study.started_at) if isinstance(study, StudyRecord) else (-1, 0.0)
 
 

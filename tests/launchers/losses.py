@@ -13,6 +13,7 @@ import psutil
 from autotune.launchers.base import Ended, Running
 from tests.faults.quick_study import QuickStudy, kill, measured
 from tests.support.launcher_contract import is_alive, marked_processes
+from tests.support.waiting import wait_until
 from tests.support.stub_programs import IGNORES_SIGTERM
 
 # A program whose child ignores SIGTERM and has its own session.
@@ -39,10 +40,7 @@ def _is_agent(process: psutil.Process, variable: str, value: str) -> bool:
 def lost(running: Running, within_s: float) -> Ended:
     """Waits until a trial ends because its node is lost; returns how it ended. Prints how long it took."""
     began_s = time.monotonic()
-    give_up_s = began_s + within_s
-    while (ended := running.poll()) is None:
-        assert time.monotonic() < give_up_s, "the loss was not noticed"
-        time.sleep(0.05)
+    ended = wait_until(running.poll, "the end of the trial", within_s=within_s)
     print(f"ended after {time.monotonic() - began_s:.1f} s")
     return ended
 

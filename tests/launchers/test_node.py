@@ -20,8 +20,8 @@ from autotune.launchers import messages, node, remote, slurm_jobs, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, gone, place, ready
-from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, place, ready
+from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"

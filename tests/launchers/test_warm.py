@@ -4,7 +4,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind
 from autotune.trials.warm import WarmStarts
 from tests.launchers.test_local import SHORT
-from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.launcher_contract import LauncherContract, a_launch, gone, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
 INLINE = ["-S", "-c"]  # how the stub programs are started
@@ -76,13 +75,6 @@ def started(launcher, folder, body=SLEEP):
     """Starts a trial; returns it and the process id that it wrote."""
     running = launcher.start(a_launch(folder, program(body)))
     return running, int(wait_for(folder / "pid"))
-
-
-def gone(*pids):
-    give_up_s = time.monotonic() + 10.0
-    while any(is_alive(pid) for pid in pids) and time.monotonic() < give_up_s:
-        time.sleep(0.02)
-    return not any(is_alive(pid) for pid in pids)
 
 
 # What a program sees

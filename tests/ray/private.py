@@ -11,10 +11,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from tests.support.waiting import comes
 
 START = (sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start", "--block")
 STORE_BYTES = 80_000_000  # little more than Ray's minimum
@@ -86,10 +88,7 @@ class PrivateRay:
 
     def is_idle(self, within_s: float = 10.0) -> bool:
         """Whether no actor is left; waits up to `within_s` for the last one to end."""
-        give_up_s = time.monotonic() + within_s
-        while self.workers() and time.monotonic() < give_up_s:
-            time.sleep(0.1)
-        return self.workers() == []
+        return comes(lambda: not self.workers(), within_s=within_s, every_s=0.1)
 
     def log(self) -> str:
         """Returns the ends of the nodes' logs, for a failing test."""
@@ -150,8 +149,5 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _wait_for(is_there: object, ray: PrivateRay) -> None:
-    give_up_s = time.monotonic() + 60
-    while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < give_up_s, f"no Ray: {ray.log()}"
-        time.sleep(0.1)
+def _wait_for(is_there: Callable[[], bool], ray: PrivateRay) -> None:
+    assert comes(is_there, every_s=0.1), f"no Ray: {ray.log()}"

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import comes, wait_until
+
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
 UNTIL_THE_END = ("setpriv", "--pdeathsig", "KILL")  # ends a daemon when this process ends, even if it is killed
 NODES = ("n1", "n2", "n3", "n4")
@@ -146,14 +148,14 @@ class PrivateSlurm:
         if for_s is not None:
             time.sleep(for_s)
             self.start(name)
-            _wait_for(self.answers, name)
+            wait_until(self.answers, name)
 
     def save(self) -> None:
         """Waits until the controller has saved its jobs, which takes up to 5 s. If it is killed earlier, it forgets them."""
         before_s, file = time.time(), self._folder / "state" / "job_state"
         for job in self.jobs():
             self.ask("scontrol", "update", f"JobId={job.split()[0]}", "Comment=to be saved")
-        _wait_for(lambda: file.exists() and file.stat().st_mtime > before_s, "saved jobs")
+        wait_until(lambda: file.exists() and file.stat().st_mtime > before_s, "saved jobs")
 
     def jobs(self) -> list[str]:
         """Returns "NUMBER STATE" for every job that has not ended."""
@@ -165,10 +167,7 @@ class PrivateSlurm:
 
     def is_idle(self, within_s: float = 10.0) -> bool:
         """Whether no job is left; waits up to `within_s` for the last one to end."""
-        give_up_s = time.monotonic() + within_s
-        while self.jobs() and time.monotonic() < give_up_s:
-            time.sleep(0.1)
-        return self.jobs() == []
+        return comes(lambda: not self.jobs(), within_s=within_s, every_s=0.1)
 
     def ask(self, *argv: str) -> str:
         """Runs one of Slurm's commands; returns its output."""
@@ -242,7 +241,7 @@ class PrivateSlurm:
         }  # fmt: skip
         name = "munged" if folder == self._folder else "other munged"
         self._popen(name, ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())])
-        _wait_for(lambda: (folder / "munge" / "socket").exists(), "munged")
+        wait_until(lambda: (folder / "munge" / "socket").exists(), "munged")
 
     def _popen(self, name: str, argv: list[str]) -> None:
         with open(self._folder / "log" / f"{name}.out", "ab") as out:
@@ -254,7 +253,7 @@ class PrivateSlurm:
 
     def _wait_until_ready(self) -> None:
         try:
-            _wait_for(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
+            wait_until(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
         except BaseException:
             print(self.log())
             self.stop()
@@ -278,8 +277,3 @@ def _free_ports(number: int) -> list[int]:
     return ports
 
 
-def _wait_for(is_there: object, what: str) -> None:
-    give_up_s = time.monotonic() + 30
-    while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
-        time.sleep(0.1)

@@ -17,11 +17,11 @@ from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.launchers.slurm import SlurmLauncher
 from autotune.run_dir import StudyFolder
 from tests.faults.quick_study import QuickStudy
-from tests.faults.stub_study import wait_until
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
 from tests.slurm.private import FAR, PrivateSlurm, why_not
 from tests.support.launcher_contract import a_launch, wait
+from tests.support.waiting import wait_until
 from tests.support.stub_programs import program
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")

@@ -21,6 +21,7 @@ from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.records import Outcome
 from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.waiting import comes, wait_until
 
 ATTEMPTS = itertools.count()
 PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
@@ -43,11 +44,7 @@ def wait(running: Running) -> Ended:
 
 def wait_for(file: Path) -> str:
     """Returns a file's text once the program has written it."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not file.exists() or not file.read_text():
-        assert time.monotonic() < give_up_s, f"{file} never came"
-        time.sleep(0.02)
-    return file.read_text()
+    return wait_until(lambda: file.exists() and file.read_text(), str(file), within_s=PATIENCE_S) or ""
 
 
 def is_alive(pid: int) -> bool:
@@ -56,6 +53,11 @@ def is_alive(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
+
+
+def gone(*pids: int) -> bool:
+    """Returns whether all these processes end within 15 seconds."""
+    return comes(lambda: not any(map(is_alive, pids)), within_s=15)
 
 
 def marked_processes(study: Path) -> list[psutil.Process]:

@@ -299,15 +299,15 @@ def test_second_push_reads_only_changed_trials_and_asks_only_for_recent_runs(run
     assert tracker.push(folder).written == 4
     asked, read, search = [], [], tracker._client.search_runs
     monkeypatch.setattr(tracker._client, "search_runs", lambda *words, **how: asked.append(search(*words, **how)) or asked[-1])
-    read_as = run_dir._read_as
-    monkeypatch.setattr(run_dir, "_read_as", lambda make, file: read.append(file.parent.name) or read_as(make, file))
     add_trial(folder, 4)
     changed = folder.read_trial(2)
     changed.reason = "ruled out later"
     folder.write_trial(changed)
+    read_json = run_dir.read_json
+    monkeypatch.setattr(run_dir, "read_json", lambda file: read.append(file) or read_json(file))
     state = tracker.push(folder)
     assert (state.written, state.present, state.pending, state.problem) == (2, 3, [], "")
-    assert read == ["0002", "0004"]
+    assert [file.parent.name for file in read if file.name == "trial.json"] == ["0002", "0004"]
     assert sorted(run.data.tags["trial"] for page in asked for run in page) == ["2", "3", "4"]  # began no earlier than trial 2
     assert read_back(runs)["0002 batch 128 workers 2"].data.tags["reason"] == "ruled out later"
     assert len(read_back(runs)) == 6
