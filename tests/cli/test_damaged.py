@@ -1,9 +1,6 @@
 """A study's document that is cut off, edited or of another version gives one message, never an internal error."""
 
 import json
-import subprocess
-import sys
-
 import pytest
 
 from autotune.cli.main import main
@@ -192,12 +189,3 @@ def test_renamed_trial_folder_is_not_read_as_a_trial(runs, said):
     assert [record.number for record in study.read_trials()] == [0, 1, 2, 4, 5, 6, 7]
     assert "trial 0005" in said(0, "show", "resnet18", "--trial", "5")
     assert "--trial: no such trial of 'resnet18', got 3" in said(2, "show", "resnet18", "--trial", "3")
-
-
-def test_message_says_that_the_working_directory_was_deleted(cli, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    words = f"rmdir {gone}; exec {sys.executable} -m autotune list"
-    ended = subprocess.run(["sh", "-c", words], cwd=gone, env=cli.environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "cwd: the folder you are in was deleted" in ended.stderr

@@ -229,7 +229,6 @@ def test_knobs_are_listed_by_family_and_searched_ones_are_marked(cli):
     assert re.search(r"^\* loader\.num_workers +exact +processes that load data", said, re.MULTILINE)
     assert re.search(r"^  threads\.omp ", said, re.MULTILINE)
     assert "threads.mkl" not in cli("knobs", "nccl").stdout
-    assert "a key of the configuration, not a knob" in cli.refused("knobs", "train.global_batch")
 
 
 def test_list_reads_each_document_of_every_study_once(tmp_path):

@@ -58,12 +58,6 @@ def test_setting_that_the_baseline_did_not_set_is_shown_as_not_set(cli, study):
     assert re.search("precision.amp +not set -> bf16", cli("show", "resnet18", "--trial", "1").stdout)
 
 
-def test_unknown_trial_number_is_refused(cli, study):
-    ended = cli("show", "resnet18", "--trial", "99")
-    assert ended.returncode == 2
-    assert "--trial: no such trial of 'resnet18', got 99. Its trials are numbered 0 to" in ended.stderr
-
-
 def test_configuration_is_described_relative_to_a_similar_one():
     best = {"precision.amp": "bf16", "layout.channels_last": True, "loader.num_workers": 4}
     assert against_phrase({**best, "loader.num_workers": 8}, best, 3) == "as 0003 with workers 8"

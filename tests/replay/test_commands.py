@@ -192,34 +192,6 @@ def _is_worker(process):
         return False
 
 
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["replay"], "TABLE: nothing to replay"),
-        (["replay", "nosuch.jsonl.gz"], "TABLE: cannot be read, got 'nosuch.jsonl.gz'"),
-        (["replay", "t.jsonl.gz", "--raw"], "--raw: has an effect only together with --json"),
-        (["replay", "t.jsonl.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
-        (["replay", "t.jsonl.gz", "--minutes", "inf"], "--minutes: not a length of time, got inf"),
-        (["replay", "t.jsonl.gz", "--html", "mlflow.db"], "--html: a record of MLflow, got"),
-        (
-            ["record", "search_space=none", "model=mlp"],
-            "search_space: has no domains, so there is only one configuration to record",
-        ),
-        (["record", "study.budget.minutes=3", "--", sys.executable, "x.py"], "Give record.minutes=M"),
-        (["record", "-o", "table.json", "--", sys.executable, "x.py"], "the name of a table ends in .jsonl.gz"),
-        (["record", "record.repeats=0", "model=mlp"], "record.repeats: too small, got 0"),
-        (["record", "measure.racing=true", "model=mlp"], "measure.racing: is false in every recording"),
-    ],
-)
-def test_bad_input_is_refused_before_anything_starts(words, problem, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words) == 2
-    said = capsys.readouterr()
-    assert problem in said.err
-    assert said.out == ""
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_wrong_strategy_and_wrong_table_are_reported_together(tables, capsys):
     assert main(["replay", str(tables / "one.jsonl.gz"), "nosuch.gz", "--sampler", "nosuch,random"]) == 2
     said = capsys.readouterr().err
