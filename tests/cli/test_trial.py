@@ -16,10 +16,7 @@ def study(cli):
     return make_study(cli.cwd / "runs", "resnet18")
 
 
-def test_show_trial_describes_the_trial_completely(cli, study):
-    said = cli("show", "resnet18", "--trial", "1").stdout
-    for word in ("trial 0001", "why", "settings", "precision.amp", "took", "runs/resnet18/trials/0001"):
-        assert word in said, word
+def test_trial_is_available_as_json(cli, study):
     assert json.loads(cli("show", "resnet18", "--trial", "1", "--json").stdout)["number"] == 1
 
 

@@ -45,6 +45,11 @@ while True:
 """
 
 
+@pytest.fixture
+def launcher(make):
+    return ready(make(cpus=2))
+
+
 def here():
     """Returns the agents that run in this Slurm's jobs."""
     return agents("SLURM_CONF", os.environ["SLURM_CONF"])
@@ -64,8 +69,7 @@ def process_of(name, launcher):
 
 
 @pytest.mark.parametrize("victim", ["srun", "agent", pytest.param("slurmstepd", marks=pytest.mark.thorough)])
-def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(make, slurm, folder, victim):
-    launcher = ready(make(cpus=2))
+def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(launcher, slurm, folder, victim):
     launch, running, pids = began(launcher, folder)
     process_of(victim, launcher).kill()
     ended = lost(running, 45 if victim == "slurmstepd" else 15)
@@ -76,8 +80,7 @@ def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(make, sl
 
 
 @pytest.mark.thorough
-def test_terminated_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_terminated_srun_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     process_of("srun", launcher).terminate()
     assert lost(running, 15).evidence["node_lost"]
@@ -86,8 +89,7 @@ def test_terminated_srun_ends_the_trial_and_leaves_no_process(make, slurm, folde
 
 
 @pytest.mark.thorough
-def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(launcher, slurm, folder):
     running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
     wait_for(folder / "progress.jsonl")
     assert listening(process_of("agent", launcher)) == []
@@ -96,8 +98,7 @@ def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(make, slurm,
 
 
 @pytest.mark.thorough
-def test_silent_foreign_connection_to_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_silent_foreign_connection_to_srun_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     connections = strangers(process_of("srun", launcher))
     try:
@@ -256,8 +257,7 @@ def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["srun", "agent", "slurmstepd"])
-def test_stopped_process_of_the_job_is_reported_in_time_and_leaves_no_process(make, slurm, folder, victim):
-    launcher = ready(make(cpus=2))
+def test_stopped_process_of_the_job_is_reported_in_time_and_leaves_no_process(launcher, slurm, folder, victim):
     _, running, pids = began(launcher, folder)
     stopped = process_of(victim, launcher)
     stopped.suspend()
@@ -287,8 +287,7 @@ def test_stopped_tuner_has_no_trial_running_after_the_lease(slurm, folder):
 
 
 @pytest.mark.thorough
-def test_trials_continue_in_the_same_job_while_the_controller_is_down(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_trials_continue_in_the_same_job_while_the_controller_is_down(launcher, slurm, folder):
     slurm.save()
     steady = program('progress("warmup", 1); time.sleep(14); result()')  # so long that Slurm is asked about the agent
     running = launcher.start(a_launch(folder, steady))
@@ -421,8 +420,7 @@ def test_study_whose_job_is_preempted_in_the_finals_still_reaches_a_verdict(slur
 
 
 @pytest.mark.thorough
-def test_suspended_job_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_suspended_job_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     (job,) = slurm.jobs()
     slurm.ask("scontrol", "suspend", job.split()[0])
