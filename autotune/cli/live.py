@@ -215,7 +215,7 @@ class LiveView(View):
 
     def _outcomes_line(self) -> Text:
         line = Text()
-        for name, count in sorted(self._counts.items(), key=lambda pair: _place(pair[0])):
+        for name, count in sorted(self._counts.items(), key=lambda pair: (not Outcome(pair[0]).has_value, pair[0])):
             line.append(f"{count} {name}", style=outcome_style(name)).append("  ")
         return line if self._counts else Text("no trial yet", style="quiet")
 
@@ -269,7 +269,3 @@ def _header(study: StudyRecord) -> Group:
 
 def _elapsed_text(seconds: float) -> str:
     return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # decimals would flicker
-
-
-def _place(outcome: str) -> tuple[bool, str]:
-    return (not Outcome(outcome).has_value, outcome)

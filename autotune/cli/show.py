@@ -105,7 +105,9 @@ def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
 def _cell(row: dict[str, Any], name: str) -> str:
     if name == "study":
         return escaped(row["study"])  # a name with a line break would look like two studies
-    return plain(_when(row) if name == "started" else str(row[name]))
+    if name == "started":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
+    return plain(str(row[name]))
 
 
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
@@ -212,10 +214,6 @@ def _study(folder: StudyFolder) -> StudyRecord | Exception:
         return folder.read_study()
     except (OSError, ValueError) as error:
         return error
-
-
-def _when(row: dict[str, Any]) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
 
 
 def _row(folder: StudyFolder, study: StudyRecord | Exception) -> dict[str, Any]:
