@@ -125,13 +125,7 @@ class Secrets:
     def known(
         cls, environment: Mapping[str, str] = os.environ, words: Sequence[str] = (), typed: Iterable[str] = ()
     ) -> Secrets:
-        """Returns the secrets of an environment and a command line.
-
-        Args:
-            environment: name -> value.
-            words: arguments and KEY=VALUE overrides, as typed.
-            typed: further values that the user gave as secrets.
-        """
+        """Returns the secrets of an environment and of typed arguments and overrides; `typed` are further secret values."""
         found = [secret for name, value in environment.items() for secret in _held(name, value)]
         return cls(found, [*_typed(words), *typed])
 

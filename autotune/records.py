@@ -406,12 +406,7 @@ def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> di
 
 
 def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
-    """Checks that a document is a mapping that this version can read.
-
-    Args:
-        raw: the document.
-        what: what it is, for the message.
-        reads: the schema that this version reads.
+    """Checks that a document is a mapping that this version can read; `what` names it in the message.
 
     Raises:
         NewerVersion: a newer version of autotune wrote it.

@@ -170,8 +170,7 @@ class StudyFolder:
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
         """Returns every finished trial, ordered by number. Folders without a record (of killed trials) are left out.
 
-        Args:
-            known: what earlier calls have read, which this call updates. Only files that have changed since are read again.
+        `known` is what earlier calls have read, which this call updates. Only files that have changed since are read again.
 
         Raises:
             OSError: a record cannot be read.
@@ -239,9 +238,6 @@ class StudyFolder:
 
     def current_summary(self, *, is_outline: bool = False) -> Summary:
         """Returns summary.json. A "running" study that no process is working on was killed: its status becomes "interrupted".
-
-        Args:
-            is_outline: return only what `read_outline` does.
 
         Raises:
             OSError, ValueError: as `read_summary`.

@@ -22,11 +22,7 @@ LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words of 1000 or more characters 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status.
-
-    Args:
-        argv: arguments without the program's name; None for `sys.argv`.
-    """
+    """Runs one command, given without the program's name or taken from `sys.argv`, and returns its exit status."""
     begin(is_process=argv is None)
     _print_anything()
     arguments, command = split(sys.argv[1:] if argv is None else argv)

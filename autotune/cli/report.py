@@ -37,10 +37,6 @@ class Asked:
 def report(asked: Asked, *, as_json: bool) -> int:
     """Writes the report of one study, or of several side by side.
 
-    Args:
-        asked: what the user typed.
-        as_json: print the studies, and the path and size of the file, as one JSON document.
-
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
     """

@@ -50,12 +50,8 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     """Serves the MLflow UI until Ctrl-C, SIGTERM or the terminal closes; leaves no process behind.
 
-    Args:
-        runs: the runs folder.
-        host: address to listen on.
-        port: port; None for 5000 or the next free one.
-        uri: store to show instead of the one in the runs folder. If it is a tracking server, which has its own UI, only the
-            address of the page is printed.
+    `uri` is the store to show instead of the one in the runs folder. If it is a tracking server, which has its own UI, only the
+    address of the page is printed. Without a port, 5000 or the next free one is used.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:

@@ -22,9 +22,7 @@ INDENT = "  "
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at WIDTH.
 
-    Args:
-        claimed: the exported configuration.
-        hidden: knobs whose values are secret.
+    The values of the knobs in `hidden` are secret.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
     scope = f" up to tier {claimed.tier}" if claimed.tier else ""

@@ -106,12 +106,7 @@ class Study:
 
 
 def read(folder: StudyFolder, summary: Summary) -> Study:
-    """Reads a study. What cannot be read is left out and named in `unread`.
-
-    Args:
-        folder: its folder; `mask` removes secrets.
-        summary: its summary, which may be newer than the one on disk.
-    """
+    """Reads a study, whose summary may be newer than the one on disk. What cannot be read is left out and named in `unread`."""
     plain = finite(json.loads(folder.mask(json.dumps(summary))))
     made = Study(folder=folder, summary=plain, name=call(folder), label=folder.name)
     _read_records(made)
