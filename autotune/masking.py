@@ -107,14 +107,11 @@ class Secrets:
             shorter ones (at least MIN_WORD_CHARS, neither all letters nor all digits) only as whole words.
         typed: values that the user gave as secrets. They are masked as whole words if they have at least MIN_TYPED_CHARS
             characters, even if they are ordinary words.
-
-    Attributes:
-        typed: the values given as `typed`, to pass on to another process.
     """
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
         values, typed = set(values), set(typed)
-        self.typed = sorted(typed)
+        self.typed = sorted(typed)  # to pass on to another process
         everything = {form for value in values | typed for form in _forms(value)}
         self._parts = {value for value in everything if len(value) >= MIN_CHARS}
         mixed = {v for v in values if len(v) >= MIN_WORD_CHARS and not v.isalpha() and not v.isdigit()}

@@ -17,17 +17,11 @@ SPACE = "space."  # prefix of the searched knobs in a study's identity
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """An entry of a summary, with its claims.
-
-    Attributes:
-        summary: the study's summary.
-        entry: the study's best entry, or the best of a tier.
-        tier: the requested tier; None for the study's best.
-    """
+    """An entry of a summary, with its claims."""
 
     summary: Summary
-    entry: dict[str, Any]
-    tier: Tier | None
+    entry: dict[str, Any]  # the study's best entry, or the best of a tier
+    tier: Tier | None  # the requested tier; None for the study's best
 
     @property
     def speedup(self) -> dict[str, Any] | None:

@@ -19,20 +19,13 @@ MAX_DIFFERENCE = 300  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The comparison of several studies.
-
-    Attributes:
-        names: their names.
-        facts: program, machine and result of each study.
-        rates: their speed-ups.
-        effects: the effect of each change in each study.
-        differences: for each study but the first, ("From FIRST to OTHER", differences between these two).
-    """
+    """The comparison of several studies."""
 
     names: Sequence[str]
-    facts: Grid
-    rates: Figure
-    effects: Grid
+    facts: Grid  # program, machine and result of each study
+    rates: Figure  # their speed-ups
+    effects: Grid  # the effect of each change in each study
+    # for each study but the first, ("From FIRST to OTHER", differences between these two)
     differences: Sequence[tuple[str, Sequence[str]]]
 
 

@@ -24,27 +24,20 @@ MAX_UNREAD = 3  # maximum number of unreadable trials that are listed
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Everything that a report shows about a study.
-
-    Attributes:
-        folder: its folder.
-        summary: its summary, without secrets and without numbers that are not finite.
-        records: the trials' records, by number, without those that cannot be read.
-        tables: number of an explained trial -> its tables.
-        space: searched knob -> its values, () for an interval. If study.json cannot be read: changed knob -> ().
-        unread: a sentence for each missing or damaged file, on what the report lacks without it.
-        name: what to type for the study on a command line: one word, followed by the option for its runs folder if needed.
-        label: its name in a comparison with other studies.
-    """
+    """Everything that a report shows about a study."""
 
     folder: StudyFolder
-    summary: Summary
+    summary: Summary  # its summary, without secrets and without numbers that are not finite
+    # the trials' records, by number, without those that cannot be read
     records: dict[int, TrialRecord] = field(default_factory=dict)
-    tables: dict[int, Tables] = field(default_factory=dict)
+    tables: dict[int, Tables] = field(default_factory=dict)  # number of an explained trial -> its tables
+    # searched knob -> its values, () for an interval. If study.json cannot be read: changed knob -> ().
     space: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    # a sentence for each missing or damaged file, on what the report lacks without it
     unread: list[str] = field(default_factory=list)
+    # what to type for the study on a command line: one word, followed by the option for its runs folder if needed
     name: str = ""
-    label: str = ""
+    label: str = ""  # its name in a comparison with other studies
 
     @property
     def unit(self) -> str:
