@@ -86,6 +86,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
     of this name. A path refers to the study whose folder is, or contains, this path, even outside `runs`. So "runs/resnet18" is
     the first study of that name, even if "resnet18" now refers to a later study in "runs/resnet18-2". The study in the folder
     `without` is ignored when a name is looked up.
+
     Raises:
         BadInput: there is no such study.
     """

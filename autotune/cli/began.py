@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import IO
+
 # Python itself starts in less time than this. A process that is older when autotune begins was another program first, such as
 # a shell that called `exec`. Then its age is ignored.
 STARTING_S = 5.0

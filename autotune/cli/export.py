@@ -27,6 +27,7 @@ def export(
 
     Settings that the format cannot express are listed on standard error. `output` may be a folder, and "-" or None is standard
     output. `is_forced` replaces a file even if autotune did not write it.
+
     Raises:
         BadInput: no such format or tier, no winner, a file that cannot be written, or a file together with `as_json`.
     """

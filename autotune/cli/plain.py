@@ -122,6 +122,7 @@ class PlainLines(OnlyVerdict):
         """Prints one line."""
         _say(f"note  {message}")
 
+
 def has_aims(study: StudyRecord) -> bool:
     """Whether a study optimises or constrains anything besides throughput."""
     return study.objective != THROUGHPUT or bool(study.terms)

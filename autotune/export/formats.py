@@ -37,6 +37,7 @@ def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") 
 
     With a tier, only knobs up to this tier are changed. `file` is the name of the output file, "" for none: a library's
     configuration is JSON if the name ends in ".json", as the libraries expect, and YAML otherwise; JSON_ONLY are always JSON.
+
     Raises:
         BadInput: no such format, or the study has no winner yet.
     """

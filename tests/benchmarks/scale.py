@@ -32,12 +32,11 @@ import psutil
 from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.launchers.base import Launch
-from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import create
-from autotune.study import StudyInputs, run_study
+from autotune.study import run_study
 from autotune.trackers.store import embedded_uri
 from autotune.trackers.sync import sync
 from autotune.trials.events import Listener, Outlook

@@ -1,6 +1,7 @@
 """A study's document that is cut off, edited or of another version gives one message, never an internal error."""
 
 import json
+
 import pytest
 
 from autotune.cli.main import main

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.support.waiting import wait_until
+
 PROGRAM = """
 import torch
 from torch import nn

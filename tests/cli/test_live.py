@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console

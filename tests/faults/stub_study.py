@@ -12,6 +12,7 @@ from autotune.launchers.environment import own_environment
 from tests.support.launcher_contract import marked_processes
 from tests.support.stub_programs import PRELUDE
 from tests.support.waiting import PATIENCE_S, wait_until
+
 # `answer` gives the baseline twice the rate of the others, so that the finals are short.
 # `family` starts processes that are hard to end, and writes their ids to the file `pids` in the trial's folder.
 FAMILY = """

@@ -73,6 +73,8 @@ def device() -> Device:
 @pytest.fixture
 def clock(device: Device) -> Any:
     return clock_of(device)
+
+
 def test_steps_are_read_once_the_device_has_finished_without_waiting_for_it(clock: Any, device: Device) -> None:
     for _ in range(4):
         clock.mark(8, 0.0, False)

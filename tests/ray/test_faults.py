@@ -15,7 +15,15 @@ from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import (
-    FAMILY, agents, began, check_study_without_its_job, listening, lost, nothing_left, resume_after_a_killed_tuner, runs_again,
+    FAMILY,
+    agents,
+    began,
+    check_study_without_its_job,
+    listening,
+    lost,
+    nothing_left,
+    resume_after_a_killed_tuner,
+    runs_again,
     strangers,
 )  # fmt: skip
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots

@@ -275,5 +275,3 @@ def _free_ports(number: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
-
-

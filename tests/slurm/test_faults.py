@@ -22,8 +22,17 @@ from tests.faults.disks import fill, in_memory
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import (
-    FAMILY, agents, began, check_resumed, check_study_without_its_job, listening, lost, nothing_left,
-    resume_after_a_killed_tuner, runs_again, strangers,
+    FAMILY,
+    agents,
+    began,
+    check_resumed,
+    check_study_without_its_job,
+    listening,
+    lost,
+    nothing_left,
+    resume_after_a_killed_tuner,
+    runs_again,
+    strangers,
 )  # fmt: skip
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 from tests.support.launcher_contract import a_launch, wait_for

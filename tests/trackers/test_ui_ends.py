@@ -4,8 +4,6 @@ import os
 import pty
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path

@@ -116,7 +116,8 @@ def _trial_key(trials: Sequence[tuple[dict[str, Any], str]]) -> list[tuple[str, 
 
 def _trial_grid(study: Study, said: Sequence[str]) -> Grid:
     base = score_of(study.summary, study.summary.get("baseline") or {})
-    columns = ["trial ", "outcome", f"{study.unit}/s ", "interval", "ratio ", "D ", "L ", "memory ", "what was measured", "reason"]
+    rates = [f"{study.unit}/s ", "interval", "ratio ", "D ", "L "]
+    columns = ["trial ", "outcome", *rates, "memory ", "what was measured", "reason"]
     return Grid(columns=columns, rows=[
         [f"{trial['number']:04d}", str(trial["outcome"]), number_text(trial.get("value")), interval_text(trial.get("ci")),
          ratio_text(score / base) if base and (score := score_of(study.summary, trial)) else DASH,
