@@ -20,11 +20,12 @@ from autotune.run_dir import StudyFolder
 from autotune.trackers import mlflow as tracker
 from autotune.trackers import store
 from autotune.trackers.sync import LAST_S, standing, sync
+from tests.support.ports import free_port
 from tests.support.stub_programs import PRELUDE
 from tests.support.studies import add_trial, make_study, summary_of
 from tests.support.waiting import wait_until
 from tests.trackers.conftest import empty_store, new_server, no_server_of_the_user, runs, server  # noqa: F401
-from tests.trackers.servers import Listener, Mirror, Proxy, free_port
+from tests.trackers.servers import Listener, Mirror, Proxy
 
 # MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]

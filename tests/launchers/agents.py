@@ -103,10 +103,3 @@ def environments(
     here = environment(local, runs / "local" / "trials" / "0007", ADDED="yes")
     local.close()
     return here, environment(ready(launcher), folder, ADDED="yes")
-
-
-def trial_folder(tmp_path: Path) -> Path:
-    """Returns the path of a trial's folder, which does not exist yet."""
-    study = tmp_path / "runs" / "study"
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"

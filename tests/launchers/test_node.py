@@ -33,12 +33,6 @@ QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1
 
 
 @pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "runs" / "study" / "trials").mkdir(parents=True)
-    return tmp_path / "runs" / "study" / "trials" / "0007"
-
-
-@pytest.fixture
 def make(tmp_path):
     """Makes launchers, and closes them after the test."""
     made = []

@@ -19,13 +19,6 @@ HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(2.0); "
 
 
 @pytest.fixture
-def study(tmp_path):
-    folder = tmp_path / "runs" / "study"
-    (folder / "trials").mkdir(parents=True)
-    return folder
-
-
-@pytest.fixture
 def parts(tmp_path):
     return [PipeLauncher(place(tmp_path)) for _ in range(2)]
 

@@ -25,17 +25,6 @@ SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/p
 
 
 @pytest.fixture
-def study(tmp_path):
-    return tmp_path / "runs" / "study"
-
-
-@pytest.fixture
-def folder(study):
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
-
-
-@pytest.fixture
 def launcher(study):
     made = LocalLauncher(SHORT)
     yield made

@@ -48,17 +48,6 @@ def launcher(tmp_path_factory):
     made.close()
 
 
-@pytest.fixture
-def study(tmp_path):
-    return tmp_path / "runs" / "study"
-
-
-@pytest.fixture
-def folder(study):
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
-
-
 @pytest.mark.thorough
 class TestWarmLauncher(LauncherContract):
     @pytest.fixture

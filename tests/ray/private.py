@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_port
 from tests.support.waiting import comes
 
 START = (sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start", "--block")
@@ -43,7 +43,7 @@ class PrivateRay:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 bytes
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[list[str], Path | None]] = {}  # how each node was started, the head first
-        port = _free_port()
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         head = ["--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
         self._start("head", [*head, "--disable-usage-stats", "--num-cpus=4", "--num-gpus=2"])
@@ -141,12 +141,6 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _wait_for(is_there: Callable[[], bool], ray: PrivateRay) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_ports
 from tests.support.waiting import comes, wait_until
 
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
@@ -200,7 +201,7 @@ class PrivateSlurm:
 
     def _configure(self) -> None:
         host, folder = socket.gethostname().partition(".")[0], self._folder
-        controller, *ports = _free_ports(1 + len(NODES))
+        controller, *ports = free_ports(1 + len(NODES))
         nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
         partitions = [
             f"PartitionName={name} Nodes={node} MaxTime=600 State=UP {more}\n"
@@ -265,13 +266,3 @@ class PrivateSlurm:
         except subprocess.SubprocessError:
             return {}
         return {name: state.rstrip("*") for name, state in (row.split() for row in rows)}
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

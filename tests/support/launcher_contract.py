@@ -65,6 +65,13 @@ def marked_processes(study: Path) -> list[psutil.Process]:
     return process_tree.members(lambda mark: is_mark_of(study, mark))
 
 
+def trial_folder(tmp_path: Path) -> Path:
+    """Returns the path of a trial's folder, which does not exist yet."""
+    study = tmp_path / "runs" / "study"
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
+
+
 class LauncherContract:
     """The contract of all launchers. Every test starts real processes and leaves none."""
 
@@ -76,9 +83,7 @@ class LauncherContract:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         """Returns a trial's folder that does not exist yet."""
-        study = tmp_path / "runs" / "study"
-        (study / "trials").mkdir(parents=True)
-        return study / "trials" / "0007"
+        return trial_folder(tmp_path)
 
     @pytest.fixture(autouse=True)
     def nothing_left(self, launcher: Launcher, folder: Path) -> Iterator[None]:
