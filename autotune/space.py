@@ -259,12 +259,9 @@ class ResolvedSpace:
 
 
 def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> ResolvedSpace:
-    """Resolves the space for one machine and one program.
+    """Resolves the space for one machine, and one program as the baseline trial found it.
 
-    Args:
-        space: what the user asked for.
-        host_context: the machine, and the program as the baseline trial found it.
-        passed: knob -> value in the baseline's command line, for the knobs that are arguments there.
+    `passed` has the values in the baseline's command line, for the knobs that are arguments there.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
     # Values worth a trial lie around the program's own value: the observed value, or else the value in its command line.

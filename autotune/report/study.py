@@ -86,9 +86,7 @@ class Study:
     def why_absent(self, table: str, what: str = "") -> str:
         """Returns a sentence on why a table of the best trial is missing, with the command that makes it.
 
-        Args:
-            table: name of the table.
-            what: what the table would show, as the subject of the sentence; "" if a title names it.
+        Its subject is `what` the table would show; "" if a title names it.
         """
         tables = self.tables.get(self.best)
         if tables is not None and (reason := tables.absent.get(table)):
