@@ -19,24 +19,15 @@ POLL_S = 0.1
 
 @dataclass(kw_only=True)
 class Measured:
-    """The measurement of one trial.
+    """The measurement of one trial."""
 
-    Attributes:
-        rate_per_s: units per second over all ranks; None without a measurement.
-        outcome, reason: how the trial ended.
-        seconds: time from the launch until the last process had exited.
-        result: rank 0's result; None without one.
-        start: "fresh" or "warm".
-        ready_s: time from the launch until torch was imported; None if it was not imported.
-    """
-
-    rate_per_s: float | None
+    rate_per_s: float | None  # units per second over all ranks; None without a measurement
     outcome: Outcome
     reason: str
-    seconds: float
-    result: protocol.RankResult | None = field(default=None, repr=False)
-    start: str = "fresh"
-    ready_s: float | None = None
+    seconds: float  # time from the launch until the last process had exited
+    result: protocol.RankResult | None = field(default=None, repr=False)  # rank 0's result; None without one
+    start: str = "fresh"  # "fresh" or "warm"
+    ready_s: float | None = None  # time from the launch until torch was imported; None if it was not imported
 
     @property
     def not_applied(self) -> dict[str, str]:

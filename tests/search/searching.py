@@ -33,15 +33,10 @@ class SearchOnly(RecordingListener):
 
 @dataclass
 class Searched:
-    """The trials of a finished search.
+    """The trials of a finished search."""
 
-    Attributes:
-        trials: the baseline and the search's trials.
-        landscape: the made-up program.
-    """
-
-    trials: list[TrialRecord]
-    landscape: Landscape
+    trials: list[TrialRecord]  # the baseline and the search's trials
+    landscape: Landscape  # the made-up program
 
     def best_rates(self) -> list[float]:
         """Returns, after each trial, the true rate of the configuration with the best measurement so far."""

@@ -45,15 +45,10 @@ FOLDER, DRY_FOLDER = Path("runs/gpu_campaign"), Path("runs/gpu_campaign-dry")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A part of the campaign.
+    """A part of the campaign."""
 
-    Attributes:
-        title: the question that it answers.
-        checks: called with whether this is a dry run; returns the stage's checks.
-    """
-
-    title: str
-    checks: Callable[[bool], Sequence[Check]]
+    title: str  # the question that it answers
+    checks: Callable[[bool], Sequence[Check]]  # called with whether this is a dry run; returns the stage's checks
 
 
 STAGES = {

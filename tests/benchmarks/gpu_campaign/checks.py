@@ -23,19 +23,12 @@ class Missing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A goal for a measured number.
+    """A goal for a measured number."""
 
-    Attributes:
-        what: name of the number, in words.
-        value: the measured number.
-        bound: the value that the number must reach.
-        is_ceiling: whether the number must not exceed the bound, instead of reaching it.
-    """
-
-    what: str
-    value: float
-    bound: float
-    is_ceiling: bool = False
+    what: str  # name of the number, in words
+    value: float  # the measured number
+    bound: float  # the value that the number must reach
+    is_ceiling: bool = False  # whether the number must not exceed the bound, instead of reaching it
 
     @property
     def is_met(self) -> bool:
@@ -49,38 +42,24 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of a check.
+    """The result of a check."""
 
-    Attributes:
-        evidence: the measured numbers, in one line.
-        goals: the goals that the numbers must meet; ignored in a dry run.
-        detail: further results as Markdown, such as a table.
-        is_whole: False if another run of the command has to measure the rest.
-    """
-
-    evidence: str
-    goals: Sequence[Goal] = ()
-    detail: str = ""
-    is_whole: bool = True
+    evidence: str  # the measured numbers, in one line
+    goals: Sequence[Goal] = ()  # the goals that the numbers must meet; ignored in a dry run
+    detail: str = ""  # further results as Markdown, such as a table
+    is_whole: bool = True  # False if another run of the command has to measure the rest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a check works, and what it may use.
-
-    Attributes:
-        folder: the stage's folder for studies and trials. It is kept, so that an interrupted stage can continue.
-        results: folder of the results.
-        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
-        until_s: end of the stage's time, on the monotonic clock.
-    """
+    """Where a check works, and what it may use."""
 
     stage: str
-    folder: Path
-    results: Path
+    folder: Path  # the stage's folder for studies and trials. It is kept, so that an interrupted stage can continue.
+    results: Path  # folder of the results
     document: Document
-    is_dry: bool
-    until_s: float
+    is_dry: bool  # whether this is a dry run, at small sizes, whose numbers mean nothing
+    until_s: float  # end of the stage's time, on the monotonic clock
 
     @property
     def left_s(self) -> float:
@@ -99,19 +78,12 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check.
+    """One check."""
 
-    Attributes:
-        name: the check in words; finished checks are recognised by their names.
-        run: runs the check; raises AssertionError if the check fails, Missing if it cannot run here.
-        needs_cuda: what stays unknown without a CUDA device, in one line; "" if the check runs on a CPU.
-        seconds: rough duration. If less time is left, the check is not started, unless it is the first.
-    """
-
-    name: str
-    run: Callable[[Place], Found]
-    needs_cuda: str = ""
-    seconds: float = 30.0
+    name: str  # the check in words; finished checks are recognised by their names
+    run: Callable[[Place], Found]  # runs the check; raises AssertionError if the check fails, Missing if it cannot run here
+    needs_cuda: str = ""  # what stays unknown without a CUDA device, in one line; "" if the check runs on a CPU
+    seconds: float = 30.0  # rough duration. If less time is left, the check is not started, unless it is the first.
 
     @property
     def slug(self) -> str:

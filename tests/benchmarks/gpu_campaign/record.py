@@ -22,18 +22,12 @@ TABLES = "tables"  # folder of the results
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training job to record.
+    """A training job to record."""
 
-    Attributes:
-        title: title for people.
-        name: name of the table.
-        overrides: overrides that set the recipe and the search space.
-        num_configurations: number of configurations to record: all of the space, so that a search can propose any of them.
-    """
-
-    title: str
-    name: str
-    overrides: tuple[str, ...]
+    title: str  # title for people
+    name: str  # name of the table
+    overrides: tuple[str, ...]  # overrides that set the recipe and the search space
+    # number of configurations to record: all of the space, so that a search can propose any of them
     num_configurations: int = 48
 
 
