@@ -27,11 +27,7 @@ KNOBS = {
 
 
 class Place:
-    """A folder with programs and a best.yaml.
-
-    Attributes:
-        path: the folder.
-    """
+    """A folder with programs and a best.yaml."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

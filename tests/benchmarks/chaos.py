@@ -203,11 +203,7 @@ class Victimized:
             (cwd / name).write_bytes(PRECIOUS)
 
     def run(self, minutes: float) -> int:
-        """Kills processes until the study reaches its verdict; returns how many kills are still to be done.
-
-        Args:
-            minutes: the study's budget.
-        """
+        """Kills processes until the study reaches its verdict; returns how many kills are still to be done."""
         budget = f"study.budget.minutes={minutes:g}"
         with (self._cwd / "other.log").open("wb") as log:
             other = subprocess.Popen([sys.executable, "-c", OTHER], cwd=self._cwd, stdout=log, stderr=log)

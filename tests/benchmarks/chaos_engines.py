@@ -131,9 +131,7 @@ class OnRay(Engine):
 def add_options(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Adds the options --slurm and --ray, of which one may be given: `engine` is then a class, else None.
 
-    Args:
-        parser: a benchmark's parser.
-        more: what else the benchmark does with the cluster, for the help.
+    `more` says in the help what else the benchmark does with the cluster.
     """
     where = parser.add_mutually_exclusive_group()
     for name, kind in (("slurm", OnSlurm), ("ray", OnRay)):

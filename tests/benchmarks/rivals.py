@@ -220,13 +220,7 @@ def rate_of(command: Sequence[str], *, timeout_s: float) -> float | None:
 
 
 def verify(commands: dict[str, list[str]], work: Work, *, is_dry: bool = False) -> dict[str, list[float]]:
-    """Returns the rates of the winners, two each, measured in turn and in reverse (ABCCBA).
-
-    Args:
-        commands: {name of a search: its winner's command}.
-        work: the job that was tuned.
-        is_dry: whether to measure each winner only once.
-    """
+    """Returns the rates of the winners, two each, measured in turn and in reverse (ABCCBA); in a dry run, one each."""
     order = [*commands, *([] if is_dry else reversed(commands))]
     found: dict[str, list[float]] = {name: [] for name in commands}
     for name in order:

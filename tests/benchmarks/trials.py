@@ -69,13 +69,7 @@ class Bench:
         self._num_trials = 0
 
     def measure(self, knobs: Knobs, rules: protocol.MeasureRules, *, warm: tuple[str, ...] = ()) -> Measured:
-        """Runs a trial and returns its measurement.
-
-        Args:
-            knobs: the knobs to change; all others stay as in the program.
-            rules: when to stop.
-            warm: as in `Launch`.
-        """
+        """Runs a trial with some knobs changed and returns its measurement. `warm` is as in `Launch`."""
         number, self._num_trials = self._num_trials, self._num_trials + 1
         spec = self._spec(number, knobs, rules)
         self.last_folder = Path(spec.folder)

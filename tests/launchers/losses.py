@@ -92,13 +92,7 @@ def strangers(process: psutil.Process, sent: bytes = b"") -> list[socket.socket]
 
 
 def check_one_job(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> tuple[str, str]:
-    """Runs a study to its verdict on one node; returns what it printed on standard error, and the node's job.
-
-    Args:
-        study: the study, not started yet.
-        is_idle: returns whether Slurm or Ray runs nothing.
-        overrides: the configuration that chooses Slurm or Ray.
-    """
+    """Runs a study to its verdict on one node; returns what it printed on standard error, and the node's job."""
     out, err = study.start(*overrides).communicate(timeout=100)
     assert "verdict" in out, err
     assert "trials run on node" in err
@@ -114,13 +108,7 @@ def check_one_job(study: QuickStudy, is_idle: Callable[[], bool], *overrides: st
 
 
 def check_study_without_its_job(study: QuickStudy, lose: Callable[[], object], *overrides: str) -> None:
-    """Ends the job of a study during a trial; the study must repeat the trial in another job.
-
-    Args:
-        study: the study, not started yet.
-        lose: ends the job.
-        overrides: the configuration that chooses Slurm or Ray.
-    """
+    """Ends the job of a study during a trial; the study must repeat the trial in another job."""
     process = study.start(*overrides, "explain.auto=false")
     study.wait_for_trial(1, process)
     lose()
@@ -147,13 +135,7 @@ def check_refused_study(study: QuickStudy, is_idle: Callable[[], bool], message:
 
 
 def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:
-    """Kills a study's tuner, resumes the study, and checks that no process is left and no trial is lost or repeated.
-
-    Args:
-        study: the study, not started yet.
-        is_idle: returns whether Slurm or Ray runs nothing.
-        overrides: the configuration that chooses Slurm or Ray.
-    """
+    """Kills a study's tuner, resumes the study, and checks that no process is left and no trial is lost or repeated."""
     process = study.start(*overrides, "explain.auto=false")
     study.wait_for_trial(1, process)
     kill(process)

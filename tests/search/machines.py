@@ -377,15 +377,7 @@ class Machine:
         return {**self.reference, **{name: value for name, (_, value) in key}}
 
     def measurement(self, knobs: Knobs, *, factor: float, number: int, is_cached: bool, rng: random.Random) -> Measurement:
-        """Returns the measurement of one trial.
-
-        Args:
-            knobs: full configuration.
-            factor: the ratio of the measured to the true rate.
-            number: number of the trial.
-            is_cached: whether its graphs were compiled before.
-            rng: random generator for the noise of the blocks.
-        """
+        """Returns the measurement of one trial. `factor` is the measured over the true rate; `rng` gives the blocks' noise."""
         truth = self.truth(knobs)
         changed = {key: value for key, value in knobs.items() if value != self.reference[key]}
         is_out = truth.peak_frac > FITS_FRAC
@@ -502,10 +494,6 @@ class SimulatedWorld(World):
         optimum: the fastest configuration that works.
         serves: the purpose of the measurements that it returns now.
         best_tried: the largest true rate of the configurations that the search has tried, as a fraction of the optimum's.
-
-    Args:
-        machine: the machine.
-        seed: the seed of noise and drift.
     """
 
     def __init__(self, machine: Machine, *, seed: int) -> None:

@@ -130,13 +130,7 @@ OUT_OF_MEMORY = Failure(error={"type": "torch.OutOfMemoryError", "message": "CUD
 
 
 class FakeLauncher(Launcher):
-    """Takes its results from a surface; time passes only on the given clock.
-
-    Attributes:
-        launches: every launch, in order.
-        running: the running trials; never more than one, unless each has a slot.
-        is_closed: whether `close` was called.
-    """
+    """Takes its results from a surface; time passes only on the given clock. Only trials with slots run at the same time."""
 
     def __init__(
         self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1, slots_per_host: int | None = None

@@ -65,14 +65,9 @@ TITLES = {name: stage.title for name, stage in STAGES.items()}
 
 
 def run(stages: Sequence[str], out: Path, work: Path, *, is_dry: bool, minutes: float) -> list[Finding]:
-    """Runs stages, and returns their findings.
+    """Runs stages, each for at most `minutes`, and returns their findings. The numbers of a dry run mean nothing.
 
-    Args:
-        stages: names of the stages, in order.
-        out: folder of the results.
-        work: folder of studies and trials.
-        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
-        minutes: maximum time of each stage.
+    Results are written to `out`, studies and trials to `work`.
     """
     out.mkdir(parents=True, exist_ok=True)
     document = Document(out, is_dry=is_dry)

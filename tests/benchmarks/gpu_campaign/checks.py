@@ -67,12 +67,7 @@ class Place:
         return self.until_s - time.monotonic()
 
     def kept(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Returns the stored measurement of this name; measures and stores it if there is none.
-
-        Args:
-            name: name of the measurement within its stage.
-            measure: takes the measurement; returns plain JSON values.
-        """
+        """Returns the stage's stored measurement of this name; measures and stores it, as plain JSON, if there is none."""
         return self.document.kept(self.stage, name, measure)
 
 
@@ -116,13 +111,7 @@ def goal_lines(finding: Finding, *, is_dry: bool) -> Iterator[str]:
 
 
 def run_stage(place: Place, checks: Sequence[Check], *, has_cuda: bool) -> Iterator[Finding]:
-    """Runs the checks of a stage that are not done yet, and yields every finding once it is on disk.
-
-    Args:
-        place: folders and time of the stage.
-        checks: the checks, in order.
-        has_cuda: whether there is a CUDA device.
-    """
+    """Runs the checks of a stage that are not done yet, and yields every finding once it is on disk."""
     done = {entry["name"]: Finding(**entry) for entry in place.document.findings(place.stage)}
     findings, is_first = [], True
     for check in checks:

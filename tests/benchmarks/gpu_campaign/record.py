@@ -63,13 +63,7 @@ DRY = Workload(
 
 
 def record(workload: Workload, share: float, place: Place) -> Found:
-    """Records for a share of the time that is left; the same command continues the recording.
-
-    Args:
-        workload: the training job.
-        share: share of the stage's remaining time.
-        place: the stage's place.
-    """
+    """Records for a share of the stage's remaining time; the same command continues the recording."""
     runs, repeats = place.folder / "runs", 1 if place.is_dry else REPEATS
     table = place.results / TABLES / f"{workload.name}.jsonl.gz"
     table.parent.mkdir(parents=True, exist_ok=True)
