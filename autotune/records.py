@@ -368,11 +368,7 @@ _STUDY_SHAPE: Mapping[str, Any] = {
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out.
-
-    Raises:
-        ValueError: another schema, a required field is missing, or a value has the wrong type.
-    """
+    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out."""
     check_schema(raw, what)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {name: value for name, value in raw.items() if name in fields}

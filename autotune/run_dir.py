@@ -335,11 +335,7 @@ class StudyFolder:
         self._put(lambda: write_text(file, text))
 
     def _put(self, write: Callable[[], None]) -> None:
-        """Calls a function that writes.
-
-        Raises:
-            FolderLost: nothing can be written.
-        """
+        """Calls a function that writes; raises FolderLost if nothing can be written."""
         self._check_place()
         try:
             when_there_is_room(write)

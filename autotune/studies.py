@@ -104,11 +104,7 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
 
 def _at(path: str) -> StudyFolder:
-    """Returns the study whose folder is, or contains, a path.
-
-    Raises:
-        BadInput: it lies in no study's folder, or it does not exist.
-    """
+    """Returns the study whose folder is, or contains, a path."""
     if not os.path.exists(path):
         raise BadInput(
             f"STUDY: no such study, got {path!r:.300}. {_there_are(os.path.basename(path), studies(Path(path).parent))}"

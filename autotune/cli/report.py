@@ -79,11 +79,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
 
 def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
-    """Returns the folders of the named studies, or the folder of the latest study if none was named.
-
-    Raises:
-        BadInput: there is no such study, one was named twice, or options contradict each other.
-    """
+    """Returns the folders of the named studies, or the folder of the latest study if none was named."""
     problems = []
     if asked.width_px is not None and not asked.picture:
         problems.append(f"--width: has an effect only together with --picture, got {asked.width_px}. Give both, or neither.")

@@ -88,11 +88,7 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
 
 
 def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
-    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later.
-
-    Raises:
-        BadInput: this machine does not have the address, or no port is free.
-    """
+    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later."""
     if reason := _refused(host, 0):
         raise BadInput(f"--host: cannot be listened on, got {host!r} ({reason}). Give an address of this machine: 127.0.0.1.")
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):
