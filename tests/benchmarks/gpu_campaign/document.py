@@ -27,6 +27,7 @@ FACTS = ("cpu_model", "num_cores", "memory_bytes", "isa", "kernel", "python", "g
 
 class Document:
     """`campaign.json` in the folder of the results; written after every measurement.
+
     Raises:
         SystemExit: the folder holds results of another machine, of other versions, or of a dry run.
     """
