@@ -327,8 +327,7 @@ def _of_ending(facts: Facts) -> Verdict:
         return Outcome.error, f"{_rank_name(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
-        from_there_on = log[max(0, log.rfind(raised)) :]  # messages may have several lines
-        return verdict_of(f"{raised}\n{from_there_on}", line, facts) or (Outcome.error, line)
+        return verdict_of(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:
@@ -410,6 +409,11 @@ def _crash(signal: Killed, facts: Facts) -> str:
 def _rank_name(number: int | None, host: str) -> str:
     """Returns "rank 1", or "task 1 on node n2" for a task of srun, which is a rank or a torchrun."""
     return f"task {number} on node {host}" if host else f"rank {number}"
+
+
+def _relevant(log: str, raised: str) -> str:
+    """Returns the log from the exception's line on, since messages may have several lines."""
+    return log[max(0, log.rfind(raised)) :]
 
 
 def _missing(results: Sequence[RankResult]) -> list[int]:
