@@ -142,7 +142,6 @@ def differences(one, other):
 
 
 def compared(launcher, study, argv, *, modules, env):
-    (study / "trials").mkdir(parents=True)
     source = DUMP if modules == NO_TORCH else f"WITH_TORCH = 1\n{DUMP}"
     (study.parent / "dump.py").write_text(source)
     package = study.parent / "pkg"
@@ -204,7 +203,6 @@ f()
     ],
 )
 def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
-    (study / "trials").mkdir(parents=True)
     (study.parent / "bad.py").write_text(source)
     seen = []
     for number, modules in enumerate(((), NO_TORCH)):
@@ -453,7 +451,6 @@ main()
 @pytest.mark.thorough
 def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, study, tmp_path):
     pytest.importorskip("transformers")
-    (study / "trials").mkdir(parents=True)
     (tmp_path / "train.py").write_text(LANGUAGE_MODEL)
     installed = tmp_path / "site-packages"
     installed.mkdir()
