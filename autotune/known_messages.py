@@ -25,31 +25,53 @@ NEAR_CAP_FRAC = 0.9  # an ambiguous failure counts as out of memory if more than
 
 @dataclass(kw_only=True)
 class Facts:
-    """Everything the classification uses, as plain values."""
+    """Everything the classification uses, as plain values.
 
-    exit_code: int | None = None  # exit status of the first process, if it ended by itself
-    # name of the signal that ended the first process, "SIGSEGV"; None if there was none, or if autotune sent it
+    Attributes:
+        exit_code: exit status of the first process, if it ended by itself.
+        signal: name of the signal that ended the first process, "SIGSEGV"; None if there was none, or if autotune sent it.
+        cause: why the trial was over: "result", "exit", "deadline", "stopped" or "lost".
+        phase: last known phase.
+        results: rank results of this trial.
+        problems: results that could not be used, one sentence each.
+        log_tail: end of standard error.
+        stdout_tail: end of standard output.
+        stop_reason: why the trial was stopped, or what was lost; "" otherwise.
+        deadline: the limit that passed, in words; "" otherwise.
+        shut_out: why no Python process of the trial loaded the harness; "" if a process did, or if unknown.
+        hang: what the processes were doing when the deadline passed, in words; "" if not examined.
+        oom_kills: number of processes of autotune's cgroup that the kernel killed for memory during the trial.
+        is_harness_seen: whether the harness left any sign: a progress line or a result.
+        num_steps: optimizer steps seen.
+        loaded: a checkpoint from which the program continued a training; "" if it loaded none.
+        asked: knobs that the harness had to apply or to check.
+        mode: the spec's mode; only "measure" must yield a rate.
+        device_used_frac: largest share of device memory seen in use; None when unknown.
+        memory_limit_bytes: the user's memory cap for one process; None for none.
+        excused: which of "loss" and "scaling" (failures.LOSS, .SCALING) are not finite even in the unchanged program. No trial
+            fails because of these.
+    """
+
+    exit_code: int | None = None
     signal: str | None = None
-    cause: str = "exit"  # why the trial was over: "result", "exit", "deadline", "stopped" or "lost"
-    phase: str = "spawn"  # last known phase
+    cause: str = "exit"
+    phase: str = "spawn"
     results: Sequence[RankResult] = ()
-    problems: Sequence[str] = ()  # results that could not be used, one sentence each
-    log_tail: str = ""  # end of standard error
-    stdout_tail: str = ""  # end of standard output
-    stop_reason: str = ""  # why the trial was stopped, or what was lost; "" otherwise
-    deadline: str = ""  # the limit that passed, in words; "" otherwise
-    shut_out: str = ""  # why no Python process of the trial loaded the harness; "" if a process did, or if unknown
-    hang: str = ""  # what the processes were doing when the deadline passed, in words; "" if not examined
-    oom_kills: int = 0  # number of processes of autotune's cgroup that the kernel killed for memory during the trial
-    is_harness_seen: bool = False  # whether the harness left any sign: a progress line or a result
-    num_steps: int = 0  # optimizer steps seen
-    loaded: str = ""  # a checkpoint from which the program continued a training; "" if it loaded none
-    asked: Knobs = field(default_factory=dict)  # knobs that the harness had to apply or to check
-    mode: str = "measure"  # the spec's mode; only "measure" must yield a rate
-    device_used_frac: float | None = None  # largest share of device memory seen in use; None when unknown
-    memory_limit_bytes: int | None = None  # the user's memory cap for one process; None for none
-    # which of "loss" and "scaling" (failures.LOSS, .SCALING) are not finite even in the unchanged program. No trial fails
-    # because of these.
+    problems: Sequence[str] = ()
+    log_tail: str = ""
+    stdout_tail: str = ""
+    stop_reason: str = ""
+    deadline: str = ""
+    shut_out: str = ""
+    hang: str = ""
+    oom_kills: int = 0
+    is_harness_seen: bool = False
+    num_steps: int = 0
+    loaded: str = ""
+    asked: Knobs = field(default_factory=dict)
+    mode: str = "measure"
+    device_used_frac: float | None = None
+    memory_limit_bytes: int | None = None
     excused: frozenset[str] = frozenset()
 
 

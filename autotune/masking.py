@@ -107,6 +107,9 @@ class Secrets:
             shorter ones (at least MIN_WORD_CHARS, neither all letters nor all digits) only as whole words.
         typed: values that the user gave as secrets. They are masked as whole words if they have at least MIN_TYPED_CHARS
             characters, even if they are ordinary words.
+
+    Attributes:
+        typed: the values given as `typed`, to pass on to another process.
     """
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
@@ -122,7 +125,13 @@ class Secrets:
     def known(
         cls, environment: Mapping[str, str] = os.environ, words: Sequence[str] = (), typed: Iterable[str] = ()
     ) -> Secrets:
-        """Returns the secrets of an environment and of typed arguments and overrides; `typed` are further secret values."""
+        """Returns the secrets of an environment and a command line.
+
+        Args:
+            environment: name -> value.
+            words: arguments and KEY=VALUE overrides, as typed.
+            typed: further values that the user gave as secrets.
+        """
         found = [secret for name, value in environment.items() for secret in _held(name, value)]
         return cls(found, [*_typed(words), *typed])
 

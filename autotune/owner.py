@@ -38,10 +38,13 @@ class Claim:
     """The right to write a study's folder, held until the context is left or the process ends.
 
     The lock is on the owner's file, which holds the owner's host, pid and start time. Child processes do not inherit the lock.
+
+    Attributes:
+        problem: why the folder could not be locked; "" if it was locked. Without a lock, a second tuner may start.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.problem = ""  # why the folder could not be locked. Without a lock, a second tuner may start.
+        self.problem = ""
         self._file = folder / OWNER_FILE
         self._descriptor: int | None = None
 

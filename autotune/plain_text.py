@@ -38,9 +38,12 @@ def escaped_document(document: str) -> str:
 
 
 def shortened(text: str, most: int, end: str = ELLIPSIS) -> str:
-    """Returns a quoted text of at most `most` characters, cut after a sentence or else after a word, with an ellipsis.
+    """Returns a text of at most `most` characters, cut after a sentence or else after a word, with an ellipsis.
 
-    autotune's own words are never cut.
+    Args:
+        text: text to be quoted; autotune's own words are never cut.
+        most: maximum number of characters, including the ellipsis.
+        end: the ellipsis.
     """
     if len(text) <= most:
         return text

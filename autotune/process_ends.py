@@ -24,20 +24,33 @@ ENDED_FOR_MEMORY = re.compile(rf"^srun: error: \S+: tasks? [\d,-]+: {OUT_OF_MEMO
 
 
 class Killed(NamedTuple):
-    """A signal that ended a process of the program."""
+    """A signal that ended a process of the program.
 
-    name: str  # "SIGSEGV"; "" for no signal
-    is_relayed: bool = False  # whether a shell or another parent reported the signal
-    rank: int | None = None  # None when unknown
-    host: str = ""  # the node that the process ran on, if Slurm has named it; "" otherwise
+    Attributes:
+        name: "SIGSEGV"; "" for no signal.
+        is_relayed: whether a shell or another parent reported the signal.
+        rank: rank of the process; None when unknown.
+        host: the node that the process ran on, if Slurm has named it; "" otherwise.
+    """
+
+    name: str
+    is_relayed: bool = False
+    rank: int | None = None
+    host: str = ""
 
 
 class FailedRank(NamedTuple):
-    """A rank that torchrun or srun saw fail."""
+    """A rank that torchrun or srun saw fail.
+
+    Attributes:
+        rank: its number.
+        code: its exit status, or minus the number of the signal that ended it.
+        host: the node that it ran on, if srun names it; "" otherwise.
+    """
 
     rank: int
-    code: int  # its exit status, or minus the number of the signal that ended it
-    host: str = ""  # the node that it ran on, if srun names it; "" otherwise
+    code: int
+    host: str = ""
 
 
 def reports_before(log: str, tail: str) -> str:

@@ -23,10 +23,15 @@ SAME_FRAC = 0.01
 
 
 class Pace(NamedTuple):
-    """A rank's average step."""
+    """A rank's average step.
 
-    step_s: float  # seconds per step
-    samples: float  # samples (or other work units) per step
+    Attributes:
+        step_s: seconds per step.
+        samples: samples (or other work units) per step.
+    """
+
+    step_s: float
+    samples: float
 
 
 def pace(result: RankResult, first: RankResult) -> Pace | None:

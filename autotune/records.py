@@ -110,7 +110,8 @@ CHOOSING, REPORTED = "finals, choosing", "finals, reported"
 class TrialRequest:
     """What a trial is to measure, written before it starts. It is all that remains if autotune is killed during the trial.
 
-    Its fields are as in TrialRecord.
+    Attributes:
+        number, kind, knobs, changed, tier, why, origin, repeats, round, started_at: as in TrialRecord.
     """
 
     number: int
@@ -272,55 +273,74 @@ class TrialRecord:
 
 @dataclass(kw_only=True)
 class StudyRecord:
-    """What a study measures and where; written before its first trial."""
+    """What a study measures and where; written before its first trial.
 
-    name: str  # the study's name and folder
-    title: str  # what is tuned, for people: the recipe's name or the command line
-    command: list[str]  # argument list of the program, placeholders unfilled
-    cwd: str  # working directory of the program
-    base: str = ""  # the requested name, which several studies may share
-    sequence: int = 0  # place among the studies of the runs folder, from 1. Unlike the clock, it never goes back.
-    # knob -> value in the baseline, for the knobs that are arguments in the command line
+    Attributes:
+        name: the study's name and folder.
+        base: the requested name, which several studies may share.
+        sequence: place among the studies of the runs folder, from 1. Unlike the clock, it never goes back.
+        title: what is tuned, for people: the recipe's name or the command line.
+        command: argument list of the program, placeholders unfilled.
+        placeholders: knob -> value in the baseline, for the knobs that are arguments in the command line.
+        is_recipe: whether a built-in recipe is tuned.
+        cwd: working directory of the program.
+        objective: what is optimised: one of OBJECTIVES, or a list of several with the deciding one first.
+        terms: inputs of the objective and the constraints: {"samples", "epoch_samples", "price_per_hour", "constraints":
+            {key: limit}}; inputs that were not given are absent.
+        fingerprint: hash of `identity`; only results with the same fingerprint are compared.
+        identity: what makes results comparable, by name: machine, program, objective, space (see trials/identity.py).
+        asked: knob key -> domain that the user asked for, as written by `Domain.as_json`, or {"auto": true}.
+        space: knob key -> domain, for the knobs that are searched. Until the baseline has run, it is the same as `asked`.
+        pinned: knobs the user fixed, for the baseline too.
+        machine: host and device facts.
+        versions: autotune, python, torch (of the program), optuna, ...
+        detected: what the baseline found in the program: {"optimizers", "modules", "world_size", "batches_per_step"},
+            as in RankResult.detected; {} before it has run and in records of earlier versions.
+        started_at: seconds since the epoch.
+        budget_s: wall-time budget; None for unlimited.
+        budget_trials: trial budget; None for unlimited.
+        spent_s: wall time that earlier runs of this study took, before it was resumed.
+        settings: configuration key -> value that is not the default, for keys that affect what is measured (recipe, device,
+            windows).
+        recording: for a study that records a table of measurements instead of searching: how many configurations it measures,
+            and how often each, {"configurations", "repeats"}; {} for a study that searches.
+        target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
+        verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
+        warm_start: what the study reuses from earlier studies, see `study/inheritance.py`; {} for nothing.
+        noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
+        slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
+            divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
+            their number. {} on a machine with one slot.
+    """
+
+    name: str
+    title: str
+    command: list[str]
+    cwd: str
+    base: str = ""
+    sequence: int = 0
     placeholders: Knobs = field(default_factory=dict)
-    is_recipe: bool = False  # whether a built-in recipe is tuned
-    # what is optimised: one of OBJECTIVES, or a list of several with the deciding one first
+    is_recipe: bool = False
     objective: str | list[str] = "throughput"
-    # inputs of the objective and the constraints: {"samples", "epoch_samples", "price_per_hour", "constraints": {key: limit}};
-    # inputs that were not given are absent
     terms: dict[str, Any] = field(default_factory=dict)
-    fingerprint: str = ""  # hash of `identity`; only results with the same fingerprint are compared
-    # what makes results comparable, by name: machine, program, objective, space (see trials/identity.py)
+    fingerprint: str = ""
     identity: dict[str, Any] = field(default_factory=dict)
-    # knob key -> domain that the user asked for, as written by `Domain.as_json`, or {"auto": true}
     asked: dict[str, Any] = field(default_factory=dict)
-    # knob key -> domain, for the knobs that are searched. Until the baseline has run, it is the same as `asked`.
     space: dict[str, Any] = field(default_factory=dict)
-    pinned: Knobs = field(default_factory=dict)  # knobs the user fixed, for the baseline too
-    machine: dict[str, Any] = field(default_factory=dict)  # host and device facts
-    versions: dict[str, str] = field(default_factory=dict)  # autotune, python, torch (of the program), optuna, ...
-    # what the baseline found in the program: {"optimizers", "modules", "world_size", "batches_per_step"}, as in
-    # RankResult.detected; {} before it has run and in records of earlier versions
+    pinned: Knobs = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
     detected: dict[str, Any] = field(default_factory=dict)
-    started_at: float = 0.0  # seconds since the epoch
-    budget_s: float | None = None  # wall-time budget; None for unlimited
-    budget_trials: int | None = None  # trial budget; None for unlimited
-    spent_s: float = 0.0  # wall time that earlier runs of this study took, before it was resumed
-    # configuration key -> value that is not the default, for keys that affect what is measured (recipe, device, windows)
+    started_at: float = 0.0
+    budget_s: float | None = None
+    budget_trials: int | None = None
+    spent_s: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
-    # what the study verifies instead of searching: a `Verify`; {} for a study that searches
     verifies: dict[str, Any] = field(default_factory=dict)
-    # for a study that records a table of measurements instead of searching: how many configurations it measures, and how often
-    # each, {"configurations", "repeats"}; {} for a study that searches
     recording: dict[str, Any] = field(default_factory=dict)
-    # what the study reuses from earlier studies, see `study/inheritance.py`; {} for nothing
     warm_start: dict[str, Any] = field(default_factory=dict)
-    # variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any
     noise: dict[str, Any] = field(default_factory=dict)
-    # how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials divided by rate
-    # alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is their number. {} on a machine
-    # with one slot.
     slots: dict[str, Any] = field(default_factory=dict)
-    # the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader
     target: list[dict[str, Any]] | None = None
     schema: int = SCHEMA
 
@@ -368,7 +388,11 @@ _STUDY_SHAPE: Mapping[str, Any] = {
 
 
 def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out."""
+    """Returns a document's values for the fields of a dataclass. Optional fields that it lacks are left out.
+
+    Raises:
+        ValueError: another schema, a required field is missing, or a value has the wrong type.
+    """
     check_schema(raw, what)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     values = {name: value for name, value in raw.items() if name in fields}
@@ -382,7 +406,12 @@ def _fields(cls: type[Any], raw: Any, what: str, shape: Mapping[str, Any]) -> di
 
 
 def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
-    """Checks that a document is a mapping that this version can read; `what` names it in the message.
+    """Checks that a document is a mapping that this version can read.
+
+    Args:
+        raw: the document.
+        what: what it is, for the message.
+        reads: the schema that this version reads.
 
     Raises:
         NewerVersion: a newer version of autotune wrote it.

@@ -170,7 +170,8 @@ class StudyFolder:
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
         """Returns every finished trial, ordered by number. Folders without a record (of killed trials) are left out.
 
-        `known` is what earlier calls have read, which this call updates. Only files that have changed since are read again.
+        Args:
+            known: what earlier calls have read, which this call updates. Only files that have changed since are read again.
 
         Raises:
             OSError: a record cannot be read.
@@ -238,6 +239,9 @@ class StudyFolder:
 
     def current_summary(self, *, is_outline: bool = False) -> Summary:
         """Returns summary.json. A "running" study that no process is working on was killed: its status becomes "interrupted".
+
+        Args:
+            is_outline: return only what `read_outline` does.
 
         Raises:
             OSError, ValueError: as `read_summary`.
@@ -335,7 +339,11 @@ class StudyFolder:
         self._put(lambda: write_text(file, text))
 
     def _put(self, write: Callable[[], None]) -> None:
-        """Calls a function that writes; raises FolderLost if nothing can be written."""
+        """Calls a function that writes.
+
+        Raises:
+            FolderLost: nothing can be written.
+        """
         self._check_place()
         try:
             when_there_is_room(write)

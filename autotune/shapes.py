@@ -18,15 +18,25 @@ LAST_MOMENT = 253_402_300_799  # end of the year 9999, in seconds since the epoc
 
 
 class _Misfit(Exception):
-    """A value of another shape."""
+    """A value of another shape.
+
+    Attributes:
+        words: what is wrong.
+        keys: where the value stands, the innermost key first.
+    """
 
     def __init__(self, words: str) -> None:
         self.words = words
-        self.keys: list[object] = []  # where the value stands, the innermost key first
+        self.keys: list[object] = []
 
 
 def check(value: Any, shape: Any, place: str = "") -> None:
-    """Checks a value, which stands at `place` in its document ("trials.3.value"; "" for the document itself).
+    """Checks a value of a document.
+
+    Args:
+        value: the value.
+        shape: its shape.
+        place: where it stands in the document, "trials.3.value"; "" for the document itself.
 
     Raises:
         ValueError: it has another shape; the message begins with the place of the first difference.

@@ -126,32 +126,44 @@ def domain_from_json(raw: Any) -> Domain | None:
 
 @dataclass(kw_only=True)
 class SearchSpace:
-    """The search space the user asked for, before machine and program are known."""
+    """The search space the user asked for, before machine and program are known.
 
-    # knob key -> domain; None asks for the knob's own rule ("auto")
+    Attributes:
+        domains: knob key -> domain; None asks for the knob's own rule ("auto").
+        pinned: knobs fixed for every trial, including the baseline.
+        tiers: highest tier that may be searched.
+        is_held: whether every step processes `train.global_batch` samples; accumulation then follows from the batch size.
+        left_out: knob key of a named space -> why this knob is not searched: the user named another knob that excludes it.
+        typed: knobs that the user named one by one, not through a named space; known when a study starts, not when resumed.
+    """
+
     domains: dict[str, Domain | None] = field(default_factory=dict)
-    pinned: Knobs = field(default_factory=dict)  # knobs fixed for every trial, including the baseline
-    tiers: Tier = Tier.training  # highest tier that may be searched
-    # whether every step processes `train.global_batch` samples; accumulation then follows from the batch size
+    pinned: Knobs = field(default_factory=dict)
+    tiers: Tier = Tier.training
     is_held: bool = False
-    # knob key of a named space -> why this knob is not searched: the user named another knob that excludes it
     left_out: dict[str, str] = field(default_factory=dict)
-    # knobs that the user named one by one, not through a named space; known when a study starts, not when resumed
     typed: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(kw_only=True)
 class ResolvedSpace:
-    """The search space for this machine and this program."""
+    """The search space for this machine and this program.
 
-    # knob key -> domain, each with the baseline's value and at least one other value. Knobs that other knobs depend on come
-    # first.
+    Attributes:
+        domains: knob key -> domain, each with the baseline's value and at least one other value. Knobs that other knobs
+            depend on come first.
+        pinned: knobs fixed for every trial.
+        baseline: full configuration of trial 0, without knobs that have no effect in it.
+        dropped: knob key -> why it is not searched.
+        reference: the baseline's values including inactive knobs; `changed` compares with these.
+        held: required product of batch size and accumulation in every configuration, in samples; None if it is free.
+    """
+
     domains: dict[str, Domain]
-    pinned: Knobs  # knobs fixed for every trial
-    baseline: Knobs  # full configuration of trial 0, without knobs that have no effect in it
-    dropped: dict[str, str]  # knob key -> why it is not searched
-    reference: Knobs  # the baseline's values including inactive knobs; `changed` compares with these
-    # required product of batch size and accumulation in every configuration, in samples; None if it is free
+    pinned: Knobs
+    baseline: Knobs
+    dropped: dict[str, str]
+    reference: Knobs
     held: int | None = None
 
     def suggest(self, trial: Trial, *, hold: Knobs | None = None) -> Knobs:
@@ -259,9 +271,12 @@ class ResolvedSpace:
 
 
 def resolve(space: SearchSpace, host_context: HostContext, *, passed: Knobs) -> ResolvedSpace:
-    """Resolves the space for one machine, and one program as the baseline trial found it.
+    """Resolves the space for one machine and one program.
 
-    `passed` has the values in the baseline's command line, for the knobs that are arguments there.
+    Args:
+        space: what the user asked for.
+        host_context: the machine, and the program as the baseline trial found it.
+        passed: knob -> value in the baseline's command line, for the knobs that are arguments there.
     """
     reference, dropped, domains = _reference(space, host_context, passed), dict(space.left_out), {}
     # Values worth a trial lie around the program's own value: the observed value, or else the value in its command line.

@@ -58,10 +58,15 @@ def block_half_width_frac(rates_per_s: Sequence[float], seconds: Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """An estimate of how much measurements of one configuration vary from process to process."""
+    """An estimate of how much measurements of one configuration vary from process to process.
 
-    spread: float  # standard deviation of one measurement within a round, on the log scale
-    freedom: float  # degrees of freedom of the estimate
+    Attributes:
+        spread: standard deviation of one measurement within a round, on the log scale.
+        freedom: degrees of freedom of the estimate.
+    """
+
+    spread: float
+    freedom: float
 
     def capped(self, freedom: float) -> Noise:
         """Returns an estimate with the same spread and at most this many degrees of freedom."""
@@ -114,12 +119,18 @@ def _log_mean(values: Sequence[float], confidence: float, noise: Noise | None) -
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How much faster one configuration is than another: rate over rate."""
+    """How much faster one configuration is than another: rate over rate.
 
-    ratio: float  # exp(mean(log a - log b))
-    ci: Interval | None  # 95 % interval; None for fewer than MIN_PAIRS rounds
-    num_rounds: int  # rounds in which both were measured
-    # degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise
+    Attributes:
+        ratio: exp(mean(log a - log b)).
+        ci: 95 % interval; None for fewer than MIN_PAIRS rounds.
+        num_rounds: rounds in which both were measured.
+        freedom: degrees of freedom of the interval if its noise estimate also uses other rounds; None otherwise.
+    """
+
+    ratio: float
+    ci: Interval | None
+    num_rounds: int
     freedom: float | None = None
 
 
@@ -299,11 +310,14 @@ def verdict(ratio: Ratio, margin: float = MARGIN_FRAC) -> Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Arm]):
-    """Several configurations compared with one of them, in rounds that measure each configuration at most once."""
+    """Several configurations compared with one of them, in rounds that measure each configuration at most once.
 
-    # configuration -> ratio of the reference's rate to the configuration's, with simultaneous intervals
+    Attributes:
+        ratios: configuration -> ratio of the reference's rate to the configuration's, with simultaneous intervals.
+        noise: spread of one measurement within a round, estimated from these rounds alone; None without degrees of freedom.
+    """
+
     ratios: dict[Arm, Ratio]
-    # spread of one measurement within a round, estimated from these rounds alone; None without degrees of freedom
     noise: Noise | None
 
 

@@ -84,8 +84,12 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
     A name refers to the latest study that was requested under this name. If there is none, it refers to the study in the folder
     of this name. A path refers to the study whose folder is, or contains, this path, even outside `runs`. So "runs/resnet18" is
-    the first study of that name, even if "resnet18" now refers to a later study in "runs/resnet18-2". The study in the folder
-    `without` is ignored when a name is looked up.
+    the first study of that name, even if "resnet18" now refers to a later study in "runs/resnet18-2".
+
+    Args:
+        runs: the runs folder.
+        name: the name or path as typed.
+        without: folder of a study that is ignored when a name is looked up.
 
     Raises:
         BadInput: there is no such study.
@@ -104,7 +108,11 @@ def find(runs: Path, name: str, *, without: Path | None = None) -> StudyFolder:
 
 
 def _at(path: str) -> StudyFolder:
-    """Returns the study whose folder is, or contains, a path."""
+    """Returns the study whose folder is, or contains, a path.
+
+    Raises:
+        BadInput: it lies in no study's folder, or it does not exist.
+    """
     if not os.path.exists(path):
         raise BadInput(
             f"STUDY: no such study, got {path!r:.300}. {_there_are(os.path.basename(path), studies(Path(path).parent))}"
@@ -136,8 +144,11 @@ def _there_are(name: str, there: Iterable[StudyFolder]) -> str:
 def call(folder: StudyFolder, latest: Mapping[str, str] | None = None) -> str:
     """Returns what to type for this study on a command line: its name, or its path if the name refers to a later study.
 
-    A name that a command would take for an option is replaced by the path, too. `latest` maps requested names to the name of
-    the latest study requested with it; None to find this out by reading all studies.
+    A name that a command would take for an option is replaced by the path, too.
+
+    Args:
+        folder: the study.
+        latest: requested name -> name of the latest study requested with it; None to find this out by reading all studies.
     """
     try:
         meant = find(folder.path.parent, folder.name).name if latest is None else latest.get(folder.name, folder.name)

@@ -70,8 +70,12 @@ def changes_phrase(changed: Knobs, *, none: str = "unchanged") -> str:
 def against_phrase(changed: Knobs, before: Knobs, number: int) -> str:
     """Returns how a configuration differs from a similar one, "as 0003 with batch 64, without bf16", or all its changes.
 
-    The difference is returned if it has fewer parts than the list of all changes. `changed` and `before` are the changes of the
-    configuration and of the similar one to the baseline; `number` is the trial of the similar one.
+    The difference is returned if it has fewer parts than the list of all changes.
+
+    Args:
+        changed: the configuration's changes to the baseline.
+        before: the similar configuration's changes to the baseline.
+        number: trial number of the similar configuration.
     """
     added = {key: value for key, value in changed.items() if before.get(key) != value}
     gone = {key: value for key, value in before.items() if key not in changed}
@@ -103,7 +107,12 @@ def rank_names(by_rank: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def unwatched_text(ranks: Mapping[str, Any], watched: str) -> str:
-    """Returns a sentence on nodes of `ranks.joined` other than `watched`, which are not monitored for disturbances, or ""."""
+    """Returns a sentence on the nodes that are not monitored for disturbances; "" if there are none.
+
+    Args:
+        ranks: what `ranks.joined` returned for the trial.
+        watched: host name of the machine that is monitored.
+    """
     hosts = sorted({str(entry.get("host") or watched) for entry in ranks.get("by_rank") or ()} - {watched})
     if not hosts:
         return ""
@@ -192,7 +201,9 @@ def verdict_text(summary: Summary) -> str:
 def headline(summary: Summary, *, is_said: bool = False) -> str:
     """Returns the verdict as one line: "faster: 2.41x [2.36, 2.46]", "failed: every trial ...", "running".
 
-    `is_said` leaves out the reason for a failure, which is already printed elsewhere.
+    Args:
+        summary: the study's summary.
+        is_said: whether the reason for a failure is already printed elsewhere.
     """
     if is_said and summary.get("status") == "failed":
         return "failed"

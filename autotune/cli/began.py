@@ -25,7 +25,8 @@ closed: list[str] = []  # names of the standard streams that the caller has clos
 def begin(*, is_process: bool) -> None:
     """Records that a command begins, unsets variables whose terminal size is impossible, and opens closed standard streams.
 
-    A command that has a process for itself (`is_process`) began when the process started.
+    Args:
+        is_process: whether this process runs only this command; the command then began when the process started.
     """
     global _began_s
     _began_s = time.monotonic() - (_age_s() if is_process else 0.0)

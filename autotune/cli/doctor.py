@@ -50,10 +50,14 @@ FOUND_ERRORS = NothingWorked.exit_code  # exit status; 1 is reserved for interna
 def doctor(
     overrides: Sequence[str], *, data: str | None, python: str | None, as_json: bool, command: Sequence[str] | None = None
 ) -> int:
-    """Prints the findings; returns 3 if one of them is an error, else 0. No program is started, so `command` must be None.
+    """Prints the findings; returns 3 if one of them is an error, else 0.
 
-    The overrides are `data.root=DIR` or nothing; `data` is another way to give data.root. `python` is the interpreter whose
-    torch is checked; None for the one that runs autotune.
+    Args:
+        overrides: `data.root=DIR` or nothing.
+        data: the folder given with --data, another way to give data.root.
+        python: the interpreter whose torch is checked; None for the one that runs autotune.
+        as_json: print one JSON document instead of text.
+        command: the words after `--`; must be None, since no program is started.
 
     Raises:
         BadInput: the folder or the interpreter does not exist, a key is not data.root, or a command is given.

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 def print_plan(asked: Asked, *, as_json: bool) -> int:
     """Prints the plan without starting or writing anything.
 
+    Args:
+        asked: what the user typed.
+        as_json: print one JSON document instead of lines.
+
     Raises:
         BadInput: the request is invalid.
     """
@@ -93,7 +97,9 @@ def _warm_start(search: SearchOptions, earlier: tuple[str, float] | None) -> lis
 def _budget(composed: Composed, earlier: tuple[str, float] | None) -> list[tuple[str, str]]:
     """Returns the entries for the budget, as far as known before the first trial.
 
-    `earlier` has the name of a similar earlier study and its typical seconds per trial.
+    Args:
+        composed: the composed configuration.
+        earlier: name of a similar earlier study, and its typical seconds per trial; None if there is none.
     """
     from autotune.trials.budget import most_reserved_s
 

@@ -25,8 +25,15 @@ def export(
 ) -> int:
     """Writes the study's best configuration to a file, or to standard output.
 
-    Settings that the format cannot express are listed on standard error. `output` may be a folder, and "-" or None is standard
-    output. `is_forced` replaces a file even if autotune did not write it.
+    Settings that the format cannot express are listed on standard error.
+
+    Args:
+        folder: the study.
+        format_: member of `export.FORMATS`.
+        tier: the highest tier allowed; None for the study's winner, whatever its tier.
+        output: file to write, or the folder for it; None or "-" for standard output.
+        is_forced: replace the file even if autotune did not write it.
+        as_json: print the file's text and the settings that it lacks as one JSON document, and write no file.
 
     Raises:
         BadInput: no such format or tier, no winner, a file that cannot be written, or a file together with `as_json`.
@@ -60,7 +67,11 @@ def export(
 
 
 def tier_named(name: str | None) -> Tier | None:
-    """Returns the tier of that name; None for None. Raises BadInput if there is no such tier."""
+    """Returns the tier of that name; None for None.
+
+    Raises:
+        BadInput: there is no such tier.
+    """
     if name is None:
         return None
     if name not in list(Tier):

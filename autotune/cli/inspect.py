@@ -119,9 +119,11 @@ def _run(launch: Launch, launcher: Launcher, folder: Path, *, is_quiet: bool) ->
 
 
 def _save(aside: dict[str, str], place: Path) -> None:
-    """Moves copies of overwritten files (file -> copy) from the temporary folder to a new one, and prints where they are.
+    """Moves copies of overwritten files from the temporary folder to a new folder in `place`, and prints where they are.
 
-    It is made in `place`, a folder on the copies' own file system, so that moving them needs no space.
+    Args:
+        aside: overwritten file -> its copy.
+        place: a folder on the copies' own file system, so that moving them needs no space.
     """
     if not aside:
         return

@@ -22,7 +22,11 @@ LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words of 1000 or more characters 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command, given without the program's name or taken from `sys.argv`, and returns its exit status."""
+    """Runs one command and returns its exit status.
+
+    Args:
+        argv: arguments without the program's name; None for `sys.argv`.
+    """
     begin(is_process=argv is None)
     _print_anything()
     arguments, command = split(sys.argv[1:] if argv is None else argv)

@@ -22,7 +22,11 @@ LOOK_S = 0.1
 
 
 def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, dict[str, Any]]:
-    """Returns a study's launcher, and the facts of the machine that its trials run on; `facts` are those of this machine.
+    """Returns a study's launcher, and the facts of the machine that its trials run on.
+
+    Args:
+        composed: the study's configuration.
+        facts: `machine.host_facts()` of this machine.
 
     Raises:
         BadInput: no machine is available, the study cannot run there, or srun has started several autotunes.

@@ -18,6 +18,10 @@ HEAD_BYTES = 4096
 def output_file(typed: str | None, name: str) -> Path | None:
     """Returns the file that `-o` names; None for standard output. If `-o` names a folder, the file has its usual name there.
 
+    Args:
+        typed: the value of `-o`; None if it was not given.
+        name: the usual name of the file.
+
     Raises:
         BadInput: the value is empty, or a folder that does not exist.
     """
@@ -75,7 +79,12 @@ def _encoded(text: str) -> bytes:
 
 
 def write_bytes(content: bytes, file: Path, option: str) -> None:
-    """Writes a file as `write` does; error messages name the option with which the user gave the file.
+    """Writes a file as `write` does.
+
+    Args:
+        content: its new content.
+        file: the file.
+        option: the option with which the user gave the file, for error messages.
 
     Raises:
         BadInput: as `write`.

@@ -73,11 +73,17 @@ class Item(NamedTuple):
 
 @dataclass(kw_only=True)
 class Place:
-    """What can be removed in a study, or in another folder."""
+    """What can be removed in a study, or in another folder.
 
-    name: str  # the study's name, or the folder
-    study: Path | None = None  # the study's folder, which is locked while something is removed; None for another folder
-    items: list[Item] = field(default_factory=list)  # what can be removed
+    Attributes:
+        name: the study's name, or the folder.
+        study: the study's folder, which is locked while something is removed; None for another folder.
+        items: what can be removed.
+    """
+
+    name: str
+    study: Path | None = None
+    items: list[Item] = field(default_factory=list)
 
     def add(self, kind: str, paths: Iterable[Path]) -> None:
         """Adds files and folders, with their sizes."""

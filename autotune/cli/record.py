@@ -26,7 +26,10 @@ USUAL = {"launch.warm": "off"}
 def record(asked: Asked, *, output: Path | None, as_json: bool) -> int:
     """Starts a recording, or resumes a recording that the same command started; returns the exit status.
 
-    The table is written to the recording's folder and, if one is given, to the file `output`.
+    Args:
+        asked: what the user typed.
+        output: second file for the table; None to write it only to the recording's folder.
+        as_json: print the summary and nothing else.
 
     Raises:
         BadInput: the request cannot be recorded.

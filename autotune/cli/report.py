@@ -37,6 +37,10 @@ class Asked:
 def report(asked: Asked, *, as_json: bool) -> int:
     """Writes the report of one study, or of several side by side.
 
+    Args:
+        asked: what the user typed.
+        as_json: print the studies, and the path and size of the file, as one JSON document.
+
     Raises:
         BadInput: there is no such study, it has nothing to show, or the file cannot be written.
     """
@@ -79,7 +83,11 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
 
 def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
-    """Returns the folders of the named studies, or the folder of the latest study if none was named."""
+    """Returns the folders of the named studies, or the folder of the latest study if none was named.
+
+    Raises:
+        BadInput: there is no such study, one was named twice, or options contradict each other.
+    """
     problems = []
     if asked.width_px is not None and not asked.picture:
         problems.append(f"--width: has an effect only together with --picture, got {asked.width_px}. Give both, or neither.")

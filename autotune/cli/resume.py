@@ -97,6 +97,9 @@ def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None
 
     A used-up number of trials is an error only if the user has just given this number (`has_trials`). Otherwise, the search is
     over, but the finals may still continue.
+
+    Raises:
+        BadInput: it is used up.
     """
     spent_min = float(summary["seconds"].get("total") or 0.0) / 60
     tried = [t for t in summary["trials"] if t.get("kind") == Kind.search and t["outcome"] != Outcome.interrupted]

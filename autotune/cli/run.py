@@ -116,9 +116,14 @@ def carry_out(
     as_json: bool,
     is_quiet: bool = False,
 ) -> int:
-    """Starts or resumes a study (`study` is `run_study` or `resume_study`), shows its progress, and returns the exit status.
+    """Starts or resumes a study, shows its progress, and returns the exit status.
 
-    `as_json` prints the summary and nothing else, `is_quiet` only warnings and the verdict.
+    Args:
+        study: `run_study` or `resume_study`.
+        inputs: the study's inputs.
+        folder: the study's folder.
+        as_json: print the summary as JSON and nothing else.
+        is_quiet: print only warnings and the verdict.
     """
     try:
         with contextlib.closing(_view(folder, as_json=as_json, is_quiet=is_quiet)) as view:
@@ -217,7 +222,12 @@ def versions() -> dict[str, str]:
 
 
 def tracking(uri: str | None, secrets: Secrets) -> Callable[[StudyFolder], Tracking] | None:
-    """Returns a function that starts a process to mirror the running study into MLflow; None if tracking is off."""
+    """Returns a function that starts a process to mirror the running study into MLflow; None if tracking is off.
+
+    Args:
+        uri: `tracker.uri`.
+        secrets: values that must not be uploaded.
+    """
     return None if uri == NONE else lambda folder: TrackingProcess(folder, uri, secrets)
 
 

@@ -49,7 +49,11 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
 
 
 def _readable(folder: StudyFolder) -> StudyFolder:
-    """Returns a study after checking that no newer version of autotune made it. Other problems are reported later."""
+    """Returns a study after checking that no newer version of autotune made it. Other problems are reported later.
+
+    Raises:
+        BadInput: a newer version of autotune made it.
+    """
     if isinstance(error := _study(folder), NewerVersion):
         raise BadInput(f"STUDY: made by a newer version of autotune, got {folder.name!r} ({error}). Update autotune.")
     return folder

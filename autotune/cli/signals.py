@@ -15,8 +15,11 @@ from autotune.errors import Interrupted
 def stoppable(what: str) -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into KeyboardInterrupt, so that the code in the `with` block cleans up. Ignores further signals.
 
+    Args:
+        what: what to tell the user after a signal.
+
     Raises:
-        Interrupted: there was a signal; `what` is its message.
+        Interrupted: there was a signal.
     """
     before: dict[signal.Signals, Any] = {}
 

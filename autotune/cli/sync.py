@@ -34,8 +34,13 @@ ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a kille
 class TrackingProcess:
     """Subprocess that mirrors a running study. It ends by itself once its parent has ended, even if the parent was killed.
 
-    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial. `uri`
-    is the study's `tracker.uri` with its credentials, which the study's folder does not contain; None for the default store.
+    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
+
+    Args:
+        folder: the study.
+        uri: the study's `tracker.uri` with its credentials, which the study's folder does not contain; None for the default
+            store.
+        secrets: values that must never be written.
     """
 
     def __init__(self, folder: StudyFolder, uri: str | None, secrets: Secrets) -> None:
@@ -96,7 +101,13 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
 
 
 def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
-    """Mirrors every study of a runs folder to its own address; with `uri`, studies that have another address are skipped."""
+    """Mirrors every study of a runs folder.
+
+    Args:
+        runs: the runs folder.
+        uri: address for all studies; those configured with another address are skipped. None: each study's address is used.
+        as_json: print the states of the mirrors as one JSON document.
+    """
     if uri == store.embedded_uri(runs):
         implementation.make_store(runs)  # before the loop, so that a failure is reported once and not for each study
     problems, done = [], []

@@ -116,7 +116,12 @@ class Outlasted:
 class Lines:
     """A table with one line per row, for long lists: rich's own table takes half a second for a thousand rows.
 
-    Cells have no line breaks. The first column has the style "name". `width` is what the widest line takes of the terminal.
+    Args:
+        header: names of the columns.
+        rows: the cells, without line breaks. The first column has the style "name".
+
+    Attributes:
+        width: columns of the terminal that the widest line takes.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -26,7 +26,10 @@ INDENT = 7  # where the outcome column begins
 def table(width: int | None, *, about: Summary, header: bool = True) -> Table:
     """Returns an empty table of trials for a terminal of `width` columns. The last column takes the remaining width.
 
-    The width is None for a pipe, where nothing wraps. `about` is the part of the summary that is known: objective, slots, unit.
+    Args:
+        width: columns of the terminal; None for a pipe, where nothing wraps.
+        about: the summary, or the part of it that is known: objective, slots and unit.
+        header: whether to show the column heads.
     """
     unit = str(about.get("unit") or "samples")
     made = Table(box=None, show_header=header, header_style="quiet", padding=(0, 2, 0, 0), pad_edge=False, width=width)
@@ -105,8 +108,13 @@ def row(
 ) -> RenderableType:
     """Returns one trial as a row aligned with `table`; the reason for a failure follows below, indented.
 
-    `trial` has the values of a record, or is an entry of a summary. `baseline` is a score, `best` the number of the
-    trial to highlight. The changes are described relative to `before`, the best of the earlier trials.
+    Args:
+        trial: the values of a record, or an entry of a summary.
+        width: columns of the terminal.
+        about: as for `table`.
+        baseline: the baseline's score, for the ratio.
+        best: number of the trial to highlight.
+        before: the best of the earlier trials; the changes are described relative to it.
     """
     made = table(width, about=about, header=False)
     is_wide, is_narrow = width is None or width >= WIDE, _is_narrow(width)

@@ -50,8 +50,12 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python
 def serve(runs: Path, *, host: str, port: int | None, uri: str | None) -> int:
     """Serves the MLflow UI until Ctrl-C, SIGTERM or the terminal closes; leaves no process behind.
 
-    `uri` is the store to show instead of the one in the runs folder. If it is a tracking server, which has its own UI, only the
-    address of the page is printed. Without a port, 5000 or the next free one is used.
+    Args:
+        runs: the runs folder.
+        host: address to listen on.
+        port: port; None for 5000 or the next free one.
+        uri: store to show instead of the one in the runs folder. If it is a tracking server, which has its own UI, only the
+            address of the page is printed.
     """
     address = store.chosen_uri(runs, asked=uri)
     if address == store.NONE:
@@ -88,7 +92,11 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
 
 
 def _port(host: str, asked: int | None) -> tuple[int, socket.socket]:
-    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later."""
+    """Returns a port, reserved against other `autotune ui` processes until the server binds it seconds later.
+
+    Raises:
+        BadInput: this machine does not have the address, or no port is free.
+    """
     if reason := _refused(host, 0):
         raise BadInput(f"--host: cannot be listened on, got {host!r} ({reason}). Give an address of this machine: 127.0.0.1.")
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS) if asked is None else (asked,):

@@ -51,7 +51,10 @@ from autotune.wording import (
 def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
     """Returns the verdict of a study as a panel for the terminal.
 
-    `is_said` leaves out the reason for a failure, which the final error message of `autotune run` gives.
+    Args:
+        summary: the study's summary.
+        path: the study's folder.
+        is_said: whether to leave out the reason for a failure, because the final error message of `autotune run` gives it.
     """
     parts: list[RenderableType | None]
     if summary.get("verification"):

@@ -23,23 +23,34 @@ Row = Callable[[Any, Winner], dict[str, Any] | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """An exported file with remarks."""
+    """An exported file with remarks.
 
-    text: str  # content of the file
-    # one line per knob that the format cannot express; it says how to set the knob instead
+    Attributes:
+        text: content of the file.
+        left_out: one line per knob that the format cannot express; it says how to set the knob instead.
+        notes: remarks for the reader; a format with comments includes them in the file too.
+        header: headline of the configuration, for formats without comments.
+    """
+
+    text: str
     left_out: list[str] = field(default_factory=list)
-    # remarks for the reader; a format with comments includes them in the file too
     notes: list[str] = field(default_factory=list)
-    header: list[str] = field(default_factory=list)  # headline of the configuration, for formats without comments
+    header: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A library's configuration. `left_out` and `notes` are as in `Exported`."""
+    """A library's configuration.
 
-    settings: dict[str, Any]  # the library's keys and values
-    usage: list[str]  # lines that explain how to load the file
-    # settings of the winner that do not belong in this file, for the user to copy; title line -> keys and values
+    Attributes:
+        settings: the library's keys and values.
+        usage: lines that explain how to load the file.
+        apart: settings of the winner that do not belong in this file, for the user to copy; title line -> keys and values.
+        left_out, notes: as in Exported.
+    """
+
+    settings: dict[str, Any]
+    usage: list[str]
     apart: dict[str, dict[str, Any]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -35,8 +35,12 @@ JSON_ONLY = ("deepspeed",)
 def render(summary: Summary, format: str, tier: Tier | None, *, file: str = "") -> Exported:
     """Returns the best configuration of a study in a format, and what the format cannot express.
 
-    With a tier, only knobs up to this tier are changed. `file` is the name of the output file, "" for none: a library's
-    configuration is JSON if the name ends in ".json", as the libraries expect, and YAML otherwise; JSON_ONLY are always JSON.
+    Args:
+        summary: the study's summary.
+        format: member of FORMATS.
+        tier: highest tier whose knobs may be changed; None for the study's best.
+        file: name of the output file, "" for none. A library's configuration is JSON if the name ends in ".json", as the
+            libraries expect, and YAML otherwise; formats in JSON_ONLY are always JSON.
 
     Raises:
         BadInput: no such format, or the study has no winner yet.
@@ -56,7 +60,11 @@ def _configuration(found: Winner, format: str, file: str) -> Exported:
 
 
 def check_format(format: str) -> None:
-    """Raises BadInput if there is no format of that name."""
+    """Checks the name of a format.
+
+    Raises:
+        BadInput: there is no such format.
+    """
     if format not in FORMATS:
         raise BadInput(f"--format: no such format, got {format!r}. {one_of(format, FORMATS)}")
 

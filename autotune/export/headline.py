@@ -22,7 +22,9 @@ INDENT = "  "
 def headline(claimed: Claimed, hidden: Knobs) -> list[str]:
     """Returns lines that say what the file is, its speedup, and where and when it was measured, wrapped at WIDTH.
 
-    The values of the knobs in `hidden` are secret.
+    Args:
+        claimed: the exported configuration.
+        hidden: knobs whose values are secret.
     """
     summary, entry, speedup = claimed.summary, claimed.entry, claimed.speedup
     scope = f" up to tier {claimed.tier}" if claimed.tier else ""

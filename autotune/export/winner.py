@@ -24,24 +24,35 @@ ON_TOP = "The program itself accumulates {0} batches per step. With step.accumul
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A configuration ready for export."""
+    """A configuration ready for export.
 
-    knobs: Knobs  # knobs to set: the winner's changes and the user's pins
-    # the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with num_workers=0. Its
-    # accumulation includes the program's own, which another tool's setting replaces.
+    Attributes:
+        knobs: knobs to set: the winner's changes and the user's pins.
+        active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
+            num_workers=0. Its accumulation includes the program's own, which another tool's setting replaces.
+        forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
+            the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
+        full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
+        remarks: knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned.
+        headline: comment lines that say what the file is, its speedup, and where and when it was measured.
+        provenance: origin and measurements as plain values, as best.yaml contains them.
+        device: device of the measurement, "cuda" or "cpu"; "" if unknown.
+        optimizers: class names of the program's optimizers; [] if unknown.
+        world_size: number of processes that train; 1 if unknown.
+        nothing: why the configuration changes nothing; "" if it changes something.
+    """
+
+    knobs: Knobs
     active: Knobs
-    # {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that the trial
-    # added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
     forced: Knobs = field(default_factory=dict)
-    full: Knobs  # knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value
-    # knob key -> remark, which gives the previous value and the effect, or says that the knob was pinned
+    full: Knobs
     remarks: dict[str, str] = field(default_factory=dict)
-    headline: list[str]  # comment lines that say what the file is, its speedup, and where and when it was measured
-    provenance: dict[str, Any]  # origin and measurements as plain values, as best.yaml contains them
-    device: str = ""  # device of the measurement, "cuda" or "cpu"; "" if unknown
-    optimizers: list[str] = field(default_factory=list)  # class names of the program's optimizers; [] if unknown
-    world_size: int = 1  # number of processes that train; 1 if unknown
-    nothing: str = ""  # why the configuration changes nothing; "" if it changes something
+    headline: list[str]
+    provenance: dict[str, Any]
+    device: str = ""
+    optimizers: list[str] = field(default_factory=list)
+    world_size: int = 1
+    nothing: str = ""
 
     @property
     def variables(self) -> dict[str, str]:

@@ -19,13 +19,20 @@ MAX_DIFFERENCE = 300  # characters
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The comparison of several studies."""
+    """The comparison of several studies.
+
+    Attributes:
+        names: their names.
+        facts: program, machine and result of each study.
+        rates: their speed-ups.
+        effects: the effect of each change in each study.
+        differences: for each study but the first, ("From FIRST to OTHER", differences between these two).
+    """
 
     names: Sequence[str]
-    facts: Grid  # program, machine and result of each study
-    rates: Figure  # their speed-ups
-    effects: Grid  # the effect of each change in each study
-    # for each study but the first, ("From FIRST to OTHER", differences between these two)
+    facts: Grid
+    rates: Figure
+    effects: Grid
     differences: Sequence[tuple[str, Sequence[str]]]
 
 

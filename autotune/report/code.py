@@ -23,12 +23,19 @@ USES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """The best configuration in one format."""
+    """The best configuration in one format.
 
-    format: str  # name of the format
-    use: str  # what it is for
-    text: str  # the file
-    left_out: Sequence[str] = ()  # settings that the format cannot express, and how to set them instead
+    Attributes:
+        format: name of the format.
+        use: what it is for.
+        text: the file.
+        left_out: settings that the format cannot express, and how to set them instead.
+    """
+
+    format: str
+    use: str
+    text: str
+    left_out: Sequence[str] = ()
 
 
 def codes(study: Study) -> list[Code]:

@@ -24,11 +24,16 @@ _INTERVAL = re.compile(r"\[[^\[\]]{1,40}\]")
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values, from `low` to `high`, to shares of a width, from 0 to 1; values outside are drawn at the edge."""
+    """Maps values to shares of a width, from 0 to 1; values outside are drawn at the edge.
+
+    Attributes:
+        low, high: values at the two ends.
+        is_log: whether the scale is logarithmic, so that equal factors are equally far apart. Both ends must be positive then.
+    """
 
     low: float
     high: float
-    is_log: bool = False  # whether equal factors are equally far apart; both ends must be positive then
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
         """Returns the position of a value, as a share of the width."""
@@ -132,22 +137,34 @@ def _closed(name: str, title: str) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a bar chart."""
+    """One row of a bar chart.
 
-    label: str  # text at the left
-    value: str = ""  # number at the right
-    marks: Sequence[Markup] = ()  # drawing between them
-    note: str = ""  # a line of small text below the label
+    Attributes:
+        label: text at the left.
+        value: number at the right.
+        marks: drawing between them.
+        note: a line of small text below the label.
+    """
+
+    label: str
+    value: str = ""
+    marks: Sequence[Markup] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """A bar chart: rows of text, each with a track."""
+    """A bar chart: rows of text, each with a track.
+
+    Attributes:
+        rows: the rows.
+        axis: labels of the axis below the rows, as (share of the width, text); [] for no axis.
+        key: (kind, meaning) of each kind of mark; [] if there is only one kind. A kind is the class of a bar ("best"),
+            or a shape and its class ("dot:best").
+    """
 
     rows: Sequence[Row]
-    axis: Sequence[tuple[float, str]] = ()  # labels of the axis below the rows, as (share of the width, text); [] for no axis
-    # (kind, meaning) of each kind of mark; [] if there is only one kind. A kind is the class of a bar ("best"), or a shape and
-    # its class ("dot:best").
+    axis: Sequence[tuple[float, str]] = ()
     key: Sequence[tuple[str, str]] = ()
 
     def html(self) -> Markup:
@@ -184,14 +201,23 @@ def _sample(kind: str) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A drawing with two axes. The labels of the vertical axis are inside the plot, on its lines."""
+    """A drawing with two axes. The labels of the vertical axis are inside the plot, on its lines.
 
-    title: str  # text for screen readers
-    marks: Sequence[Markup]  # drawing, from back to front
-    x: Sequence[tuple[float, str]] = ()  # labels of the horizontal axis, as (share of the width, text)
-    y: Sequence[tuple[float, str]] = ()  # labels of the vertical axis, as (pixels from the top, text)
-    key: Sequence[tuple[str, str]] = field(default_factory=list)  # as in Bars
-    height: float = PLOT_PX  # pixels
+    Attributes:
+        title: text for screen readers.
+        marks: drawing, from back to front.
+        x: labels of the horizontal axis, as (share of the width, text).
+        y: labels of the vertical axis, as (pixels from the top, text).
+        key: as in Bars.
+        height: pixels.
+    """
+
+    title: str
+    marks: Sequence[Markup]
+    x: Sequence[tuple[float, str]] = ()
+    y: Sequence[tuple[float, str]] = ()
+    key: Sequence[tuple[str, str]] = field(default_factory=list)
+    height: float = PLOT_PX
 
     def html(self) -> Markup:
         """Returns the chart."""

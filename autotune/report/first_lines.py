@@ -17,12 +17,19 @@ OWN = ("autotune report", "autotune show", "autotune ui")  # commands that only 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLine:
-    """One of the three lines."""
+    """One of the three lines.
 
-    label: str  # "Gained", "Cost" or "Next"
-    lead: str  # the line itself
-    more: Sequence[str] = ()  # sentences below it
-    commands: Sequence[str] = ()  # commands to copy
+    Attributes:
+        label: "Gained", "Cost" or "Next".
+        lead: the line itself.
+        more: sentences below it.
+        commands: commands to copy.
+    """
+
+    label: str
+    lead: str
+    more: Sequence[str] = ()
+    commands: Sequence[str] = ()
 
 
 def first_lines(study: Study) -> list[FirstLine]:

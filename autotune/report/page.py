@@ -53,24 +53,40 @@ SECTIONS: dict[str, tuple[str, tuple[Maker, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A section of a study's report."""
+    """A section of a study's report.
 
-    key: str  # its anchor in the page
+    Attributes:
+        key: its anchor in the page.
+        title: its heading.
+        figures: what it shows.
+        absent: (reason, figures that are absent for this reason).
+    """
+
+    key: str
     title: str
-    figures: Sequence[Figure]  # what it shows
-    absent: Sequence[tuple[str, Sequence[Figure]]]  # (reason, figures that are absent for this reason)
+    figures: Sequence[Figure]
+    absent: Sequence[tuple[str, Sequence[Figure]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """One study as a page shows it."""
+    """One study as a page shows it.
 
-    key: str  # prefix of its anchors; "" if the page shows only this study
-    about: str  # machine and day, in one line
+    Attributes:
+        key: prefix of its anchors; "" if the page shows only this study.
+        about: machine and day, in one line.
+        study: the study.
+        first: the three lines at the top.
+        code: the best configuration in every format.
+        sections: the rest.
+    """
+
+    key: str
+    about: str
     study: Study
-    first: Sequence[FirstLine]  # the three lines at the top
-    code: Sequence[Code]  # the best configuration in every format
-    sections: Sequence[Section]  # the rest
+    first: Sequence[FirstLine]
+    code: Sequence[Code]
+    sections: Sequence[Section]
 
 
 def page(studies: Sequence[Study]) -> str:

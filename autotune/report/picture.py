@@ -21,7 +21,12 @@ TIMEOUT_S = 60.0
 
 
 def take(page: str, file: Path, *, width_px: int = WIDTH_PX) -> bytes:
-    """Returns a PNG of the first screen of an HTML page; `file` is where the picture will be written.
+    """Returns a PNG of the first screen of a page.
+
+    Args:
+        page: the page, as HTML.
+        file: where the picture will be written.
+        width_px: its width; the height is fixed.
 
     Raises:
         BadInput: the file's name does not end in .png, no browser is installed, or the browser fails.

@@ -24,20 +24,27 @@ MAX_UNREAD = 3  # maximum number of unreadable trials that are listed
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Everything that a report shows about a study."""
+    """Everything that a report shows about a study.
+
+    Attributes:
+        folder: its folder.
+        summary: its summary, without secrets and without numbers that are not finite.
+        records: the trials' records, by number, without those that cannot be read.
+        tables: number of an explained trial -> its tables.
+        space: searched knob -> its values, () for an interval. If study.json cannot be read: changed knob -> ().
+        unread: a sentence for each missing or damaged file, on what the report lacks without it.
+        name: what to type for the study on a command line: one word, followed by the option for its runs folder if needed.
+        label: its name in a comparison with other studies.
+    """
 
     folder: StudyFolder
-    summary: Summary  # its summary, without secrets and without numbers that are not finite
-    # the trials' records, by number, without those that cannot be read
+    summary: Summary
     records: dict[int, TrialRecord] = field(default_factory=dict)
-    tables: dict[int, Tables] = field(default_factory=dict)  # number of an explained trial -> its tables
-    # searched knob -> its values, () for an interval. If study.json cannot be read: changed knob -> ().
+    tables: dict[int, Tables] = field(default_factory=dict)
     space: dict[str, tuple[KnobValue, ...]] = field(default_factory=dict)
-    # a sentence for each missing or damaged file, on what the report lacks without it
     unread: list[str] = field(default_factory=list)
-    # what to type for the study on a command line: one word, followed by the option for its runs folder if needed
     name: str = ""
-    label: str = ""  # its name in a comparison with other studies
+    label: str = ""
 
     @property
     def unit(self) -> str:
@@ -86,7 +93,9 @@ class Study:
     def why_absent(self, table: str, what: str = "") -> str:
         """Returns a sentence on why a table of the best trial is missing, with the command that makes it.
 
-        Its subject is `what` the table would show; "" if a title names it.
+        Args:
+            table: name of the table.
+            what: what the table would show, as the subject of the sentence; "" if a title names it.
         """
         tables = self.tables.get(self.best)
         if tables is not None and (reason := tables.absent.get(table)):
@@ -97,7 +106,12 @@ class Study:
 
 
 def read(folder: StudyFolder, summary: Summary) -> Study:
-    """Reads a study, whose summary may be newer than the one on disk. What cannot be read is left out and named in `unread`."""
+    """Reads a study. What cannot be read is left out and named in `unread`.
+
+    Args:
+        folder: its folder; `mask` removes secrets.
+        summary: its summary, which may be newer than the one on disk.
+    """
     plain = finite(json.loads(folder.mask(json.dumps(summary))))
     made = Study(folder=folder, summary=plain, name=call(folder), label=folder.name)
     _read_records(made)

@@ -51,7 +51,9 @@ def memory_text(trial: dict[str, Any]) -> str:
 def trial_phrase(trial: dict[str, Any], before: dict[str, Any] | None) -> str:
     """Returns what a trial measured: "baseline", "as 0003 with batch 64", "finals: 0007 again", "losses of bf16".
 
-    The changes are described relative to `before`, the best of the earlier trials.
+    Args:
+        trial: one of `Summary["trials"]`.
+        before: the best of the earlier trials; the changes are described relative to it.
     """
     kind, again = str(trial.get("kind")), trial.get("repeats")
     changed = trial.get("changed") or {}

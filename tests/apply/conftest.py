@@ -27,7 +27,11 @@ KNOBS = {
 
 
 class Place:
-    """A folder with programs and a best.yaml."""
+    """A folder with programs and a best.yaml.
+
+    Attributes:
+        path: the folder.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -51,7 +51,13 @@ def write_best(path: Path, knobs: Knobs, target: object) -> None:
 
 
 def own_rate_per_s(seconds: float, *, under: Sequence[str] = (), words: Sequence[str] = ()) -> float:
-    """Returns the samples per second that the program itself measures, under words such as `autotune apply`."""
+    """Returns the samples per second that the program itself measures.
+
+    Args:
+        seconds: how long the program measures.
+        under: words before the program's command, such as `autotune apply`.
+        words: further arguments of the program.
+    """
     command = [*under, sys.executable, str(PROGRAM), "--skip-s", str(SKIP_S), "--seconds", str(seconds), *words]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=own_environment())
     if under and f"all {len(KNOBS)} settings" not in done.stderr:

@@ -35,17 +35,29 @@ NAME = "budget"  # of every study
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """One study."""
+    """One study.
 
-    program: str  # name of the program's row in the table
-    exit_code: int | None  # exit status of the command; None if the command had to be killed
-    seconds: float  # wall time of the whole command
-    over_s: float  # `seconds` minus the budget; negative if time was left
-    verdict: str  # the study's verdict
-    trials: int  # number of trials with a rate
-    said: str  # what the command printed about tracking
-    claim: dict[str, Any]  # the speed-up with its interval, from the study's summary
-    later: dict[str, Any]  # the same from the comparison after the study
+    Attributes:
+        program: name of the program's row in the table.
+        exit_code: exit status of the command; None if the command had to be killed.
+        seconds: wall time of the whole command.
+        over_s: `seconds` minus the budget; negative if time was left.
+        verdict: the study's verdict.
+        trials: number of trials with a rate.
+        said: what the command printed about tracking.
+        claim: the speed-up with its interval, from the study's summary.
+        later: the same from the comparison after the study.
+    """
+
+    program: str
+    exit_code: int | None
+    seconds: float
+    over_s: float
+    verdict: str
+    trials: int
+    said: str
+    claim: dict[str, Any]
+    later: dict[str, Any]
 
     @property
     def is_inside(self) -> bool | None:

@@ -88,23 +88,36 @@ OF_LIBRARIES = ("torchelastic_", "pymp-", "torch-shm-")
 
 @dataclass
 class Toll:
-    """The result of the benchmark."""
+    """The result of the benchmark.
 
-    kills: Counter[str] = field(default_factory=Counter)  # {victim, with the blow if it is not SIGKILL: number of blows}
-    lost: list[str] = field(default_factory=list)  # descriptions of finished trials whose record disappeared or changed
-    repeated: list[str] = field(default_factory=list)  # configurations, and repeats in the finals, that were measured twice
-    orphans: list[str] = field(default_factory=list)  # descriptions of the processes that were left behind
-    segments: list[str] = field(default_factory=list)  # names in /dev/shm that were left behind
-    # temporary files that were left behind: in the temporary folder, next to the user's files, or in the study
+    Attributes:
+        kills: {victim, with the blow if it is not SIGKILL: number of blows}.
+        lost: descriptions of finished trials whose record disappeared or changed.
+        repeated: configurations, and repeats in the finals, that were measured twice.
+        orphans: descriptions of the processes that were left behind.
+        segments: names in /dev/shm that were left behind.
+        files: temporary files that were left behind: in the temporary folder, next to the user's files, or in the study.
+        untracked: why studies could not be copied to MLflow after their end.
+        spoiled: checkpoints of the user or of the other program that were changed.
+        verdicts: verdicts of the completed studies.
+        wrong: verdicts that contradict what is known of the program, and claims that `autotune verify` did not confirm or
+            failed to check.
+        num_verified: number of claims that `autotune verify` checked; it skips a claim if there is no time for a round.
+        num_trials: number of finished trials.
+    """
+
+    kills: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    segments: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
-    spoiled: list[str] = field(default_factory=list)  # checkpoints of the user or of the other program that were changed
-    untracked: list[str] = field(default_factory=list)  # why studies could not be copied to MLflow after their end
-    verdicts: list[str] = field(default_factory=list)  # verdicts of the completed studies
-    # verdicts that contradict what is known of the program, and claims that `autotune verify` did not confirm or failed to
-    # check
+    spoiled: list[str] = field(default_factory=list)
+    untracked: list[str] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    num_verified: int = 0  # number of claims that `autotune verify` checked; it skips a claim if there is no time for a round
-    num_trials: int = 0  # number of finished trials
+    num_verified: int = 0
+    num_trials: int = 0
 
     @property
     def is_clean(self) -> bool:
@@ -203,7 +216,11 @@ class Victimized:
             (cwd / name).write_bytes(PRECIOUS)
 
     def run(self, minutes: float) -> int:
-        """Kills processes until the study reaches its verdict; returns how many kills are still to be done."""
+        """Kills processes until the study reaches its verdict; returns how many kills are still to be done.
+
+        Args:
+            minutes: the study's budget.
+        """
         budget = f"study.budget.minutes={minutes:g}"
         with (self._cwd / "other.log").open("wb") as log:
             other = subprocess.Popen([sys.executable, "-c", OTHER], cwd=self._cwd, stdout=log, stderr=log)

@@ -22,14 +22,23 @@ HEAD_DOWN_S = (0.2, 90.0)  # the same for Ray's head; Ray gives up after 60 s
 
 
 class Engine(ABC):
-    """A private cluster."""
+    """A private cluster.
 
-    why_not: ClassVar[Callable[[], str]]  # returns why it cannot run here; "" if it can
-    options: tuple[str, ...]  # the configuration with which a study runs its trials there
-    environment: dict[str, str]  # variables that autotune needs for it
-    victims: ClassVar[tuple[str, ...]]  # kinds of processes that are killed, besides those of every study
-    daemons: ClassVar[tuple[str, ...]]  # the victims that `kill` kills and starts again
-    weights: ClassVar[dict[str, float]] = {}  # {kind: how often it is drawn, relative to a kind that is not listed}
+    Attributes:
+        why_not: returns why it cannot run here; "" if it can.
+        options: the configuration with which a study runs its trials there.
+        environment: variables that autotune needs for it.
+        victims: kinds of processes that are killed, besides those of every study.
+        daemons: the victims that `kill` kills and starts again.
+        weights: {kind: how often it is drawn, relative to a kind that is not listed}.
+    """
+
+    why_not: ClassVar[Callable[[], str]]
+    options: tuple[str, ...]
+    environment: dict[str, str]
+    victims: ClassVar[tuple[str, ...]]
+    daemons: ClassVar[tuple[str, ...]]
+    weights: ClassVar[dict[str, float]] = {}
 
     @abstractmethod
     def agents(self) -> list[psutil.Process]:
@@ -131,7 +140,9 @@ class OnRay(Engine):
 def add_options(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Adds the options --slurm and --ray, of which one may be given: `engine` is then a class, else None.
 
-    `more` says in the help what else the benchmark does with the cluster.
+    Args:
+        parser: a benchmark's parser.
+        more: what else the benchmark does with the cluster, for the help.
     """
     where = parser.add_mutually_exclusive_group()
     for name, kind in (("slurm", OnSlurm), ("ray", OnRay)):

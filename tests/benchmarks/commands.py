@@ -31,7 +31,15 @@ def run_command(*arguments: str, timeout_s: float = 600.0, may_fail: bool = Fals
 
 
 def run_study(runs: Path, name: str, overrides: Sequence[str] = (), *, minutes: float, command: Sequence[str] = ()) -> Summary:
-    """Returns a study's summary. Starts the study, or resumes it if it was interrupted; a complete study is not run again."""
+    """Returns the summary of a study. Starts the study, or resumes it if it was interrupted; a complete study is not run again.
+
+    Args:
+        runs: folder of the studies.
+        name: the study's name.
+        overrides: KEY=VALUE overrides of the configuration.
+        minutes: the study's budget.
+        command: the user's own program; () for a recipe.
+    """
     folder = StudyFolder(runs / name)
     if folder.study_file.exists():
         if folder.summary_file.exists() and folder.read_summary()["status"] == "complete":

@@ -39,6 +39,8 @@ class Finding:
     Attributes:
         cause, where: cause and place as printed; as JSON if the place has several parts.
         low, mid, high: the gain, 0.38 for 38 % more samples per second; None if the finding does not state it.
+        kind: "bound", "floor", "predicted" or "measured".
+        setting: the setting whose gain is stated, such as "precision.amp=bf16"; "" if the remedy is a change of the code.
     """
 
     cause: str
@@ -46,8 +48,7 @@ class Finding:
     low: float | None = None
     mid: float | None = None
     high: float | None = None
-    kind: str = ""  # "bound", "floor", "predicted" or "measured"
-    # the setting whose gain is stated, such as "precision.amp=bf16"; "" if the remedy is a change of the code
+    kind: str = ""
     setting: str = ""
 
     @classmethod
@@ -108,15 +109,23 @@ def findings_of(document: Mapping[str, Any]) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A planted cause and the finding of the same class."""
+    """A planted cause and the finding of the same class.
 
-    cause: Cause  # the planted cause
-    planted: Gain | None  # the gain from switching the cause off; None if it was not measured
-    # the gain that the finding states: that of its setting, otherwise `planted`; None if it was not measured
+    Attributes:
+        cause: the planted cause.
+        planted: the gain from switching the cause off; None if it was not measured.
+        truth: the gain that the finding states: that of its setting, otherwise `planted`; None if it was not measured.
+        finding: the first finding of the cause's class; None if there is none.
+        place: the finding's rank among all findings, from 1.
+        is_place_right: whether the finding names the right place.
+    """
+
+    cause: Cause
+    planted: Gain | None
     truth: Gain | None
-    finding: Finding | None = None  # the first finding of the cause's class; None if there is none
-    place: int | None = None  # the finding's rank among all findings, from 1
-    is_place_right: bool = False  # whether the finding names the right place
+    finding: Finding | None = None
+    place: int | None = None
+    is_place_right: bool = False
 
     @property
     def is_inside_planted(self) -> bool:

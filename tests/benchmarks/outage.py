@@ -37,11 +37,17 @@ QUICK = ("warmup_min_device_s=0.2", "warmup_max_s=5", "min_s=1", "max_s=1.5")
 
 @dataclass(kw_only=True)
 class Ran:
-    """One study."""
+    """One study.
 
-    seconds: float  # wall time of `autotune run`
-    num_trials: int  # number of trials with a record and a rate
-    said: str  # what the command printed about tracking
+    Attributes:
+        seconds: wall time of `autotune run`.
+        num_trials: number of trials with a record and a rate.
+        said: what the command printed about tracking.
+    """
+
+    seconds: float
+    num_trials: int
+    said: str
 
 
 def run(place: Path, name: str, *, num_trials: int, uri: str | None) -> Ran:

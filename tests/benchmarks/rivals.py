@@ -56,15 +56,25 @@ Found = dict[str, Any]  # {"seconds", "timeline": [[seconds, samples per second]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The job to tune, and the budget."""
+    """The job to tune, and the budget.
 
-    folder: Path  # folder in which the searches work
-    budget_s: float  # time of each search
-    words: tuple[str, ...] = ()  # options of the program, the same for all searches
-    workers: int | None = None  # loader workers of the unchanged program; None for one fixed batch
-    batch: int = 128  # samples per step
-    max_trials: int | None = None  # maximum number of trials of each search; None for no limit
-    seconds: float = 15.0  # how long the program measures when a winner is verified
+    Attributes:
+        words: options of the program, the same for all searches.
+        workers: loader workers of the unchanged program; None for one fixed batch.
+        batch: samples per step.
+        folder: folder in which the searches work.
+        budget_s: time of each search.
+        max_trials: maximum number of trials of each search; None for no limit.
+        seconds: how long the program measures when a winner is verified.
+    """
+
+    folder: Path
+    budget_s: float
+    words: tuple[str, ...] = ()
+    workers: int | None = None
+    batch: int = 128
+    max_trials: int | None = None
+    seconds: float = 15.0
     overrides: tuple[str, ...] = field(default=())
 
     @property
@@ -220,7 +230,13 @@ def rate_of(command: Sequence[str], *, timeout_s: float) -> float | None:
 
 
 def verify(commands: dict[str, list[str]], work: Work, *, is_dry: bool = False) -> dict[str, list[float]]:
-    """Returns the rates of the winners, two each, measured in turn and in reverse (ABCCBA); in a dry run, one each."""
+    """Returns the rates of the winners, two each, measured in turn and in reverse (ABCCBA).
+
+    Args:
+        commands: {name of a search: its winner's command}.
+        work: the job that was tuned.
+        is_dry: whether to measure each winner only once.
+    """
     order = [*commands, *([] if is_dry else reversed(commands))]
     found: dict[str, list[float]] = {name: [] for name in commands}
     for name in order:

@@ -90,18 +90,30 @@ class ForgetfulLauncher(FakeLauncher):
 
 @dataclass
 class SearchOnly(Listener):
-    """Records the tuner's processor time after each trial, and ends the study when its finals would begin."""
+    """Records the tuner's processor time after each trial, and ends the study when its finals would begin.
+
+    Attributes:
+        clock: the clock.
+        num_trials: number of trials of the search.
+        num_slots: number of slots.
+        before_s: the tuner's processor time before the search.
+        own_s: the tuner's processor time after each trial of the search.
+        memory_mib: resident memory after each trial of the search.
+        busy_s: seconds of all trials of the search.
+        wanted_s: seconds of all slots for which there was a trial, one that ran or had yet to begin.
+        begun_s, ended_s: start of the first search trial and end of the last one.
+    """
 
     clock: OwnTimeClock
-    num_trials: int  # number of trials of the search
-    num_slots: int  # number of slots
-    before_s: float = 0.0  # the tuner's processor time before the search
-    own_s: list[float] = field(default_factory=list)  # the tuner's processor time after each trial of the search
-    memory_mib: list[float] = field(default_factory=list)  # resident memory after each trial of the search
-    busy_s: float = 0.0  # seconds of all trials of the search
-    wanted_s: float = 0.0  # seconds of all slots for which there was a trial, one that ran or had yet to begin
-    begun_s: float = 0.0  # start of the first search trial
-    ended_s: float = 0.0  # end of the last one
+    num_trials: int
+    num_slots: int
+    before_s: float = 0.0
+    own_s: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)
+    busy_s: float = 0.0
+    wanted_s: float = 0.0
+    begun_s: float = 0.0
+    ended_s: float = 0.0
 
     def planned(self, outlook: Outlook) -> None:
         """Records when the search begins."""

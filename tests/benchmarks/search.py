@@ -51,22 +51,27 @@ UNSURE = 0.02, 0.98  # forecasts of memory are compared with the truth where the
 
 @dataclass(kw_only=True)
 class Forecasts:
-    """Forecasts compared with the truth."""
+    """Forecasts compared with the truth.
 
-    # (forecast chance to fit, whether it fits) for configurations that were not tried
+    Attributes:
+        chances: (forecast chance to fit, whether it fits) for configurations that were not tried.
+        proposed: error of the forecast rate of each proposal, in standard deviations of the forecast.
+        rates: the same for configurations that were not tried.
+        peaks: the same for the memory of untried configurations whose chance to fit is uncertain (within UNSURE).
+        regret: true regret of a search that ended because no improvement was expected; None if it ended otherwise.
+        tried_regret: the regret if the search had chosen the truly best configuration it tried; the rest is due to noise.
+        chosen_regret: the regret after the finals' choosing rounds, which prefer the fewest changes among about equal ones.
+        chance_of_right: the sampler's last forecast of the chance that `tried_regret` is at most 1 %.
+    """
+
     chances: list[tuple[float, bool]] = field(default_factory=list)
-    # error of the forecast rate of each proposal, in standard deviations of the forecast
     proposed: list[float] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)  # the same for configurations that were not tried
-    # the same for the memory of untried configurations whose chance to fit is uncertain (within UNSURE)
+    rates: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
-    # true regret of a search that ended because no improvement was expected; None if it ended otherwise
     regret: float | None = None
-    # the regret if the search had chosen the truly best configuration it tried; the rest is due to noise
     tried_regret: float | None = None
-    # the regret after the finals' choosing rounds, which prefer the fewest changes among about equal ones
     chosen_regret: float | None = None
-    chance_of_right: float | None = None  # the sampler's last forecast of the chance that `tried_regret` is at most 1 %
+    chance_of_right: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

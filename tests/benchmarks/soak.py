@@ -68,7 +68,14 @@ MEASURED = (*GROWING, "memory_mib")
 
 
 class Part:
-    """A tuner that runs studies in a row, and appends lines to `file`. A stub's trial, without torch, sleeps `trial_s`."""
+    """A tuner that runs studies in a row.
+
+    Args:
+        file: the lines are appended to it.
+        is_stub: run the program without torch.
+        trial_s: seconds that a trial of this program sleeps.
+        engine: where the trials run; None for this host.
+    """
 
     def __init__(self, file: Path, *, is_stub: bool, trial_s: float, engine: Engine | None) -> None:
         self._file, self._is_stub, self._trial_s, self._engine = file, is_stub, trial_s, engine
@@ -123,7 +130,13 @@ class Part:
 
 
 def slopes(lines: list[dict[str, Any]], process: str, what: str) -> list[float]:
-    """Returns the growth, per 100 trials, of one of MEASURED in each process (of PROCESSES) that was seen often enough."""
+    """Returns the growth per 100 trials of each process that was seen often enough.
+
+    Args:
+        lines: what was measured.
+        process: one of PROCESSES.
+        what: one of MEASURED.
+    """
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for line in lines:
         if line.get("process") == process and line["trial"] > WARM_UP[process]:

@@ -25,16 +25,20 @@ LINE_END = re.compile(rb"[\r\n]")
 
 @dataclass(frozen=True)
 class Clock:
-    """How a program prints its progress."""
+    """How a program prints its progress.
 
-    # regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch; without `done`,
-    # each such line stands for one unit of progress, or for as many as group `more` says. Group `who` names one of several
-    # processes that print progress of their own, by its process id.
+    Attributes:
+        pattern: regular expression of such a line. Group `done` is the progress and `total` the progress of a whole epoch;
+            without `done`, each such line stands for one unit of progress, or for as many as group `more` says. Group `who`
+            names one of several processes that print progress of their own, by its process id.
+        samples: number of autotune's units (samples, tokens or steps) in a unit of progress, of the process that `who` names
+            or, without `who`, of all processes.
+        is_steps: whether progress is counted in steps, so that a larger batch size means more samples per unit.
+    """
+
     pattern: str
-    # number of autotune's units (samples, tokens or steps) in a unit of progress, of the process that `who` names or, without
-    # `who`, of all processes
     samples: float = 1.0
-    is_steps: bool = False  # whether progress is counted in steps, so that a larger batch size means more samples per unit
+    is_steps: bool = False
 
 
 class Span(NamedTuple):
@@ -151,13 +155,21 @@ class Watch:
 
 @dataclass(frozen=True)
 class Compared:
-    """What autotune counted in a trial, and what the program printed in the same seconds."""
+    """What autotune counted in a trial, and what the program printed in the same seconds.
 
-    trial: str  # name of the trial's folder
-    counted_per_s: float  # samples that autotune counted
-    own_per_s: float  # samples that the program printed
-    seconds: float  # time between the two lines used: the first after a step, and the last
-    window_per_s: float  # the rate that autotune reports: that of its window, which excludes evaluations
+    Attributes:
+        trial: name of the trial's folder.
+        counted_per_s: samples that autotune counted.
+        own_per_s: samples that the program printed.
+        seconds: time between the two lines used: the first after a step, and the last.
+        window_per_s: the rate that autotune reports: that of its window, which excludes evaluations.
+    """
+
+    trial: str
+    counted_per_s: float
+    own_per_s: float
+    seconds: float
+    window_per_s: float
 
 
 def compare(clock: Clock, watch: Watch) -> Iterator[Compared]:

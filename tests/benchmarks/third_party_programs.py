@@ -15,15 +15,25 @@ from tests.benchmarks.third_party_clock import Clock
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One of these programs."""
+    """One of these programs.
 
-    name: str  # its name for `--only`
-    folder: str  # working directory, below the checkouts; programs in the same folder share its data
-    command: str  # the command as typed after `--`
-    prepare: Callable[[Path], None] = lambda folder: None  # makes the data in the folder
-    packages: str = ""  # what it imports besides torch and torchvision, as `pip install` takes it
-    clock: Clock | None = None  # how it prints its progress; None if it prints none
-    options: tuple[str, ...] = ()  # KEY=VALUE for autotune; longer windows for programs that print rarely
+    Attributes:
+        name: its name for `--only`.
+        folder: working directory, below the checkouts; programs in the same folder share its data.
+        command: the command as typed after `--`.
+        prepare: makes the data in the folder.
+        packages: what it imports besides torch and torchvision, as `pip install` takes it.
+        clock: how it prints its progress; None if it prints none.
+        options: KEY=VALUE for autotune; longer windows for programs that print rarely.
+    """
+
+    name: str
+    folder: str
+    command: str
+    prepare: Callable[[Path], None] = lambda folder: None
+    packages: str = ""
+    clock: Clock | None = None
+    options: tuple[str, ...] = ()
 
 
 CLM = (

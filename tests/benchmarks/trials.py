@@ -19,15 +19,24 @@ POLL_S = 0.1
 
 @dataclass(kw_only=True)
 class Measured:
-    """The measurement of one trial."""
+    """The measurement of one trial.
 
-    rate_per_s: float | None  # units per second over all ranks; None without a measurement
+    Attributes:
+        rate_per_s: units per second over all ranks; None without a measurement.
+        outcome, reason: how the trial ended.
+        seconds: time from the launch until the last process had exited.
+        result: rank 0's result; None without one.
+        start: "fresh" or "warm".
+        ready_s: time from the launch until torch was imported; None if it was not imported.
+    """
+
+    rate_per_s: float | None
     outcome: Outcome
     reason: str
-    seconds: float  # time from the launch until the last process had exited
-    result: protocol.RankResult | None = field(default=None, repr=False)  # rank 0's result; None without one
-    start: str = "fresh"  # "fresh" or "warm"
-    ready_s: float | None = None  # time from the launch until torch was imported; None if it was not imported
+    seconds: float
+    result: protocol.RankResult | None = field(default=None, repr=False)
+    start: str = "fresh"
+    ready_s: float | None = None
 
     @property
     def not_applied(self) -> dict[str, str]:
@@ -69,7 +78,13 @@ class Bench:
         self._num_trials = 0
 
     def measure(self, knobs: Knobs, rules: protocol.MeasureRules, *, warm: tuple[str, ...] = ()) -> Measured:
-        """Runs a trial with some knobs changed and returns its measurement. `warm` is as in `Launch`."""
+        """Runs a trial and returns its measurement.
+
+        Args:
+            knobs: the knobs to change; all others stay as in the program.
+            rules: when to stop.
+            warm: as in `Launch`.
+        """
         number, self._num_trials = self._num_trials, self._num_trials + 1
         spec = self._spec(number, knobs, rules)
         self.last_folder = Path(spec.folder)

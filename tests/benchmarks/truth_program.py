@@ -27,21 +27,34 @@ FOREVER = 10**9
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One program."""
+    """One program.
+
+    Attributes:
+        workers, prefetch: num_workers and prefetch_factor of the DataLoader.
+        batch_s: seconds that a worker sleeps for a batch.
+        cv: coefficient of variation of these seconds, which are gamma distributed.
+        sorts: number of sorts of 2**15 numbers that a worker computes for a batch, on one thread.
+        step_s: seconds that a step sleeps (with accumulation, each micro-batch).
+        matmul: width of a real network; 0 for a tiny one.
+        layers: number of layers of the network.
+        accumulate: number of micro-batches per optimizer step.
+        is_iterable: whether the data set is a stream that the workers divide among themselves.
+        compiled_at: steps at which the shape changes; each new shape is compiled, and makes all later steps longer.
+        growth: what every step adds to the length of the sequence and to `step_s`, as a share of their first values.
+    """
 
     workers: int = 0
-    prefetch: int = 2  # prefetch_factor of the DataLoader
-    batch_s: float = 0.0  # seconds that a worker sleeps for a batch
-    cv: float = 0.0  # coefficient of variation of these seconds, which are gamma distributed
-    sorts: int = 0  # number of sorts of 2**15 numbers that a worker computes for a batch, on one thread
-    step_s: float = 0.0  # seconds that a step sleeps (with accumulation, each micro-batch)
-    matmul: int = 0  # width of a real network; 0 for a tiny one
-    layers: int = 1  # number of layers of the network
-    accumulate: int = 1  # number of micro-batches per optimizer step
-    is_iterable: bool = False  # whether the data set is a stream that the workers divide among themselves
-    # steps at which the shape changes; each new shape is compiled, and makes all later steps longer
+    prefetch: int = 2
+    batch_s: float = 0.0
+    cv: float = 0.0
+    sorts: int = 0
+    step_s: float = 0.0
+    matmul: int = 0
+    layers: int = 1
+    accumulate: int = 1
+    is_iterable: bool = False
     compiled_at: tuple[int, ...] = ()
-    growth: float = 0.0  # what every step adds to the length of the sequence and to `step_s`, as a share of their first values
+    growth: float = 0.0
 
     @property
     def computes(self) -> bool:

@@ -40,7 +40,14 @@ def outside_s(trial: Measured) -> float:
 
 
 def pairs(name: str, folder: Path, num_pairs: int, *, rules: MeasureRules = RULES) -> tuple[list[Measured], list[Measured]]:
-    """Returns the fresh trials and the warm trials of a program, pair by pair."""
+    """Returns the fresh trials and the warm trials of a program, pair by pair.
+
+    Args:
+        name: name of the program.
+        folder: folder of the trials.
+        num_pairs: number of pairs of a fresh and a warm start.
+        rules: when a trial stops.
+    """
     if name == "resnet18":
         command, modules = compose(list(RECIPE), command=None).command, ("torch", "torchvision")
     else:

@@ -82,7 +82,12 @@ def unmount(path: Path) -> None:
 
 @contextlib.contextmanager
 def in_memory(path: Path, options: str) -> Iterator[Path]:
-    """Mounts a file system in memory ("size=2m,nr_inodes=20"): permission bits cannot make a folder unwritable for root."""
+    """Mounts a file system in memory, because permission bits cannot make a folder unwritable for root.
+
+    Args:
+        path: the mount point, which is created.
+        options: options of the mount, such as "size=2m,nr_inodes=20".
+    """
     path.mkdir()
     mount(path, "-t", "tmpfs", "-o", options, "autotune-test")
     try:
@@ -97,7 +102,11 @@ def remount(path: Path, options: str) -> None:
 
 
 class DiskInAFile:
-    """An ext4 file system in a file, mounted at `path`."""
+    """An ext4 file system in a file.
+
+    Attributes:
+        path: the mount point.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self._image = path, path.with_name(f"{path.name}.img")
@@ -142,9 +151,11 @@ class DiskInAFile:
 
 
 class FaultyWrites:
-    """Lets writes below `folder` fail, in processes that have the variables `environment`; see FAULTY.
+    """Lets writes below a folder fail, in processes that have the variables `environment`; see FAULTY.
 
-    The library that does so is compiled in `place`.
+    Args:
+        place: a folder for the compiled library.
+        folder: the folder whose writes fail.
     """
 
     def __init__(self, place: Path, folder: Path) -> None:

@@ -42,8 +42,18 @@ OPTIONS = ("tracker.uri=none", "device.kind=cpu", "study.name=s")
 class QuickStudy:
     """One study in its own folder.
 
-    `trial_s` are the seconds of a trial's steady phase, `program` follows PRELUDE, and `module` runs autotune's command line.
-    With the interpreter's flag "-S", the harness is not loaded, and the program implements the protocol itself.
+    Attributes:
+        folder: the study's folder.
+        cwd: working directory of the commands.
+
+    Args:
+        cwd: working directory of the commands.
+        trial_s: seconds that a trial's steady phase takes.
+        program: source of the program, after PRELUDE.
+        runs: the runs folder.
+        flags: flags of the interpreter. With "-S", the harness is not loaded, and the program implements the protocol itself.
+        environment: additional variables of all processes.
+        module: the module that runs autotune's command line.
     """
 
     def __init__(

@@ -40,7 +40,13 @@ def family():
 
 
 class StubStudy:
-    """`autotune run` on a stub program (`body` follows PRELUDE) in its own folder, as study `runs/s`."""
+    """`autotune run` on a stub program, in its own folder.
+
+    Args:
+        cwd: the folder; the study is `runs/s` in it.
+        body: the program's code after PRELUDE.
+        overrides: KEY=VALUE words in addition to those that make the study short.
+    """
 
     def __init__(self, cwd: Path, body: str, *overrides: str) -> None:
         self.cwd, self.path = cwd, cwd / "runs" / "s"

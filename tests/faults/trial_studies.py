@@ -104,9 +104,16 @@ def start(
     within: tuple[str, ...] = (),
     starter: tuple[str, ...] = (),
 ) -> Study:
-    """Starts a study of a file in PROGRAMS, with the knobs in `space` and the overrides QUICK.
+    """Starts a study.
 
-    The words `within` stand before the autotune command, and `starter` between the interpreter and the program.
+    Args:
+        cwd: the study's folder.
+        program: file in PROGRAMS, which is copied there.
+        space: knob -> values to try.
+        overrides: overrides in addition to QUICK.
+        arguments: arguments of the program.
+        within: words before the autotune command.
+        starter: words between the interpreter and the program.
     """
     shutil.copy(PROGRAMS / program, cwd)
     (cwd / "space.yaml").write_text(json.dumps(space))

@@ -135,7 +135,13 @@ def check_refused_study(study: QuickStudy, is_idle: Callable[[], bool], message:
 
 
 def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:
-    """Kills a study's tuner, resumes the study, and checks that no process is left and no trial is lost or repeated."""
+    """Kills a study's tuner, resumes the study, and checks that no process is left and no trial is lost or repeated.
+
+    Args:
+        study: the study, not started yet.
+        is_idle: returns whether Slurm or Ray runs nothing.
+        overrides: the configuration that chooses Slurm or Ray.
+    """
     process = study.start(*overrides, "explain.auto=false")
     study.wait_for_trial(1, process)
     kill(process)

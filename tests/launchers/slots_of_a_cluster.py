@@ -23,7 +23,11 @@ MARGIN = 0.01
 def check_slots(study: QuickStudy, *overrides: str, num: int = 2, where: Callable[[], Sequence[str]] | None = None) -> None:
     """Runs a study on several slots, and checks where its trials ran.
 
-    If `where` is given, which returns the node of each slot, the slots must be divided evenly among two nodes.
+    Args:
+        study: the study, not started yet.
+        overrides: keys that choose the engine.
+        num: number of slots.
+        where: returns the node of each slot. If given, the slots must be divided evenly among two nodes.
     """
     process = study.start(*overrides, *GIVEN, f"launch.slots={num}")
     if where:
@@ -47,7 +51,13 @@ def check_slots(study: QuickStudy, *overrides: str, num: int = 2, where: Callabl
 def check_four_slots(folder: Path, *overrides: str, where: Callable[[], Sequence[str]]) -> StudyFolder:
     """Runs a study on two slots of each of two nodes, and again on one slot; both must find the same speed-up.
 
-    Returns the folder of the study on four slots.
+    Args:
+        folder: folder of the studies.
+        overrides: keys that choose the engine.
+        where: returns the node of each slot.
+
+    Returns:
+        The folder of the study on four slots.
     """
     for name in ("four", "one"):
         (folder / name).mkdir()
@@ -79,7 +89,13 @@ def _runs(trial: Path) -> bool:
 
 
 def check_loss_of_all_slots(study: QuickStudy, process: subprocess.Popen[str], lose: Callable[[], object]) -> None:
-    """Loses both slots of a study while both search; the study must repeat the two trials and reach its verdict."""
+    """Loses both slots of a study while both search; the study must repeat the two trials and reach its verdict.
+
+    Args:
+        study: the study.
+        process: its tuner, which runs.
+        lose: ends both slots.
+    """
     wait_for_trial_of(study, "search", process, beside=1)
     lose()
     out, err = process.communicate(timeout=400)

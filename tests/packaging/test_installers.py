@@ -27,7 +27,15 @@ TOOLS = ("pipx", "uv")
 
 
 class Place:
-    """A folder with the installers, the wheel, and everything that they write."""
+    """A folder with the installers, the wheel, and everything that they write.
+
+    Attributes:
+        path: the folder.
+        tools: folder of the commands `pipx` and `uv`.
+        wheel: path of autotune's wheel.
+        stand_ins: folder of the empty wheels that replace autotune's dependencies.
+        commands: folder of the installed commands.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.tools, self.commands = path, path / "tools" / "bin", path / "commands"

@@ -30,29 +30,44 @@ NO_LAYOUT = (NOT_APPLICABLE, "no module that trains has convolution weights of f
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One program, and what the harness should detect in it."""
+    """One program, and what the harness should detect in it.
 
-    name: str  # the name of the row
-    argv: tuple[str, ...]  # the command after `starter`. `{scripts}` and `{folder}` are replaced.
-    starter: tuple[str, ...] = PYTHON  # the beginning of the command, usually the interpreter. `{python}` is replaced.
-    # the command after the interpreter that replaces `starter` and `argv` in the plain run; if empty, `argv` is used
+    Attributes:
+        name: the name of the row.
+        argv: the command after `starter`. `{scripts}` and `{folder}` are replaced.
+        starter: the beginning of the command, usually the interpreter. `{python}` is replaced.
+        plain: the command after the interpreter that replaces `starter` and `argv` in the plain run; if empty, `argv` is used.
+        ranks: number of processes that train together.
+        batch_size: the training loader's batch size; None if there is no loader or it has no `batch_size`.
+        has_loader: whether a DataLoader feeds the steps.
+        modules: class names of the modules that train.
+        optimizers: class names, in the order of construction.
+        samples: the most frequent number of samples in a step; None if it varies.
+        unit, source: the counted unit, and the beginning of `unit_source`.
+        blocked: knob -> part of the reason why it cannot be turned, according to the run without knobs.
+        knobs: the knobs of the second run.
+        refused: knob -> (status, part of the reason), for knobs that do not take effect. All other knobs take effect.
+        saw: further facts in the journal of the run with knobs, beyond those in `SEEN_AS`.
+        uncounted: number of first steps that do not count, because the harness has not yet learned what a step is.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    starter: tuple[str, ...] = PYTHON
     plain: tuple[str, ...] = ()
-    ranks: int = 1  # number of processes that train together
-    batch_size: int | None = 12  # the training loader's batch size; None if there is no loader or it has no `batch_size`
-    has_loader: bool = True  # whether a DataLoader feeds the steps
-    modules: tuple[str, ...] = ("Net",)  # class names of the modules that train
-    optimizers: tuple[str, ...] = ("SGD",)  # class names, in the order of construction
-    samples: int | None = 12  # the most frequent number of samples in a step; None if it varies
+    ranks: int = 1
+    batch_size: int | None = 12
+    has_loader: bool = True
+    modules: tuple[str, ...] = ("Net",)
+    optimizers: tuple[str, ...] = ("SGD",)
+    samples: int | None = 12
     unit: str = "samples"
-    source: str = "loader"  # the beginning of `unit_source`
-    # knob -> part of the reason why it cannot be turned, according to the run without knobs
+    source: str = "loader"
     blocked: dict[str, str] = field(default_factory=dict)
-    knobs: dict[str, Any] = field(default_factory=lambda: USUAL)  # the knobs of the second run
-    # knob -> (status, part of the reason), for knobs that do not take effect. All other knobs take effect.
+    knobs: dict[str, Any] = field(default_factory=lambda: USUAL)
     refused: dict[str, tuple[str, str]] = field(default_factory=dict)
-    # further facts in the journal of the run with knobs, beyond those in `SEEN_AS`
     saw: dict[str, Any] = field(default_factory=dict)
-    uncounted: int = 0  # number of first steps that do not count, because the harness has not yet learned what a step is
+    uncounted: int = 0
 
 
 NO_STEP = "no optimizer of torch.optim stepped"

@@ -30,8 +30,12 @@ def why_not() -> str:
 class PrivateRay:
     """A running cluster. Its head pretends to have 4 CPUs and 2 GPUs; `add` adds further nodes.
 
-    Connecting programs need the token, unless it is "". `folder` has all Ray files. It is also TMPDIR of Ray's processes, which
-    identifies them.
+    Args:
+        token: the token that connecting programs need; "" for none.
+
+    Attributes:
+        address: the head's address.
+        folder: the folder of all Ray files. It is also TMPDIR of Ray's processes, which identifies them.
     """
 
     def __init__(self, token: str = "") -> None:

@@ -24,15 +24,23 @@ BATCH, WORKERS, PREFETCH, THREADS = "loader.batch_size", "loader.num_workers", "
 
 @dataclass(kw_only=True)
 class Landscape(Surface):
-    """A made-up program whose step time, loader time and memory are random."""
+    """A made-up program whose step time, loader time and memory are random.
 
-    seed: int = 0  # the seed of the program's random constants
-    num_cores: int = 2  # number of the machine's cores
-    is_gpu: bool = False  # whether the step computes on a GPU; otherwise it shares the cores with the loader's workers
-    # standard deviation, in logarithms of the rate, of pairwise effects that neither D nor L shows; 0 for none
+    Attributes:
+        seed: the seed of the program's random constants.
+        num_cores: number of the machine's cores.
+        is_gpu: whether the step computes on a GPU; otherwise it shares the cores with the loader's workers.
+        breaks: standard deviation, in logarithms of the rate, of pairwise effects that neither D nor L shows; 0 for none.
+        fill_frac: fraction of the memory that a batch of 128 in 16 bits takes; None if memory is never short.
+        made: the random constants.
+    """
+
+    seed: int = 0
+    num_cores: int = 2
+    is_gpu: bool = False
     breaks: float = 0.0
-    fill_frac: float | None = None  # fraction of the memory that a batch of 128 in 16 bits takes; None if memory is never short
-    made: dict[str, Any] = field(default_factory=dict)  # the random constants
+    fill_frac: float | None = None
+    made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         r = np.random.default_rng([self.seed, self.is_gpu])

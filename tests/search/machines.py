@@ -91,29 +91,48 @@ KINDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The true properties of a configuration. Rates are of all ranks, in samples per second."""
+    """The true properties of a configuration.
 
-    rate: float  # 0 if the configuration fails
-    device: float  # D, the rate of the step alone
-    loader: float  # L, the rate of the loader alone
-    peak_frac: float  # peak memory, as a fraction of a device's memory
-    fails: str  # why it fails, apart from running out of memory; "" if it does not
-    start_s: float  # seconds from launch to the first step, without compilation
-    compile_s: float  # seconds of the first compilation
+    Attributes:
+        rate: samples per second of all ranks; 0 if the configuration fails.
+        device, loader: D (rate of the step alone) and L (rate of the loader alone) of all ranks, in samples per second.
+        peak_frac: peak memory, as a fraction of a device's memory.
+        fails: why it fails, apart from running out of memory; "" if it does not.
+        start_s: seconds from launch to the first step, without compilation.
+        compile_s: seconds of the first compilation.
+    """
+
+    rate: float
+    device: float
+    loader: float
+    peak_frac: float
+    fails: str
+    start_s: float
+    compile_s: float
 
 
 @dataclass(kw_only=True)
 class Machine:
-    """A simulated machine and its program."""
+    """A simulated machine and its program.
 
-    seed: int  # the seed of its random constants
-    kind: str = ""  # of its device
-    family: str = ""  # of its program
-    num_ranks: int = 1  # number of processes that train together, with one device each
-    num_cores: int = 8  # number of the host's cores
-    domains: dict[str, list[Any]] = field(default_factory=dict)  # knob -> values
-    reference: Knobs = field(default_factory=dict)  # configuration of the unchanged program
-    made: dict[str, Any] = field(default_factory=dict)  # the random constants
+    Attributes:
+        seed: the seed of its random constants.
+        kind, family: the names of its device and of its kind of program.
+        num_ranks: number of processes that train together, with one device each.
+        num_cores: number of the host's cores.
+        domains: knob -> values.
+        reference: configuration of the unchanged program.
+        made: the random constants.
+    """
+
+    seed: int
+    kind: str = ""
+    family: str = ""
+    num_ranks: int = 1
+    num_cores: int = 8
+    domains: dict[str, list[Any]] = field(default_factory=dict)
+    reference: Knobs = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         draw = np.random.default_rng([self.seed, 20261124])
@@ -377,7 +396,15 @@ class Machine:
         return {**self.reference, **{name: value for name, (_, value) in key}}
 
     def measurement(self, knobs: Knobs, *, factor: float, number: int, is_cached: bool, rng: random.Random) -> Measurement:
-        """Returns the measurement of one trial. `factor` is the measured over the true rate; `rng` gives the blocks' noise."""
+        """Returns the measurement of one trial.
+
+        Args:
+            knobs: full configuration.
+            factor: the ratio of the measured to the true rate.
+            number: number of the trial.
+            is_cached: whether its graphs were compiled before.
+            rng: random generator for the noise of the blocks.
+        """
         truth = self.truth(knobs)
         changed = {key: value for key, value in knobs.items() if value != self.reference[key]}
         is_out = truth.peak_frac > FITS_FRAC
@@ -494,6 +521,10 @@ class SimulatedWorld(World):
         optimum: the fastest configuration that works.
         serves: the purpose of the measurements that it returns now.
         best_tried: the largest true rate of the configurations that the search has tried, as a fraction of the optimum's.
+
+    Args:
+        machine: the machine.
+        seed: the seed of noise and drift.
     """
 
     def __init__(self, machine: Machine, *, seed: int) -> None:

@@ -33,10 +33,15 @@ class SearchOnly(RecordingListener):
 
 @dataclass
 class Searched:
-    """The trials of a finished search."""
+    """The trials of a finished search.
 
-    trials: list[TrialRecord]  # the baseline and the search's trials
-    landscape: Landscape  # the made-up program
+    Attributes:
+        trials: the baseline and the search's trials.
+        landscape: the made-up program.
+    """
+
+    trials: list[TrialRecord]
+    landscape: Landscape
 
     def best_rates(self) -> list[float]:
         """Returns, after each trial, the true rate of the configuration with the best measurement so far."""

@@ -137,7 +137,12 @@ class PrivateSlurm:
         return found
 
     def kill(self, name: str, *, for_s: float | None = None) -> None:
-        """Kills the controller or a node's daemon, but not the processes on the node; starts it again after `for_s` seconds."""
+        """Kills the controller or a node's daemon, but not the processes that run on the node.
+
+        Args:
+            name: as in `start`.
+            for_s: seconds after which it is started again; None for never.
+        """
         process = self._processes.pop(name)
         process.kill()
         process.wait()

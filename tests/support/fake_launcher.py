@@ -35,43 +35,66 @@ DEFAULTS: Knobs = {
 
 @dataclass(kw_only=True)
 class Surface:
-    """How fast a made-up program is, and how long measuring it takes."""
+    """How fast a made-up program is, and how long measuring it takes.
 
-    gains: dict[tuple[str, Any], float] = field(default_factory=dict)  # (knob key, value) -> factor on the device rate
-    # the program's own knob values, as a harness would observe them
+    Attributes:
+        gains: (knob key, value) -> factor on the device rate.
+        observed: the program's own knob values, as a harness would observe them.
+        base_per_s: device rate of the unchanged program, samples per second.
+        loader_per_s: loader rate with zero or one worker; each further worker adds the same rate.
+        half_batch: batch size at which half of the device's full rate is reached.
+        noise_frac: spread of the rate between processes; the spread between blocks is a third of it.
+        max_batch: larger batches run out of memory.
+        capacity_bytes: memory of the device; configurations that need more run out of memory, too.
+        start_s: from launch to the window.
+        spared_s: how much of `start_s` a warm start saves; `facts` must say that the program allows warm starts.
+        window_s: maximum length of the window.
+        cycles: number of whole cycles in a window; 0 for a program whose steps have no cycle.
+        leave_s: from the end of the window to the exit of the last process.
+        stop_s: how long stopping a trial takes.
+        compile_s: how long compiling takes the first time; with the study's cache it takes half.
+        extra_start_s: (knob key, value) -> seconds that it adds to the start.
+        power_w: returns the device's power in a configuration; None for a machine without a GPU.
+        step_s: returns the step time in a configuration; None for 0.1 s always.
+        num_samples: length of the data set; None if unknown.
+        applicability: knobs that this program does not allow -> reasons.
+        facts: what the program's process reports about itself and its device.
+        losses: called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen.
+        failures: called with (trial, knobs); returns how the trial fails, or None.
+        documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
+        files_left: files that each trial leaves in the working directory, name -> bytes.
+        beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
+        without: called with the stages of the loader that a trial skips; returns the factor on the rate.
+    """
+
+    gains: dict[tuple[str, Any], float] = field(default_factory=dict)
     observed: Knobs = field(default_factory=lambda: dict(DEFAULTS))
-    base_per_s: float = 60.0  # device rate of the unchanged program, samples per second
-    loader_per_s: float = 200.0  # loader rate with zero or one worker; each further worker adds the same rate
-    half_batch: float = 8.0  # batch size at which half of the device's full rate is reached
-    noise_frac: float = 0.01  # spread of the rate between processes; the spread between blocks is a third of it
-    max_batch: int = 10_000  # larger batches run out of memory
-    capacity_bytes: int = 10**9  # memory of the device; configurations that need more run out of memory, too
-    start_s: float = 4.0  # from launch to the window
-    spared_s: float = 0.0  # how much of `start_s` a warm start saves; `facts` must say that the program allows warm starts
-    window_s: float = 8.0  # maximum length of the window
-    cycles: int = 0  # number of whole cycles in a window; 0 for a program whose steps have no cycle
-    leave_s: float = 0.0  # from the end of the window to the exit of the last process
-    stop_s: float = 0.0  # how long stopping a trial takes
-    compile_s: float = 50.0  # how long compiling takes the first time; with the study's cache it takes half
-    # (knob key, value) -> seconds that it adds to the start
+    base_per_s: float = 60.0
+    loader_per_s: float = 200.0
+    half_batch: float = 8.0
+    noise_frac: float = 0.01
+    max_batch: int = 10_000
+    capacity_bytes: int = 10**9
+    start_s: float = 4.0
+    spared_s: float = 0.0
+    window_s: float = 8.0
+    cycles: int = 0
+    leave_s: float = 0.0
+    stop_s: float = 0.0
+    compile_s: float = 50.0
     extra_start_s: dict[tuple[str, Any], float] = field(default_factory=dict)
-    # returns the device's power in a configuration; None for a machine without a GPU
     power_w: Callable[[Knobs], float] | None = None
-    step_s: Callable[[Knobs], float] | None = None  # returns the step time in a configuration; None for 0.1 s always
-    num_samples: int | None = None  # length of the data set; None if unknown
-    applicability: dict[str, str] = field(default_factory=dict)  # knobs that this program does not allow -> reasons
-    facts: dict[str, Any] = field(  # what the program's process reports about itself and its device
+    step_s: Callable[[Knobs], float] | None = None
+    num_samples: int | None = None
+    applicability: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(
         default_factory=lambda: {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True}
     )
-    # called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen
     losses: Callable[[Knobs, int | None], list[float | None]] = lambda _, __: []
-    failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None  # called with (trial, knobs)
-    # called with (pass, knobs); returns the documents that a pass of `autotune explain` writes
+    failures: Callable[[int, Knobs], Failure | None] = lambda _, __: None
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
-    files_left: dict[str, int] = field(default_factory=dict)  # what each trial leaves in the working directory, name -> bytes
-    # called with the largest number of trials that ran at the same time; returns the factor on the rate
+    files_left: dict[str, int] = field(default_factory=dict)
     beside: Callable[[int], float] = lambda _: 1.0
-    # called with the stages of the loader that a trial skips; returns the factor on the rate
     without: Callable[[list[str]], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
@@ -112,17 +135,28 @@ class Surface:
 
 @dataclass(kw_only=True)
 class Failure:
-    """How a trial goes wrong."""
+    """How a trial goes wrong.
 
-    error: dict[str, str] | None = None  # exception in the form of a rank result; None if there was no exception
-    signal: str | None = None  # name of the signal that ended the program; None if no signal ended it
-    cause: Cause = "result"  # as in `Ended`
-    log_tail: str = ""  # end of its log
-    knob_reports: dict[str, KnobReport] = field(default_factory=dict)  # knob key -> the report to give instead of "applied"
-    num_steps: int = 3  # number of steps before the failure
-    is_unsteady: bool = False  # the trial gives a number but reaches no steady state
-    hang: str = ""  # kind of hang that is reported; "" for none
-    # exception that `poll` raises once, halfway through the trial, such as KeyboardInterrupt
+    Attributes:
+        error: exception in the form of a rank result; None if there was no exception.
+        signal: name of the signal that ended the program; None if no signal ended it.
+        cause: as in `Ended`.
+        log_tail: end of its log.
+        knob_reports: knob key -> the report to give instead of "applied".
+        num_steps: number of steps before the failure.
+        is_unsteady: the trial gives a number but reaches no steady state.
+        hang: kind of hang that is reported; "" for none.
+        raises: exception that `poll` raises once, halfway through the trial, such as KeyboardInterrupt.
+    """
+
+    error: dict[str, str] | None = None
+    signal: str | None = None
+    cause: Cause = "result"
+    log_tail: str = ""
+    knob_reports: dict[str, KnobReport] = field(default_factory=dict)
+    num_steps: int = 3
+    is_unsteady: bool = False
+    hang: str = ""
     raises: type[BaseException] | None = None
 
 
@@ -130,7 +164,13 @@ OUT_OF_MEMORY = Failure(error={"type": "torch.OutOfMemoryError", "message": "CUD
 
 
 class FakeLauncher(Launcher):
-    """Takes its results from a surface; time passes only on the given clock. Only trials with slots run at the same time."""
+    """Takes its results from a surface; time passes only on the given clock.
+
+    Attributes:
+        launches: every launch, in order.
+        running: the running trials; never more than one, unless each has a slot.
+        is_closed: whether `close` was called.
+    """
 
     def __init__(
         self, surface: Surface, clock: Clock, *, seed: int = 0, num_slots: int = 1, slots_per_host: int | None = None

@@ -60,7 +60,14 @@ _REASONS = {
 
 
 def make_study(runs: Path, name: str = "resnet18", *, status: str = "complete", num_trials: int | None = None) -> StudyFolder:
-    """Makes a study's folder as a run would leave it, and returns it. Only the status "complete" has a verdict."""
+    """Makes a study's folder as a run would leave it, and returns it.
+
+    Args:
+        runs: the runs folder.
+        name: the study's name.
+        status: of the summary; only "complete" has a verdict.
+        num_trials: how many trials there are so far; None for all of them.
+    """
     folder = create(runs, name)
     folder.write_study(dataclasses.replace(_study(folder.name), base=folder.base, sequence=folder.sequence))
     folder.config_file.write_text("model:\n  name: resnet18\ntracker:\n  uri: null\n", encoding="utf-8")

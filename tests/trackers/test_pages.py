@@ -31,11 +31,17 @@ OLDEST = "3.10"  # the minimum in pyproject.toml
 
 
 class Pages:
-    """An MLflow server with studies of two programs, and a browser."""
+    """An MLflow server with studies of two programs, and a browser.
+
+    Attributes:
+        page: the browser's page.
+        study: the runs of the study with every outcome.
+        has_column_order: whether the table's columns have the order of the view.
+    """
 
     def __init__(self, server: MlflowServer, folder: Any, page: Any, *, has_column_order: bool) -> None:
         self.url, self.page, self.has_column_order = server.uri, page, has_column_order
-        self.study = Mirror(server.uri, folder.name)  # the study with every outcome
+        self.study = Mirror(server.uri, folder.name)
         self.experiment = self.study.parents[0].info.experiment_id
         self.program = views.key(folder.read_study())
 

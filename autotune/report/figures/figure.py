@@ -15,11 +15,15 @@ MAX_ROWS = 1500  # rows of a table in the file; `autotune show` prints all
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table of texts."""
+    """A table of texts.
 
-    # headings of the columns. A heading that ends with a space marks a column of numbers, which is aligned right.
+    Attributes:
+        columns: headings of the columns. A heading that ends with a space marks a column of numbers, which is aligned right.
+        rows: cells.
+    """
+
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]  # cells
+    rows: Sequence[Sequence[str]]
 
     @property
     def shown(self) -> Sequence[Sequence[str]]:
@@ -34,18 +38,31 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure."""
+    """A figure.
 
-    key: str  # its anchor in the page, a single word
+    Attributes:
+        key: its anchor in the page, a single word.
+        title: title in a few words.
+        says: what it shows, in one or two sentences.
+        drawing: the chart; empty if the figure is absent or has only a table.
+        grid: the numbers; None if the chart's texts contain all of them.
+        is_open: whether the table is expanded at first.
+        notes: sentences below it.
+        quoted: the program's text below it, such as the end of its log.
+        absent: why the figure is absent, with the command that adds it; "" if it is not absent.
+        width: "wide" or "half"; "" to choose the width by the contents.
+    """
+
+    key: str
     title: str
-    says: str = ""  # what it shows, in one or two sentences
-    drawing: Markup = NOTHING  # the chart; empty if the figure is absent or has only a table
-    grid: Grid | None = None  # the numbers; None if the chart's texts contain all of them
-    is_open: bool = False  # whether the table is expanded at first
-    notes: Sequence[str] = ()  # sentences below it
-    quoted: str = ""  # the program's text below it, such as the end of its log
-    absent: str = ""  # why the figure is absent, with the command that adds it; "" if it is not absent
-    width: str = ""  # "wide" or "half"; "" to choose the width by the contents
+    says: str = ""
+    drawing: Markup = NOTHING
+    grid: Grid | None = None
+    is_open: bool = False
+    notes: Sequence[str] = ()
+    quoted: str = ""
+    absent: str = ""
+    width: str = ""
 
     @property
     def is_empty(self) -> bool:

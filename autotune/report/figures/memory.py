@@ -47,11 +47,17 @@ MAX_MODULES = 40  # rows of the table of modules
 
 @dataclass(frozen=True, kw_only=True)
 class Sized:
-    """A study's trials with a known batch size."""
+    """A study's trials with a known batch size.
 
-    measured: Sequence[dict[str, Any]]  # trials with a known peak that did not run out of memory
-    out: Sequence[dict[str, Any]]  # trials that ran out of memory
-    capacity_bytes: float | None  # memory that trials may use; None if unknown
+    Attributes:
+        measured: trials with a known peak that did not run out of memory.
+        out: trials that ran out of memory.
+        capacity_bytes: memory that trials may use; None if unknown.
+    """
+
+    measured: Sequence[dict[str, Any]]
+    out: Sequence[dict[str, Any]]
+    capacity_bytes: float | None
 
     @property
     def peak_bytes(self) -> float:

@@ -33,7 +33,12 @@ def sentence(words: str) -> str:
 
 
 def pair(values: Mapping[str, float | None], scale: Scale) -> list[Markup]:
-    """Returns the bars of baseline and best, one above the other. A single bar is centred. A role with None or 0 has no bar."""
+    """Returns the bars of baseline and best, one above the other. A single bar is centred.
+
+    Args:
+        values: role -> value, None or 0 for no bar.
+        scale: maps values to shares of the width.
+    """
     if len(values) == 1:
         return [bar(0, scale(value), role) for role, value in values.items() if value]
     tops = {"baseline": 2, "best": 12}

@@ -78,9 +78,15 @@ def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _parts(study: Study, seconds: Seconds, key: str, title: str, source: str, table: str) -> Figure:
-    """Returns the chart of a step's parts, from role -> {part: seconds of a step}.
+    """Returns the chart of a step's parts.
 
-    `source` says how the seconds were measured. The figure shows the notes of the table they come from, or why it is absent.
+    Args:
+        study: the study.
+        seconds: role -> {part: seconds of a step}.
+        key: the figure's anchor in the page.
+        title: its title.
+        source: a sentence on how the seconds were measured.
+        table: name of the table that contains them; the figure shows its notes, or why it is absent.
     """
     if not seconds:
         return Figure(key=key, title=title, absent=study.why_absent(table))

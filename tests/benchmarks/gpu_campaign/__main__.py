@@ -45,10 +45,15 @@ FOLDER, DRY_FOLDER = Path("runs/gpu_campaign"), Path("runs/gpu_campaign-dry")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A part of the campaign."""
+    """A part of the campaign.
 
-    title: str  # the question that it answers
-    checks: Callable[[bool], Sequence[Check]]  # called with whether this is a dry run; returns the stage's checks
+    Attributes:
+        title: the question that it answers.
+        checks: called with whether this is a dry run; returns the stage's checks.
+    """
+
+    title: str
+    checks: Callable[[bool], Sequence[Check]]
 
 
 STAGES = {
@@ -65,9 +70,14 @@ TITLES = {name: stage.title for name, stage in STAGES.items()}
 
 
 def run(stages: Sequence[str], out: Path, work: Path, *, is_dry: bool, minutes: float) -> list[Finding]:
-    """Runs stages, each for at most `minutes`, and returns their findings. The numbers of a dry run mean nothing.
+    """Runs stages, and returns their findings.
 
-    Results are written to `out`, studies and trials to `work`.
+    Args:
+        stages: names of the stages, in order.
+        out: folder of the results.
+        work: folder of studies and trials.
+        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
+        minutes: maximum time of each stage.
     """
     out.mkdir(parents=True, exist_ok=True)
     document = Document(out, is_dry=is_dry)

@@ -23,12 +23,19 @@ class Missing(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """A goal for a measured number."""
+    """A goal for a measured number.
 
-    what: str  # name of the number, in words
-    value: float  # the measured number
-    bound: float  # the value that the number must reach
-    is_ceiling: bool = False  # whether the number must not exceed the bound, instead of reaching it
+    Attributes:
+        what: name of the number, in words.
+        value: the measured number.
+        bound: the value that the number must reach.
+        is_ceiling: whether the number must not exceed the bound, instead of reaching it.
+    """
+
+    what: str
+    value: float
+    bound: float
+    is_ceiling: bool = False
 
     @property
     def is_met(self) -> bool:
@@ -42,24 +49,38 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The result of a check."""
+    """The result of a check.
 
-    evidence: str  # the measured numbers, in one line
-    goals: Sequence[Goal] = ()  # the goals that the numbers must meet; ignored in a dry run
-    detail: str = ""  # further results as Markdown, such as a table
-    is_whole: bool = True  # False if another run of the command has to measure the rest
+    Attributes:
+        evidence: the measured numbers, in one line.
+        goals: the goals that the numbers must meet; ignored in a dry run.
+        detail: further results as Markdown, such as a table.
+        is_whole: False if another run of the command has to measure the rest.
+    """
+
+    evidence: str
+    goals: Sequence[Goal] = ()
+    detail: str = ""
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a check works, and what it may use."""
+    """Where a check works, and what it may use.
+
+    Attributes:
+        folder: the stage's folder for studies and trials. It is kept, so that an interrupted stage can continue.
+        results: folder of the results.
+        is_dry: whether this is a dry run, at small sizes, whose numbers mean nothing.
+        until_s: end of the stage's time, on the monotonic clock.
+    """
 
     stage: str
-    folder: Path  # the stage's folder for studies and trials. It is kept, so that an interrupted stage can continue.
-    results: Path  # folder of the results
+    folder: Path
+    results: Path
     document: Document
-    is_dry: bool  # whether this is a dry run, at small sizes, whose numbers mean nothing
-    until_s: float  # end of the stage's time, on the monotonic clock
+    is_dry: bool
+    until_s: float
 
     @property
     def left_s(self) -> float:
@@ -67,18 +88,30 @@ class Place:
         return self.until_s - time.monotonic()
 
     def kept(self, name: str, measure: Callable[[], Any]) -> Any:
-        """Returns the stage's stored measurement of this name; measures and stores it, as plain JSON, if there is none."""
+        """Returns the stored measurement of this name; measures and stores it if there is none.
+
+        Args:
+            name: name of the measurement within its stage.
+            measure: takes the measurement; returns plain JSON values.
+        """
         return self.document.kept(self.stage, name, measure)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check."""
+    """One check.
 
-    name: str  # the check in words; finished checks are recognised by their names
-    run: Callable[[Place], Found]  # runs the check; raises AssertionError if the check fails, Missing if it cannot run here
-    needs_cuda: str = ""  # what stays unknown without a CUDA device, in one line; "" if the check runs on a CPU
-    seconds: float = 30.0  # rough duration. If less time is left, the check is not started, unless it is the first.
+    Attributes:
+        name: the check in words; finished checks are recognised by their names.
+        run: runs the check; raises AssertionError if the check fails, Missing if it cannot run here.
+        needs_cuda: what stays unknown without a CUDA device, in one line; "" if the check runs on a CPU.
+        seconds: rough duration. If less time is left, the check is not started, unless it is the first.
+    """
+
+    name: str
+    run: Callable[[Place], Found]
+    needs_cuda: str = ""
+    seconds: float = 30.0
 
     @property
     def slug(self) -> str:
@@ -111,7 +144,13 @@ def goal_lines(finding: Finding, *, is_dry: bool) -> Iterator[str]:
 
 
 def run_stage(place: Place, checks: Sequence[Check], *, has_cuda: bool) -> Iterator[Finding]:
-    """Runs the checks of a stage that are not done yet, and yields every finding once it is on disk."""
+    """Runs the checks of a stage that are not done yet, and yields every finding once it is on disk.
+
+    Args:
+        place: folders and time of the stage.
+        checks: the checks, in order.
+        has_cuda: whether there is a CUDA device.
+    """
     done = {entry["name"]: Finding(**entry) for entry in place.document.findings(place.stage)}
     findings, is_first = [], True
     for check in checks:

@@ -28,6 +28,10 @@ FACTS = ("cpu_model", "num_cores", "memory_bytes", "isa", "kernel", "python", "g
 class Document:
     """`campaign.json` in the folder of the results; written after every measurement.
 
+    Args:
+        folder: folder of the results.
+        is_dry: whether this is a dry run.
+
     Raises:
         SystemExit: the folder holds results of another machine, of other versions, or of a dry run.
     """

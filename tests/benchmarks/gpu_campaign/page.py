@@ -15,7 +15,13 @@ FILE = "campaign.md"
 
 
 def write_page(folder: Path, document: Document, stages: Mapping[str, str]) -> None:
-    """Writes the page next to the document; `stages` are {name of a stage: its title}, in order."""
+    """Writes the page next to the document.
+
+    Args:
+        folder: folder of the results.
+        document: the campaign's document.
+        stages: {name of a stage: its title}, in order.
+    """
     (folder / FILE).write_text("\n".join(lines(document.values, stages)) + "\n", encoding="utf-8")
 
 

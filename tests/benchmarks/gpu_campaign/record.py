@@ -22,12 +22,18 @@ TABLES = "tables"  # folder of the results
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A training job to record."""
+    """A training job to record.
 
-    title: str  # title for people
-    name: str  # name of the table
-    overrides: tuple[str, ...]  # overrides that set the recipe and the search space
-    # number of configurations to record: all of the space, so that a search can propose any of them
+    Attributes:
+        title: title for people.
+        name: name of the table.
+        overrides: overrides that set the recipe and the search space.
+        num_configurations: number of configurations to record: all of the space, so that a search can propose any of them.
+    """
+
+    title: str
+    name: str
+    overrides: tuple[str, ...]
     num_configurations: int = 48
 
 
@@ -63,7 +69,13 @@ DRY = Workload(
 
 
 def record(workload: Workload, share: float, place: Place) -> Found:
-    """Records for a share of the stage's remaining time; the same command continues the recording."""
+    """Records for a share of the time that is left; the same command continues the recording.
+
+    Args:
+        workload: the training job.
+        share: share of the stage's remaining time.
+        place: the stage's place.
+    """
     runs, repeats = place.folder / "runs", 1 if place.is_dry else REPEATS
     table = place.results / TABLES / f"{workload.name}.jsonl.gz"
     table.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,12 @@ ANSWERED = ("driver", "persistence mode", "clocks", "power cap")  # findings tha
 
 
 def run_tests(selection: Sequence[str], place: Place) -> Found:
-    """Runs tests marked `gpu`, selected by arguments of pytest; the evidence contains what each passed test observed."""
+    """Runs tests marked `gpu`; the evidence contains what each passed test observed.
+
+    Args:
+        selection: arguments of pytest.
+        place: the stage's place.
+    """
     report = place.folder / "tests.xml"
     report.unlink(missing_ok=True)
     # Warnings of a newer or older torch are no failures here.

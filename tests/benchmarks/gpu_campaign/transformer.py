@@ -23,12 +23,19 @@ MINUTES = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes that differ in a dry run."""
+    """The sizes that differ in a dry run.
 
-    words: tuple[str, ...]  # sizes of the model and its data, as options of autotune's text program
-    overrides: tuple[str, ...]  # the same sizes as overrides of the configuration
-    batches: tuple[int, int]  # two small batch sizes; the line through their memory predicts the memory of larger ones
-    matrix: int  # rows and columns of the matrices that are multiplied
+    Attributes:
+        words: sizes of the model and its data, as options of autotune's text program.
+        overrides: the same sizes as overrides of the configuration.
+        batches: two small batch sizes; the line through their memory predicts the memory of larger ones.
+        matrix: rows and columns of the matrices that are multiplied.
+    """
+
+    words: tuple[str, ...]
+    overrides: tuple[str, ...]
+    batches: tuple[int, int]
+    matrix: int
 
 
 FULL = Sizes(

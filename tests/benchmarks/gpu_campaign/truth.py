@@ -26,10 +26,15 @@ SLACK_S = 120.0  # extra time for the start of a long run
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A variant of the program."""
+    """A variant of the program.
 
-    title: str  # its bottleneck
-    words: tuple[str, ...]  # its options
+    Attributes:
+        title: its bottleneck.
+        words: its options.
+    """
+
+    title: str
+    words: tuple[str, ...]
 
 
 PROGRAMS = (

@@ -48,7 +48,10 @@ class Trials:
     def measure(self, knobs: Knobs, rules: MeasureRules, *, again: int = 0) -> dict[str, Any]:
         """Returns the measurement of a configuration; runs the trial unless an earlier run of the command has done so.
 
-        A dry run has its own rules. `again` is the number of the repeat.
+        Args:
+            knobs: the knobs to change.
+            rules: when to stop; ignored in a dry run, which has its own rules.
+            again: number of the repeat.
 
         Returns:
             {"rate_per_s", "outcome", "reason", "seconds", "not_applied", "unit", "memory", "device_rate_per_s",
@@ -80,7 +83,14 @@ class Trials:
 
 
 def recipe(place: Place, name: str, overrides: Sequence[str], **options: Any) -> Trials:
-    """Returns trials of a recipe, whose measurements are stored under `name`; `options` are further arguments of `Bench`."""
+    """Returns trials of a recipe.
+
+    Args:
+        place: the stage's place.
+        name: name of the program, under which measurements are stored.
+        overrides: KEY=VALUE overrides of the configuration.
+        options: further arguments of `Bench`.
+    """
     return _trials(place, name, compose(list(overrides), command=None), **options)
 
 
