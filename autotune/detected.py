@@ -22,7 +22,7 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
     """Returns (label, text) for everything that rank 0 detected, even in a failed trial; leaves out what is unknown."""
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
-    if not _num_steps(result):
+    if not found.get("num_steps"):
         lines += [("seen", _seen_without_steps(found))]
         return [line for line in lines if line[1]]
     lines += [
@@ -176,7 +176,3 @@ def near(site: str) -> str:
     """Returns "train.py:7" for a file in the working directory, or the last two parts of another path: "lib/loading.py:7"."""
     inside = site.removeprefix(f"{os.getcwd()}{os.sep}")
     return inside if inside != site or not os.path.isabs(site) else str(Path(*Path(site).parts[-2:]))
-
-
-def _num_steps(result: RankResult) -> int:
-    return int(result.detected.get("num_steps") or 0)

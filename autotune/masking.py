@@ -114,10 +114,11 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
         values, typed = set(values), set(typed)
-        self.typed = sorted(typed)
+        self.typed = sorted(typed)  # to pass on to another process
         everything = {form for value in values | typed for form in _forms(value)}
         self._parts = {value for value in everything if len(value) >= MIN_CHARS}
-        self._words = {value for value in values if _is_mixed(value)} | {v for v in typed if len(v) >= MIN_TYPED_CHARS}
+        mixed = {v for v in values if len(v) >= MIN_WORD_CHARS and not v.isalpha() and not v.isdigit()}
+        self._words = mixed | {v for v in typed if len(v) >= MIN_TYPED_CHARS}
         self._words -= self._parts
 
     @classmethod
@@ -285,10 +286,6 @@ def _typed(words: Sequence[str]) -> Iterator[str]:
 
 def _is_value_of(before: str, word: str) -> bool:
     return before.startswith("-") and "=" not in before and not word.startswith("-") and sounds_secret(before)
-
-
-def _is_mixed(value: str) -> bool:
-    return len(value) >= MIN_WORD_CHARS and not value.isalpha() and not value.isdigit()
 
 
 def _forms(value: str) -> set[str]:

@@ -394,18 +394,14 @@ def _full(place: Path, number: int | None) -> tuple[str, str]:
     return "the disk is full", "Free some space"
 
 
-def _read_as(convert: Any, file: Path) -> Any:
-    try:
-        return convert(read_json(file))
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-
-
 def _read_once(file: Path, known: Known) -> TrialRecord:
     found = file.stat()
     stamp, (known_stamp, record) = (found.st_mtime_ns, found.st_size, found.st_ino), known.get(file, (None, None))
     if record is None or stamp != known_stamp:
-        record = _read_as(TrialRecord.from_json, file)
+        try:
+            record = TrialRecord.from_json(read_json(file))
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
         known[file] = stamp, record
     return record
 

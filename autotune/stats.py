@@ -247,15 +247,20 @@ def round_means(rounds: Sequence[Mapping[int, float]]) -> dict[int, float]:
             positive. A round with a single entrant compares nothing.
     """
     entrants = sorted({entrant for measured in rounds for entrant in measured})
-    cells = [(entrants.index(e), r, math.log(rate)) for r, measured in enumerate(rounds) for e, rate in measured.items()]
-    if not cells:
+    if not entrants:
         return {}
-    design = np.zeros((len(cells), len(entrants) + len(rounds)))
-    for row, (entrant, round_index, _) in enumerate(cells):
-        design[row, entrant] = design[row, len(entrants) + round_index] = 1.0
-    fit = np.linalg.lstsq(design, np.array([log for _, _, log in cells]), rcond=None)[0]
+    fit = np.linalg.lstsq(*_additive(rounds, entrants), rcond=None)[0]
     level = float(fit[len(entrants) :].mean())
     return {entrant: math.exp(float(fit[i]) + level) for i, entrant in enumerate(entrants)}
+
+
+def _additive(rounds: Sequence[Mapping[Arm, float]], arms: Sequence[Arm]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the design matrix of log rate = arm + round, with a row for each measurement, and the logs of the rates."""
+    cells = [(arms.index(arm), number) for number, measured in enumerate(rounds) for arm in measured]
+    design = np.zeros((len(cells), len(arms) + len(rounds)))
+    for row, (arm, number) in enumerate(cells):
+        design[row, arm] = design[row, len(arms) + number] = 1.0
+    return design, np.asarray([math.log(rate) for measured in rounds for rate in measured.values()])
 
 
 def common_slope(series: Sequence[Sequence[tuple[float, float]]], level: float) -> float | None:
@@ -334,14 +339,10 @@ def compare_rounds(
     """
     used = [measured for measured in rounds if len(measured) > 1]
     arms = list(dict.fromkeys([reference, *(arm for measured in used for arm in measured)]))
-    logs = np.asarray([math.log(rate) for measured in used for rate in measured.values()])
-    cells = [(number, arms.index(arm)) for number, measured in enumerate(used) for arm in measured]
-    design = np.zeros((len(cells), len(arms) + len(used)))
-    for row, (number, column) in enumerate(cells):
-        design[row, column] = design[row, len(arms) + number] = 1.0
+    design, logs = _additive(used, arms)
     inverse = np.linalg.pinv(design.T @ design)
     effects = inverse @ design.T @ logs
-    freedom = len(cells) - (int(np.linalg.matrix_rank(design)) if cells else 0)
+    freedom = len(logs) - (int(np.linalg.matrix_rank(design)) if len(logs) else 0)
     residual = float(np.sum((logs - design @ effects) ** 2))
     own = Noise(spread=math.sqrt(residual / freedom), freedom=freedom) if freedom > 0 else None
     known = pooled([own, noise])

@@ -276,8 +276,7 @@ def warm_start_text(found: dict[str, Any]) -> str:
     names = [source["study"] for source in found["sources"]]
     differs = list(dict.fromkeys(name for source in found["sources"] for name in source["differs"]))
     whose = f"another {', '.join(differs[:4])}" if differs else "the same program and machine"
-    said = ["their best configurations are tried first"] if found["seeds"] and len(names) > 1 else []
-    said = said or (["its best configurations are tried first"] if found["seeds"] else [])
+    said = [f"{'their' if len(names) > 1 else 'its'} best configurations are tried first"] if found["seeds"] else []
     out = [f"{changes_phrase(_memory_part(entry) or entry['knobs'])} ({entry['study']})" for entry in found["out_of_memory"]]
     if out:
         more = f" and {len(out) - 3} more" if len(out) > 3 else ""

@@ -12,6 +12,7 @@ from autotune.cli import judging
 from autotune.cli.options import (
     AnyStudy,
     AsJson,
+    Best,
     ConfigDir,
     IsForced,
     IsQuiet,
@@ -325,9 +326,7 @@ def export(
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
 def apply(
     context: typer.Context,
-    best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
-    ],
+    best: Best,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of a recipe: train.epochs=3.", show_default=False),
@@ -365,9 +364,7 @@ def apply(
 @app.command(cls=WithCommand, rich_help_panel=_PANEL_SEE)
 def verify(
     context: typer.Context,
-    best: Annotated[
-        str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
-    ],
+    best: Best,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Configuration of both baseline and best.", show_default=False),

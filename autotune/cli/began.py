@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 # Python itself starts in less time than this. A process that is older when autotune begins was another program first, such as
 # a shell that called `exec`. Then its age is ignored.
@@ -51,6 +52,13 @@ def _open_streams() -> None:
             setattr(
                 sys, name, os.fdopen(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)
             )
+
+
+def silence(stream: IO[str]) -> None:
+    """Redirects all further output of a stream to /dev/null, also what its buffer still holds."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def began_s() -> float:

@@ -174,7 +174,7 @@ class LiveView(View):
             return Text("measuring the baseline first", style="quiet")
         if self._best is self._baseline:
             return Text(f"the baseline, {rate_text(self._baseline.value, self._baseline.unit)}")
-        ratio = _score(self._best) / max(_score(self._baseline), 1e-12)
+        ratio = (self._best.score or 0.0) / max(self._baseline.score or 0.0, 1e-12)
         name, unit = objective_of(self._about), self._best.unit
         if name == THROUGHPUT:
             rates = f"  {rate_text(self._best.value, unit)} against {number_text(self._baseline.value)}  "
@@ -215,7 +215,7 @@ class LiveView(View):
 
     def _outcomes_line(self) -> Text:
         line = Text()
-        for name, count in sorted(self._counts.items(), key=lambda pair: _place(pair[0])):
+        for name, count in sorted(self._counts.items(), key=lambda pair: (not Outcome(pair[0]).has_value, pair[0])):
             line.append(f"{count} {name}", style=outcome_style(name)).append("  ")
         return line if self._counts else Text("no trial yet", style="quiet")
 
@@ -269,11 +269,3 @@ def _header(study: StudyRecord) -> Group:
 
 def _elapsed_text(seconds: float) -> str:
     return f"{max(0, int(seconds))} s" if seconds < 60 else clock_text(seconds)  # decimals would flicker
-
-
-def _place(outcome: str) -> tuple[bool, str]:
-    return (not Outcome(outcome).has_value, outcome)
-
-
-def _score(trial: TrialRecord | None) -> float:
-    return trial.score if trial is not None and trial.score is not None else 0.0

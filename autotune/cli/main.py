@@ -10,23 +10,13 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
-from autotune.cli.began import begin
+from autotune.cli.began import begin, silence
 from autotune.errors import AutotuneError, BadInput, Interrupted
 from autotune.plain_text import escaped, plain
 
 SPLIT = "--"
-TAKE_COMMAND = (
-    "run",
-    "explain",
-    "apply",
-    "verify",
-    "inspect",
-    "doctor",
-    "record",
-)  # commands that take a program's command after `--`
-INTERRUPTED = 130
+TAKE_COMMAND = ("run", "explain", "apply", "verify", "inspect", "doctor", "record")  # take a program's command after `--`
 NO_TEMPORARY = "No usable temporary directory found in"  # beginning of Python's message
 LONG_WORD = re.compile(r"(\S{80})\S{920,}")  # words of 1000 or more characters are cut to 80; ordinary paths are shorter
 
@@ -49,28 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadInput as error:
         _say(error.problems, escaped)
         return error.exit_code
-    except Interrupted as error:
-        _say([str(error)] if str(error) else [])
-        return error.exit_code
     except AutotuneError as error:
         _say([str(error)])
         return error.exit_code
     except KeyboardInterrupt:
         _say(["interrupted"])
-        return INTERRUPTED
-    except BrokenPipeError:  # `autotune show | head`: not an error
-        _write_nowhere(sys.stdout)
-        return 0
-    except SystemExit as end:
-        if not isinstance(end.__context__, BrokenPipeError):  # typer and rich turn a closed pipe into SystemExit
-            raise
-        _write_nowhere(sys.stdout)
+        return Interrupted.exit_code
+    except (BrokenPipeError, SystemExit) as end:  # `autotune show | head`: not an error
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+            raise  # typer and rich turn a closed pipe into SystemExit
+        silence(sys.stdout)
         return 0
     except Exception as error:
         from autotune.run_dir import FULL
 
         if isinstance(error, OSError) and error.errno in FULL:
-            _write_nowhere(sys.stdout)
+            silence(sys.stdout)
             _say([f"output: cannot be written, the disk is full ({error.strerror}). Free some space and try again."])
             return AutotuneError.exit_code
         if unwritten := _write_error_text(error):
@@ -86,11 +70,6 @@ def _print_anything() -> None:
     """Lets standard output print, as escapes, characters that its encoding lacks: bytes of a file name that is not UTF-8."""
     if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-
-
-def _write_nowhere(stream: TextIO) -> None:
-    """Redirects a stream to /dev/null, so that flushing its buffer at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -135,7 +114,7 @@ def _say(problems: Sequence[str], written: Callable[[str], str] = plain) -> None
             text = LONG_WORD.sub(r"\1...", secrets.message(problem))
             print(f"autotune: {written(text)}", file=sys.stderr, flush=True)
     except OSError:  # for example, standard error goes to a file and the disk is full
-        _write_nowhere(sys.stderr)
+        silence(sys.stderr)
 
 
 def _write_error_text(error: Exception) -> str:

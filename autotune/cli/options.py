@@ -48,6 +48,9 @@ AnyStudy = Annotated[
         show_default=False,
     ),
 ]
+Best = Annotated[
+    str, typer.Argument(metavar="BEST", help="A best.yaml, or the name or folder of its study.", show_default=False)
+]
 Uri = Annotated[
     str | None,
     optional("--uri", metavar="URI", help="Tracking server or store instead of the study's own."),

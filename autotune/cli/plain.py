@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune import wording
 from autotune.cli import verdict
-from autotune.cli.terminal import silence
+from autotune.cli.began import silence
 from autotune.plain_text import plain
 from autotune.quantities import bytes_text, clock_text, number_text, rate_with_interval_text, seconds_text
 from autotune.records import THROUGHPUT, TIME, Kind, Knobs, StudyRecord, Summary, TrialRecord
@@ -50,11 +50,11 @@ class OnlyVerdict(Quiet):
             _say(line)
 
 
-class PlainLines(View):
+class PlainLines(OnlyVerdict):
     """Prints one line per event."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        super().__init__(path)
         self._is_announced = False
         self._left = ""
 
@@ -121,11 +121,6 @@ class PlainLines(View):
     def notice(self, message: str) -> None:
         """Prints one line."""
         _say(f"note  {message}")
-
-    def finished(self, summary: Summary) -> None:
-        """Prints the verdict."""
-        for line in verdict.lines(summary, self._path):
-            _say(line)
 
 
 def has_aims(study: StudyRecord) -> bool:

@@ -15,11 +15,10 @@ from rich.text import Text
 from autotune.cli.output import write_bytes
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
-from autotune.quantities import number_text, percent_text, seconds_text
+from autotune.quantities import DASH, number_text, percent_text, seconds_text
 from autotune.studies import check_output
 from autotune.wording import changes_phrase
 
-DASH = "-"
 HEAD = ("strategy", "10", "20", "40", "p10", "time", "to 95", "p90", "to 98", "final", "memory", "claims")
 
 

@@ -86,16 +86,10 @@ def _print_complete(folder: StudyFolder, summary: Summary, *, as_json: bool) -> 
 
 def _how_to_continue(folder: StudyFolder, summary: Summary) -> str:
     why = f"  {summary['reason']}" if summary["reason"] else ""
-    larger = _more(summary)
-    more = f" To continue, give it a larger budget: autotune resume {call(folder)} {larger}" if larger else ""
+    twice = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
+    twice += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
+    more = f" To continue, give it a larger budget: autotune resume {call(folder)} {' '.join(twice)}" if twice else ""
     return f"complete{why}.{more}"
-
-
-def _more(summary: Summary) -> str:
-    """Returns overrides for twice the budget, ready to type; "" for a study without a budget."""
-    given = [f"study.budget.minutes={summary['budget_s'] / 30:g}"] if summary.get("budget_s") else []
-    given += [f"study.budget.trials={2 * summary['budget_trials']}"] if summary.get("budget_trials") else []
-    return " ".join(given)
 
 
 def _check_budget(budget: Budget, summary: Summary, *, has_trials: bool) -> None:

@@ -45,7 +45,7 @@ def chosen(runs: Path, name: str | None) -> StudyFolder:
     there = list(studies(runs))
     if not there:
         raise BadInput(f"STUDY: there is no study in {str(runs)!r}. Make one with `autotune run`, or give --runs-dir DIR.")
-    return _readable(max(there, key=_place))
+    return _readable(max(there, key=lambda folder: _place(_study(folder))))
 
 
 def _readable(folder: StudyFolder) -> StudyFolder:
@@ -68,7 +68,7 @@ def _other(runs: Path, name: str, folder: StudyFolder) -> str:
 
 def print_studies(runs: Path, *, as_json: bool) -> int:
     """Prints one line per study, latest last."""
-    found = sorted(((folder, _study(folder)) for folder in studies(runs)), key=lambda pair: _place_of(pair[1]))
+    found = sorted(((folder, _study(folder)) for folder in studies(runs)), key=lambda pair: _place(pair[1]))
     there = [_row(folder, study) for folder, study in found]
     if as_json:
         print_json(there)
@@ -105,7 +105,9 @@ def _table(rows: list[dict[str, Any]], width: int | None) -> Lines | Table:
 def _cell(row: dict[str, Any], name: str) -> str:
     if name == "study":
         return escaped(row["study"])  # a name with a line break would look like two studies
-    return plain(_when(row) if name == "started" else str(row[name]))
+    if name == "started":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
+    return plain(str(row[name]))
 
 
 def _fitting(rows: list[dict[str, Any]], width: int) -> list[str]:
@@ -198,15 +200,11 @@ def _rebuilt(folder: StudyFolder) -> str:
     return f"The trials are in {trials}; `autotune resume {call(folder)}` rebuilds the summary from them."
 
 
-def _place(folder: StudyFolder) -> tuple[int, float]:
+def _place(study: StudyRecord | Exception) -> tuple[int, float]:
     """Returns a key that sorts studies by start. The sequence number comes first, since clocks may be set back.
 
     Damaged studies sort before all others.
     """
-    return _place_of(_study(folder))
-
-
-def _place_of(study: StudyRecord | Exception) -> tuple[int, float]:
     return (study.sequence, study.started_at) if isinstance(study, StudyRecord) else (-1, 0.0)
 
 
@@ -216,10 +214,6 @@ def _study(folder: StudyFolder) -> StudyRecord | Exception:
         return folder.read_study()
     except (OSError, ValueError) as error:
         return error
-
-
-def _when(row: dict[str, Any]) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_at"])) if row["started_at"] else ""
 
 
 def _row(folder: StudyFolder, study: StudyRecord | Exception) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.theme import Theme
 
+from autotune.cli.began import silence
 from autotune.plain_text import escaped_document, plain
 from autotune.records import Outcome
 
@@ -136,13 +137,6 @@ class Lines:
             yield Segment(padded[0], name if number else quiet)
             yield Segment("".join(padded[1:]).rstrip(), None if number else quiet)
             yield Segment.line()
-
-
-def silence(stream: IO[str]) -> None:
-    """Redirects all further output of a stream to /dev/null."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 def can_redraw(out: Console) -> bool:

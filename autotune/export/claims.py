@@ -17,24 +17,16 @@ SPACE = "space."  # prefix of the searched knobs in a study's identity
 
 @dataclass(frozen=True, kw_only=True)
 class Claimed:
-    """An entry of a summary, with its claims.
-
-    Attributes:
-        summary: the study's summary.
-        entry: the study's best entry, or the best of a tier.
-        tier: the requested tier; None for the study's best.
-        speedup: comparison with the baseline (ratio, interval, verdict, reason); None if unknown.
-    """
+    """An entry of a summary, with its claims."""
 
     summary: Summary
-    entry: dict[str, Any]
-    tier: Tier | None
-    speedup: dict[str, Any] | None
+    entry: dict[str, Any]  # the study's best entry, or the best of a tier
+    tier: Tier | None  # the requested tier; None for the study's best
 
-    @classmethod
-    def of(cls, summary: Summary, entry: dict[str, Any], tier: Tier | None) -> Claimed:
-        """Returns the claims for an entry of a summary."""
-        return cls(summary=summary, entry=entry, tier=tier, speedup=speedup_of(summary, entry, tier))
+    @property
+    def speedup(self) -> dict[str, Any] | None:
+        """Comparison with the baseline (ratio, interval, verdict, reason); None if unknown."""
+        return speedup_of(self.summary, self.entry, self.tier)
 
     @property
     def is_best(self) -> bool:
@@ -42,16 +34,11 @@ class Claimed:
         return _is_best(self.summary, self.entry)
 
     @property
-    def is_compared(self) -> bool:
-        """Whether anything up to the tier was measured besides the baseline."""
-        return is_compared(self.summary, self.tier)
-
-    @property
     def nothing(self) -> str:
         """Why the entry changes nothing; "" if it changes something."""
         if self.entry["overrides"]:
             return ""
-        if not self.is_compared:
+        if not is_compared(self.summary, self.tier):
             only = f"Up to tier {self.tier}, only" if self.tier else "Only"
             return f"{only} the baseline was measured, which is the program as it was run: there is nothing to change."
         measured = f"Nothing measured up to tier {self.tier}" if self.tier else "Nothing measured"

@@ -113,7 +113,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
             f"STUDY: has no {winner_of} to export, got {summary['study']!r} ({summary['status']}). "
             f"`autotune show {shell_word(summary['study'])}` lists its trials and their outcomes."
         )
-    claimed = Claimed.of(summary, entry, tier)
+    claimed = Claimed(summary=summary, entry=entry, tier=tier)
     pinned = summary.get("pinned") or {}
     knobs = {**pinned, **entry["overrides"]}
     hidden = {key: knobs.pop(key) for key in list(knobs) if is_masked(knobs[key])}

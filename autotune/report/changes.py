@@ -54,7 +54,10 @@ def dropped_lines(summary: Summary) -> list[str]:
     dropped = found.get("dropped") or []
     if not dropped:
         return []
-    words = ", ".join(f"{knob_phrase(e['knob'], e['to'])} {_dropped_text(e)}".strip() for e in dropped)
+    words = ", ".join(
+        f"{knob_phrase(e['knob'], e['to'])} {effect_number(e)}{' estimated' * (e.get('basis') == 'estimated')}".strip()
+        for e in dropped
+    )
     whole = ratio_with_interval_text(found.get("ratio"), found.get("ci"))
     lines = [f"no clear effect, so reverted: {words}"]
     return [*lines, f"all of them together: {whole}"] if len(dropped) > 1 and found.get("ratio") else lines
@@ -102,10 +105,6 @@ def _tried(summary: Summary) -> dict[tuple[str, KnobValue], float | str]:
             if pair not in said and (before is None or (isinstance(now, float) and (isinstance(before, str) or now > before))):
                 found[pair] = now
     return found
-
-
-def _dropped_text(entry: dict[str, Any]) -> str:
-    return f"{effect_number(entry)}{' estimated' if entry.get('basis') == 'estimated' else ''}"
 
 
 def change_lines(summary: Summary) -> list[str]:

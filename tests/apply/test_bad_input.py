@@ -80,11 +80,6 @@ def test_apply_is_refused_inside_a_trial(capsys, monkeypatch):
     assert "a trial gets its settings from its study" in capsys.readouterr().err
 
 
-def test_unknown_study_name_is_refused(capsys):
-    assert main(["apply", "resnet18", *PYTHON]) == 2
-    assert "resnet18" in capsys.readouterr().err
-
-
 def test_all_problems_of_a_file_are_reported_at_once():
     Path("best.yaml").write_text("loader: {num_workers: -1, batch_sise: 2}\nprecision: {amp: bf17}\n")
     with pytest.raises(BadInput) as caught:

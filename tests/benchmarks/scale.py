@@ -32,17 +32,16 @@ import psutil
 from autotune.clock import VirtualClock
 from autotune.config.compose import compose
 from autotune.launchers.base import Launch
-from autotune.monitors.nvml import NoDevice
 from autotune.records import TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import create
-from autotune.study import StudyInputs, run_study
+from autotune.study import run_study
 from autotune.trackers.store import embedded_uri
 from autotune.trackers.sync import sync
 from autotune.trials.events import Listener, Outlook
 from autotune.trials.schedule import Ending
-from tests.study.conftest import FakeCpu
+from tests.study.conftest import fake_inputs
 from tests.support.fake_launcher import FakeLauncher, FakeRunning, Surface
 
 START_S, WINDOW_S, POLL_S = 52.0, 8.0, 0.5
@@ -154,19 +153,8 @@ def run(num_trials: int, num_slots: int, sampler: str, machine: str, *, is_profi
     )  # fmt: skip
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-scale-") as runs:
         folder, listener = create(Path(runs), "s"), SearchOnly(clock, num_trials, num_slots)
-        inputs = StudyInputs(
-            title="a program",
-            config=composed.config,
-            yaml=composed.yaml,
-            space=composed.space,
-            command=composed.command,
-            launcher=ForgetfulLauncher(surface, clock, num_slots=num_slots, slots_per_host=SLOTS_PER_HOST),
-            machine=MACHINE,
-            clock=clock,
-            poll_s=POLL_S,
-            device=NoDevice(),
-            cpu=FakeCpu(),
-        )
+        launcher = ForgetfulLauncher(surface, clock, num_slots=num_slots, slots_per_host=SLOTS_PER_HOST)
+        inputs = fake_inputs(composed, launcher, MACHINE, poll_s=POLL_S)
         run_study(inputs, folder, listener) if not is_profiled else profile.runcall(run_study, inputs, folder, listener)
         summary_mib = folder.summary_file.stat().st_size / 2**20
         report_s, report_mib = _report(folder)

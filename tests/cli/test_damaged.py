@@ -1,8 +1,6 @@
 """A study's document that is cut off, edited or of another version gives one message, never an internal error."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -39,6 +37,11 @@ def runs(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def study(runs):
+    return make_study(runs)
+
+
+@pytest.fixture
 def said(capsys):
     """Returns a function that runs a command, checks its exit status, and returns its output."""
 
@@ -66,8 +69,7 @@ def edited(text, name, **changes):
         ("machine", {"gpus": [7]}, "machine.gpus.0: expected mapping, got 7"),
     ],
 )
-def test_message_names_the_summary_field_of_the_wrong_type(name, changes, words, runs, said):
-    study = make_study(runs)
+def test_message_names_the_summary_field_of_the_wrong_type(study, name, changes, words, said):
     study.summary_file.write_text(edited(study.summary_file.read_text(), name, **changes))
     for command in ("show", "export", "report"):
         assert f"summary.json: not a summary, got: {words}. The trials are in" in said(2, command, "resnet18")
@@ -93,8 +95,7 @@ def test_message_names_the_trial_record_field_of_the_wrong_type(name, value, run
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("name", ["title", "reason", "objective", "unit", "fingerprint", "placeholders"])
-def test_summary_without_its_optional_fields_is_used(name, is_there, runs, said):
-    study = make_study(runs)
+def test_summary_without_its_optional_fields_is_used(study, name, is_there, said):
     document = {**json.loads(study.summary_file.read_text()), name: None}
     document["best_by_tier"]["exact"] = None
     study.summary_file.write_text(json.dumps(document if is_there else {k: v for k, v in document.items() if k != name}))
@@ -102,8 +103,7 @@ def test_summary_without_its_optional_fields_is_used(name, is_there, runs, said)
         said(0, *words)
 
 
-def test_message_about_a_missing_summary_names_the_command_that_rebuilds_it(runs, said):
-    study = make_study(runs)
+def test_message_about_a_missing_summary_names_the_command_that_rebuilds_it(study, said):
     study.write_trial(TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok))
     study.summary_file.unlink()
     message = said(2, "show", "resnet18")
@@ -111,8 +111,7 @@ def test_message_about_a_missing_summary_names_the_command_that_rebuilds_it(runs
     assert "`autotune resume resnet18` rebuilds the summary" in message
 
 
-def test_show_offers_resume_for_a_study_killed_before_its_first_trial(runs, said):
-    study = make_study(runs)
+def test_show_offers_resume_for_a_study_killed_before_its_first_trial(study, said):
     study.summary_file.unlink()
     for file in study.trial_files("trial.json"):
         file.unlink()
@@ -123,15 +122,13 @@ def test_show_offers_resume_for_a_study_killed_before_its_first_trial(runs, said
 
 
 @pytest.mark.parametrize("command", ["export", "report"])
-def test_no_command_overwrites_the_records_of_a_study(command, runs, said):
-    study = make_study(runs)
+def test_no_command_overwrites_the_records_of_a_study(study, command, runs, said):
     before = study.summary_file.read_text()
     assert "--output: a record of the study 'resnet18'" in said(2, command, "resnet18", "-o", "runs/resnet18/summary.json")
     assert study.summary_file.read_text() == before
 
 
-def test_damaged_summary_is_named(runs, said, damage):
-    study = make_study(runs)
+def test_damaged_summary_is_named(study, runs, said, damage):
     make_study(runs, "other")
     damage(study.summary_file)
     for command in ("show", "export"):
@@ -141,8 +138,7 @@ def test_damaged_summary_is_named(runs, said, damage):
     assert "unreadable" in said(0, "list")
 
 
-def test_damaged_study_record_is_reported_and_other_data_is_still_shown(runs, said, damage):
-    study = make_study(runs)
+def test_damaged_study_record_is_reported_and_other_data_is_still_shown(study, runs, said, damage):
     make_study(runs, "other")
     damage(study.study_file)
     assert "faster: 2.41x" in said(0, "show", "resnet18"), "the summary is whole"
@@ -151,8 +147,7 @@ def test_damaged_study_record_is_reported_and_other_data_is_still_shown(runs, sa
     assert [(row["study"], row["status"]) for row in listed] == [("resnet18", "unreadable"), ("other", "complete")]
 
 
-def test_study_with_an_impossible_start_time_is_unreadable(runs, said):
-    study = make_study(runs)
+def test_study_with_an_impossible_start_time_is_unreadable(study, said):
     study.study_file.write_text(json.dumps({**json.loads(study.study_file.read_text()), "started_at": 1e20}))
     (listed,) = json.loads(said(0, "list", "--json"))
     assert listed["verdict"] == "unreadable: study.json: study record's started_at: expected moment, got 1e+20"
@@ -184,20 +179,10 @@ def test_file_of_a_damaged_trial_is_named_by_commands_that_need_it(runs, said, d
     assert "trials/0003/trial.json" in said(2, "resume", "resnet18")
 
 
-def test_renamed_trial_folder_is_not_read_as_a_trial(runs, said):
-    study = make_study(runs)
+def test_renamed_trial_folder_is_not_read_as_a_trial(study, said):
     damaged = study.trial_path(3) / "trial.json"
     damaged.write_text("{")
     damaged.parent.rename(damaged.parent.with_name("0003.bak"))
     assert [record.number for record in study.read_trials()] == [0, 1, 2, 4, 5, 6, 7]
     assert "trial 0005" in said(0, "show", "resnet18", "--trial", "5")
     assert "--trial: no such trial of 'resnet18', got 3" in said(2, "show", "resnet18", "--trial", "3")
-
-
-def test_message_says_that_the_working_directory_was_deleted(cli, tmp_path):
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    words = f"rmdir {gone}; exec {sys.executable} -m autotune list"
-    ended = subprocess.run(["sh", "-c", words], cwd=gone, env=cli.environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "cwd: the folder you are in was deleted" in ended.stderr

@@ -107,14 +107,6 @@ def test_brackets_in_a_folder_name_are_not_read_as_markup(cli, tmp_path):
     assert f"{tmp_path}/x[/y] has no files" in ended.stdout
 
 
-def test_bad_input_is_refused_with_status_2(cli):
-    assert "data.root: no such folder, got 'nosuch'" in cli.refused("doctor", "data.root=nosuch")
-    assert "Allowed: data.root" in cli.refused("doctor", "data.rot=x")
-    assert "data.root: given more than once" in cli.refused("doctor", "data.root=a", "--data", "b")
-    assert "COMMAND: doctor does not run a program, got 'python x.py' after --" in cli.refused("doctor", "--", "python", "x.py")
-    assert "--python: no such interpreter, got 'nosuch'" in cli.refused("doctor", "--python", "nosuch")
-
-
 def test_torch_beside_autotune_does_not_count_as_the_torch_of_another_interpreter(tmp_path, monkeypatch, capsys):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()

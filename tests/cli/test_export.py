@@ -73,26 +73,6 @@ def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
     assert cli(*words, "-o", "out").returncode == 0, "an empty file may be replaced"
 
 
-@pytest.mark.parametrize("command", ["export", "report"])
-def test_missing_output_folder_is_refused_and_not_created_as_a_file(cli, command):
-    make_study(cli.cwd / "runs")
-    assert "--output: no such folder, got 'out/'. Make it with `mkdir -p out/`, or give a file: -o " in cli.refused(
-        command, "resnet18", "-o", "out/"
-    )
-    assert "--output: no file, got ''" in cli.refused(command, "resnet18", "-o", "")
-    assert not (cli.cwd / "out").exists()
-
-
-@pytest.mark.parametrize("words", [["export", "-o"], ["report", "-o"]])
-def test_a_file_with_a_zero_byte_is_refused(monkeypatch, tmp_path, capsys, words):
-    make_study(tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    assert main([*words, "a\0b"]) == 2
-    assert (
-        capsys.readouterr().err == "autotune: --output: a path cannot contain a zero byte, got 'a\\x00b'. Give another file.\n"
-    )
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii:strict"])
 def test_names_that_the_terminal_cannot_show_are_escaped(cli, encoding):
@@ -145,16 +125,6 @@ def test_env_file_that_sets_nothing_says_so_and_names_the_complete_format(cli):
     assert "not expressible in env, but set by `autotune apply` and included in --format yaml:" in said
     left_out = {line.partition("=")[0].strip() for line in said if line.startswith("  ")}
     assert left_out == {"precision.amp", "layout.channels_last", "loader.batch_size", "loader.num_workers"}
-
-
-def test_json_and_an_output_file_cannot_be_combined(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    make_study(tmp_path / "runs")
-    assert main(["export", "--json", "-o", "best.yaml"]) == 2
-    assert "--json: prints the file's text and writes no file, got -o best.yaml, too." in capsys.readouterr().err
-    assert not (tmp_path / "best.yaml").exists()
-    assert main(["export", "--json", "-o", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["study"] == "resnet18"
 
 
 def test_export_needs_a_file_when_standard_output_is_closed(tmp_path, monkeypatch, capsys):

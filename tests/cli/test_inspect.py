@@ -5,11 +5,12 @@ import shlex
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.waiting import wait_until
 
 PROGRAM = """
 import torch
@@ -125,10 +126,8 @@ def test_stopped_inspection_leaves_no_process_or_folder_and_reports_its_phase(cl
     (cli.cwd / "tmp").mkdir()
     cli.environment["TMPDIR"] = str(cli.cwd / "tmp")
     running = cli.start("inspect", "--", sys.executable, "-c", source)
-    file, ends_s = cli.cwd / "pid", time.monotonic() + 60
-    while not (file.is_file() and file.read_text()) and time.monotonic() < ends_s:
-        time.sleep(0.05)
-    pid = int(file.read_text())
+    file = cli.cwd / "pid"
+    pid = int(wait_until(lambda: file.is_file() and file.read_text()))
     running.send_signal(number)
     told, _ = running.communicate(timeout=60)
     assert running.returncode == 130
@@ -166,9 +165,7 @@ def test_overwritten_content_is_kept_when_the_inspection_is_stopped(cli):
     (cli.cwd / "best.pt").write_text("precious", encoding="utf-8")
     (cli.cwd / "epoch3").hardlink_to(cli.cwd / "best.pt")  # a file with two hard links cannot be guarded
     running = cli.start("inspect", "--", sys.executable, "-c", source)
-    ends_s = time.monotonic() + 60
-    while not (cli.cwd / "done").exists() and time.monotonic() < ends_s:
-        time.sleep(0.05)
+    wait_until((cli.cwd / "done").exists)
     running.send_signal(signal.SIGINT)
     told, _ = running.communicate(timeout=60)
     assert running.returncode == 130

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -105,20 +104,6 @@ def test_a_study_without_a_time_budget_shows_no_clock(folder):
     screen.view.started(screen.study)
     assert "left" not in "\n".join(screen.footer())
     screen.view.close()
-
-
-def test_plain_output_has_one_line_per_event(folder, capsys):
-    lines, trials = PlainLines(Path("runs/resnet18")), folder.read_trials()
-    lines.started(folder.read_study())
-    for trial in trials[:4]:
-        lines.trial_started(trial.number, trial.kind, trial.changed, trial.why)
-        lines.trial_ended(trial)
-    lines.finished(folder.read_summary())
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "study  resnet18: resnet18 on photos"
-    assert said[4].startswith("0000  ok  16.8 samples/s [16.5, 17.1]  D 17.5  L 118")
-    assert said[10].startswith("0003  host_oom  22 s  DefaultCPUAllocator")
-    assert "verdict  faster: 2.41x [2.36, 2.46]" in said
 
 
 def test_quiet_view_prints_nothing_on_standard_output(folder, capsys):

@@ -16,10 +16,7 @@ def study(cli):
     return make_study(cli.cwd / "runs", "resnet18")
 
 
-def test_show_trial_describes_the_trial_completely(cli, study):
-    said = cli("show", "resnet18", "--trial", "1").stdout
-    for word in ("trial 0001", "why", "settings", "precision.amp", "took", "runs/resnet18/trials/0001"):
-        assert word in said, word
+def test_trial_is_available_as_json(cli, study):
     assert json.loads(cli("show", "resnet18", "--trial", "1", "--json").stdout)["number"] == 1
 
 
@@ -56,12 +53,6 @@ def test_setting_that_the_baseline_did_not_set_is_shown_as_not_set(cli, study):
     del baseline["knobs"]["precision.amp"]
     file.write_text(json.dumps(baseline))
     assert re.search("precision.amp +not set -> bf16", cli("show", "resnet18", "--trial", "1").stdout)
-
-
-def test_unknown_trial_number_is_refused(cli, study):
-    ended = cli("show", "resnet18", "--trial", "99")
-    assert ended.returncode == 2
-    assert "--trial: no such trial of 'resnet18', got 99. Its trials are numbered 0 to" in ended.stderr
 
 
 def test_configuration_is_described_relative_to_a_similar_one():

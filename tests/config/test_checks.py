@@ -90,7 +90,3 @@ def test_gpu_is_refused_if_every_gpu_is_hidden(device: DeviceOptions, monkeypatc
 def test_an_allocator_that_is_not_installed_is_refused(refused, monkeypatch) -> None:
     monkeypatch.setattr("autotune.knobs.malloc.installed", dict)
     assert refused("memory.malloc=jemalloc")[0].startswith("memory.malloc: not installed here, got 'jemalloc'.")
-
-
-def test_negative_global_batch_is_reported_as_one_problem(refused) -> None:
-    assert len(refused("train.global_batch=-8")) == 1

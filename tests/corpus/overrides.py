@@ -66,6 +66,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ("search_space=/dev/zero", "search_space: cannot be read, got '/dev/zero' (it is not a file)"),
     ("search_space=/tmp/", "search_space: cannot be read, got '/tmp' (it is not a file)"),
     ("search_space=''", "search_space: no such search space, got ''"),
+    ("bogus.key=1", "See `autotune run --help`"),
     ("search_space='~nosuchuser/x.yaml'", "search_space: cannot be read, got '~nosuchuser/x.yaml'"),
     ("search_space=/proc/self/mem", "search_space: cannot be read, got '/proc/self/mem' (Input/output error)"),
     (f"search_space={'d/' * 2000}x.yaml", "search_space: cannot be read"),
@@ -242,6 +243,7 @@ OVERRIDES: list[tuple[str, str]] = [
     ),
     ("model=timm", "model.name: the name of the timm model is missing. Give model=timm/NAME"),
     ("train.global_batch=0", "train.global_batch: too small, got 0"),
+    ("train.global_batch=-8", "train.global_batch: too small, got -8"),
     ("train.global_batch=100", "train.global_batch: not a multiple of the baseline's batch of 32, got 100"),
     ("program.python=nosuch-python", "program.python: no such program, got 'nosuch-python'"),
     ("program.python=/tmp", "program.python: no such program"),
@@ -432,7 +434,7 @@ TOGETHER: list[tuple[list[str], list[str]]] = [
     (["data=synthetic", "data.root=images"], ["data.root: has no effect with data=synthetic, got 'images'"]),
     (["data=fake_cifar", "data.root=images"], ["data.root: has no effect with data=fake_cifar, got 'images'"]),
     (
-        ["loader.batchsize=3", "tiers=exakt", "objective=latency", "study.name=a/b", "foo", "train.lr=0"],
-        ["loader.batchsize", "tiers", "objective", "study.name", "'foo'", "train.lr"],
+        ["loader.batchsize=3", "tiers=exakt", "objective=latency", "search_space=no", "study.name=a/b", "foo", "train.lr=0"],
+        ["loader.batchsize", "tiers", "objective", "Did you mean 'none'?", "study.name", "'foo'", "train.lr"],
     ),
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.environment import own_environment
-from tests.corpus.commands import COMMANDS, OPTIONS, WITH_COMMAND
+from tests.corpus.commands import COMMANDS, OF_STUDY, OPTIONS, WITH_COMMAND
 from tests.corpus.documents import FILES, NO_MAPPING, SPACES, TOP, UNREADABLE
 from tests.corpus.overrides import OVERRIDES, TOGETHER
 from tests.support.rows import more
@@ -136,6 +136,14 @@ def test_keys_without_effect_on_a_command_are_refused(refused: Refused, words: l
 
 @pytest.mark.parametrize(("words", "message"), OPTIONS, ids=lambda value: ascii(value)[:40])
 def test_bad_command_lines_are_refused(refused: Refused, words: list[str], message: str) -> None:
+    messages = refused(*words)
+    says(messages, message)
+    assert max(map(len, messages)) < 2000  # words of thousands of characters are shortened
+
+
+@pytest.mark.parametrize(("words", "message"), OF_STUDY, ids=lambda value: ascii(value)[:40])
+def test_bad_requests_about_a_study_are_refused(refused: Refused, place: Path, words: list[str], message: str) -> None:
+    make_study(place / "runs")
     says(refused(*words), message)
 
 

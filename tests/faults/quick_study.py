@@ -22,6 +22,7 @@ from autotune.launchers.environment import own_environment
 from autotune.records import Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from tests.support.stub_programs import PRELUDE
+from tests.support.waiting import comes
 
 PROGRAM = """
 progress("steady", 5)
@@ -119,10 +120,7 @@ class QuickStudy:
 
     def none_is_left(self, *, within_s: float = 10.0) -> bool:
         """Returns whether every process of the study ends within `within_s`."""
-        deadline = time.monotonic() + within_s
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        return not self.processes()
+        return comes(lambda: not self.processes(), within_s=within_s, every_s=0.1)
 
     def _popen(self, words: list[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -1,11 +1,9 @@
 """A whole study in seconds: the real command line, tuner, supervisor and processes, with a stub program."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -13,8 +11,8 @@ import psutil
 from autotune.launchers.environment import own_environment
 from tests.support.launcher_contract import marked_processes
 from tests.support.stub_programs import PRELUDE
+from tests.support.waiting import PATIENCE_S, wait_until
 
-PATIENCE_S = 60.0  # for a loaded machine
 # `answer` gives the baseline twice the rate of the others, so that the finals are short.
 # `family` starts processes that are hard to end, and writes their ids to the file `pids` in the trial's folder.
 FAMILY = """
@@ -99,24 +97,6 @@ class StubStudy:
             self.process.communicate()
 
 
-def wait_until(look, what: str):
-    """Calls `look` until it returns a true value, and returns that value."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not (found := look()):
-        assert time.monotonic() < give_up_s, f"{what} never came"
-        time.sleep(0.02)
-    return found
-
-
 def pids_in(file: Path) -> list[int]:
     """Returns the process ids that a program wrote to a file."""
     return [int(pid) for pid in file.read_text().split()]
-
-
-def is_alive(pid: int) -> bool:
-    """Returns whether a process runs; a zombie does not count."""
-    try:
-        os.kill(pid, 0)
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except (ProcessLookupError, psutil.NoSuchProcess):
-        return False

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from autotune.export.formats import FORMATS
 from autotune.launchers.environment import own_environment
 from autotune.run_dir import StudyFolder
 from autotune.trackers import store
+from tests.support.waiting import wait_until
 from tests.trackers.servers import Listener, Mirror
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated parts of SQLAlchemy
@@ -190,15 +190,8 @@ def test_files_left_by_a_killed_tuner_are_masked(tmp_path, hanging):
         stderr=subprocess.DEVNULL,
     )
     log = user.runs / "s" / "trials" / "0000" / "stdout.log"
-    wait_for(lambda: log.exists() and b"commandkey0011" in log.read_bytes())
+    wait_until(lambda: log.exists() and b"commandkey0011" in log.read_bytes())
     tuner.send_signal(signal.SIGKILL)
     tuner.wait()
-    wait_for(lambda: not user.leaks())  # the tracking process outlives the tuner for a moment and masks them
+    wait_until(lambda: not user.leaks())  # the tracking process outlives the tuner for a moment and masks them
     assert b"--api-key" in log.read_bytes()
-
-
-def wait_for(is_so, timeout_s=60.0):
-    until = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.1)

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from autotune.launchers.supervisor import LOOK_S
-from tests.faults.stub_study import StubStudy, is_alive, pids_in
+from tests.faults.stub_study import StubStudy, pids_in
+from tests.support.launcher_contract import is_alive
 
 pytestmark = pytest.mark.thorough
 

@@ -20,10 +20,12 @@ from autotune.run_dir import StudyFolder
 from autotune.trackers import mlflow as tracker
 from autotune.trackers import store
 from autotune.trackers.sync import LAST_S, standing, sync
+from tests.support.ports import free_port
 from tests.support.stub_programs import PRELUDE
 from tests.support.studies import add_trial, make_study, summary_of
+from tests.support.waiting import wait_until
 from tests.trackers.conftest import empty_store, new_server, no_server_of_the_user, runs, server  # noqa: F401
-from tests.trackers.servers import Listener, Mirror, Proxy, free_port
+from tests.trackers.servers import Listener, Mirror, Proxy
 
 # MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore")]
@@ -41,13 +43,6 @@ def cli(folder: StudyFolder, *words: str, **how) -> subprocess.CompletedProcess[
 
 def environment() -> dict[str, str]:
     return {name: value for name, value in own_environment().items() if not name.startswith("MLFLOW_")}
-
-
-def wait_for(is_so, timeout_s=60.0, what=""):
-    until = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < until, what or "it did not come"
-        time.sleep(0.05)
 
 
 def refused() -> str:
@@ -109,12 +104,12 @@ def test_sync_process_reconnects_to_a_server_that_was_killed_and_restarted(runs,
             stderr=log,
         )
     try:
-        wait_for(lambda: (state := standing(folder)) is not None and state.is_complete)
+        wait_until(lambda: (state := standing(folder)) is not None and state.is_complete)
         server.kill()
         add_trial(folder, 3)
-        wait_for(lambda: "no answer" in standing(folder).problem)
+        wait_until(lambda: "no answer" in standing(folder).problem)
         server.start()
-        wait_for(lambda: standing(folder).is_complete, what="the server that came back was not used")
+        wait_until(lambda: standing(folder).is_complete, "a push to the server that came back")
         trials = [*folder.read_trials(), add_trial(folder, 4)]
         folder.write_summary(summary_of(folder.name, trials, status="complete"))
         assert follower.wait(30) == 0
@@ -291,7 +286,7 @@ def test_tracking_process_ends_when_its_tuner_is_killed(runs, hanging, kind):  #
     tuner = subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, text=True)
     follower = psutil.Process(int(tuner.stdout.readline()))
     if kind == "hanging":
-        wait_for(lambda: hanging.num_accepted)  # it now waits for an answer
+        wait_until(lambda: hanging.num_accepted)  # it now waits for an answer
     tuner.kill()
     tuner.communicate()
     gone, alive = psutil.wait_procs([follower], timeout=LAST_S + 20)  # it runs at the lowest priority, for at most LAST_S
@@ -316,7 +311,7 @@ def test_tracking_process_runs_at_the_lowest_priority(runs, hanging):  # noqa: F
         sync_command(folder, "--follow", "--uri", hanging.uri), env=environment(), stdin=subprocess.PIPE, start_new_session=True
     )
     try:
-        wait_for(lambda: hanging.num_accepted)
+        wait_until(lambda: hanging.num_accepted)
         assert psutil.Process(follower.pid).nice() == 19
         group = Path(f"/proc/{follower.pid}/autogroup")
         assert not group.exists() or "nice 19" in group.read_text(), "Linux shares cores by the niceness of autogroups"

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from tests.faults.quick_study import QuickStudy
-from tests.faults.stub_study import StubStudy, is_alive, pids_in, wait_until
+from tests.faults.stub_study import StubStudy, pids_in
+from tests.support.launcher_contract import is_alive
 from tests.support.rows import more
+from tests.support.waiting import wait_until
 
 # Trial 0 writes a result; trial 1 starts a family of processes and never ends.
 STUCK_SECOND = """

@@ -1,12 +1,13 @@
 """Runs programs in forks of a process that has imported torch or autotune: ten times faster than in new interpreters."""
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.ports import free_port
 
 SERVER = Path(__file__).with_name("fork_server.py")
 TORCH = ("torch", "torch._dynamo")  # the first optimizer would import torch._dynamo
@@ -66,11 +67,5 @@ def of_ranks(num: int, added: dict[str, str]) -> list[dict[str, str]]:
     """Returns the environments of a job's ranks, as torchrun sets them. A single process gets no torchrun variables."""
     if num == 1:
         return [added]
-    job = {**added, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(num)}
+    job = {**added, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(num)}
     return [{**job, "LOCAL_WORLD_SIZE": str(num), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -65,9 +65,17 @@ def clock_of(device: Device, index: int | None = None) -> Any:
     return clock
 
 
-def test_steps_are_read_once_the_device_has_finished_without_waiting_for_it() -> None:
-    device = Device()
-    clock = clock_of(device)
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def clock(device: Device) -> Any:
+    return clock_of(device)
+
+
+def test_steps_are_read_once_the_device_has_finished_without_waiting_for_it(clock: Any, device: Device) -> None:
     for _ in range(4):
         clock.mark(8, 0.0, False)
     assert list(clock.finished()) == []
@@ -77,9 +85,7 @@ def test_steps_are_read_once_the_device_has_finished_without_waiting_for_it() ->
     assert [round(step.end_s, 6) for step in steps] == [0.01, 0.02]
 
 
-def test_noise_marks_all_steps_so_far_even_if_they_finish_later() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_noise_marks_all_steps_so_far_even_if_they_finish_later(clock: Any, device: Device) -> None:
     clock.mark(8, 0.0, False)
     clock.mark(8, 0.0, False)
     clock.noise()
@@ -88,17 +94,13 @@ def test_noise_marks_all_steps_so_far_even_if_they_finish_later() -> None:
     assert [step.is_quiet for step in clock.finished()] == [False, True]
 
 
-def test_host_runs_ahead_of_the_device_by_a_limited_number_of_steps() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_host_runs_ahead_of_the_device_by_a_limited_number_of_steps(clock: Any, device: Device) -> None:
     for _ in range(50):
         clock.mark(8, 0.0, False)
         assert (device.queued_s - device.now_s) / 0.01 <= RUN_AHEAD + 1.01
 
 
-def test_window_begins_after_the_step_that_the_device_had_to_wait_for() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_window_begins_after_the_step_that_the_device_had_to_wait_for(clock: Any, device: Device) -> None:
     clock.mark(8, 0.0, False)
     for _ in range(2):  # a window that restarts
         clock.open_window()
@@ -109,9 +111,7 @@ def test_window_begins_after_the_step_that_the_device_had_to_wait_for() -> None:
         assert [round(step.step_s, 6) for step in clock.finished()] == [0.01, 0.01]
 
 
-def test_ends_of_steps_leave_out_the_steps_that_a_window_drops() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_ends_of_steps_leave_out_the_steps_that_a_window_drops(clock: Any, device: Device) -> None:
     for _ in range(2):
         clock.mark(8, 0.0, False)
     device.synchronize()
@@ -127,9 +127,7 @@ def test_ends_of_steps_leave_out_the_steps_that_a_window_drops() -> None:
     assert [round(step.end_s, 6) for step in clock.finished()] == [0.02, 0.03]
 
 
-def test_busy_time_of_a_step_counts_from_its_first_forward_pass() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_busy_time_of_a_step_counts_from_its_first_forward_pass(clock: Any, device: Device) -> None:
     for _ in range(3):
         clock.batch_is_there()
         clock.batch_is_there()  # the step's second forward pass
@@ -138,8 +136,7 @@ def test_busy_time_of_a_step_counts_from_its_first_forward_pass() -> None:
     assert [(round(s.step_s, 6), round(s.busy_s, 6)) for s in clock.finished()] == [(0.02, 0.01)] * 2
 
 
-def test_clock_times_the_device_that_trains_and_not_the_current_one() -> None:
-    device = Device()
+def test_clock_times_the_device_that_trains_and_not_the_current_one(device: Device) -> None:
     clock = clock_of(device, 1)
     for _ in range(3):
         clock.batch_is_there()
@@ -161,9 +158,7 @@ def test_device_that_trains_is_the_one_that_holds_the_trained_parameters() -> No
     assert watch.device()[1] is None
 
 
-def test_no_event_is_recorded_while_the_program_captures_a_graph() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_no_event_is_recorded_while_the_program_captures_a_graph(clock: Any, device: Device) -> None:
     clock.mark(8, 0.0, False)
     device.is_capturing = True
     clock.batch_is_there()
@@ -173,8 +168,7 @@ def test_no_event_is_recorded_while_the_program_captures_a_graph() -> None:
     assert [step.busy_s for step in clock.finished()] == [pytest.approx(0.01)]
 
 
-def test_phases_of_the_device_are_summed_over_all_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
+def test_phases_of_the_device_are_summed_over_all_steps(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", device)
     phases, num_steps = DevicePhases(1), MAX_EVENTS
     for _ in range(num_steps):
@@ -204,8 +198,7 @@ def test_copies_on_another_stream_are_not_counted_as_training_work(monkeypatch: 
     assert set(device.streams) == {"stream of 1"}
 
 
-def test_wait_of_the_clock_itself_is_not_reported_as_a_synchronisation(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
+def test_wait_of_the_clock_itself_is_not_reported_as_a_synchronisation(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", device)
     clock = CudaClock()
     given = context(modules=SimpleNamespace(num_graphs=lambda: 0, is_in_evaluation=False))
@@ -222,8 +215,7 @@ def test_wait_of_the_clock_itself_is_not_reported_as_a_synchronisation(monkeypat
     assert [site.kind for site in sites.sites(1.0)] == ["synchronize"]
 
 
-def test_device_phases_exclude_a_step_that_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
+def test_device_phases_exclude_a_step_that_is_left_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases(1)
     for number in range(4):
@@ -238,8 +230,7 @@ def test_device_phases_exclude_a_step_that_is_left_out(monkeypatch: pytest.Monke
     assert "left out" not in found
 
 
-def test_long_evaluation_is_excluded_entirely_from_device_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device()
+def test_long_evaluation_is_excluded_entirely_from_device_phases(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "cuda", device)
     phases = DevicePhases()
     for number_of_calls in (1, MAX_EVENTS, 1):
@@ -262,9 +253,7 @@ def test_host_clock_subtracts_the_wait_for_a_batch_from_the_busy_time() -> None:
     assert [step.busy_s for step in clock.finished()] == [0.0, 0.0]
 
 
-def test_device_clock_excludes_time_that_is_left_out() -> None:
-    device = Device()
-    clock = clock_of(device)
+def test_device_clock_excludes_time_that_is_left_out(clock: Any, device: Device) -> None:
     for _ in range(2):
         clock.mark(8, 0.0, False)
     device.queued_s += 1.0  # an evaluation

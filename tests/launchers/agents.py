@@ -19,7 +19,7 @@ from autotune.launchers.link import Link
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.transport import Transport, end_process
-from tests.support.launcher_contract import a_launch, is_alive, wait
+from tests.support.launcher_contract import a_launch, wait
 from tests.support.stub_programs import program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
@@ -103,18 +103,3 @@ def environments(
     here = environment(local, runs / "local" / "trials" / "0007", ADDED="yes")
     local.close()
     return here, environment(ready(launcher), folder, ADDED="yes")
-
-
-def trial_folder(tmp_path: Path) -> Path:
-    """Returns the path of a trial's folder, which does not exist yet."""
-    study = tmp_path / "runs" / "study"
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within 15 seconds."""
-    give_up_s = time.monotonic() + 15
-    while is_alive(pid) and time.monotonic() < give_up_s:
-        time.sleep(0.05)
-    return not is_alive(pid)

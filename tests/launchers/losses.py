@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import socket
 import time
@@ -10,10 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from autotune.launchers.base import Ended, Running
+from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from tests.faults.quick_study import QuickStudy, kill, measured
-from tests.support.launcher_contract import is_alive, marked_processes
-from tests.support.stub_programs import IGNORES_SIGTERM
+from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait_for
+from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.waiting import wait_until
 
 # A program whose child ignores SIGTERM and has its own session.
 FAMILY = f"""
@@ -36,13 +39,25 @@ def _is_agent(process: psutil.Process, variable: str, value: str) -> bool:
         return False
 
 
+def began(launcher: Launcher, folder: Path) -> tuple[Launch, Running, list[int]]:
+    """Starts a trial that is hard to end; returns its launch, the running trial and its process ids."""
+    # The limit of a step is longer than the 60 s after which Ray notices that its head is lost.
+    launch = a_launch(folder, program(FAMILY), deadlines=Deadlines(step_s=600))
+    running = launcher.start(launch)
+    return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
+
+
+def runs_again(launcher: Launcher, folder: Path, within_s: float = 30) -> Ended:
+    """Checks that the launcher runs a further trial; returns how it ended."""
+    ended = lost(launcher.start(a_launch(folder, program("result()"))), within_s)
+    assert ended.cause == "result", ended
+    return ended
+
+
 def lost(running: Running, within_s: float) -> Ended:
     """Waits until a trial ends because its node is lost; returns how it ended. Prints how long it took."""
     began_s = time.monotonic()
-    give_up_s = began_s + within_s
-    while (ended := running.poll()) is None:
-        assert time.monotonic() < give_up_s, "the loss was not noticed"
-        time.sleep(0.05)
+    ended = wait_until(running.poll, "the end of the trial", within_s=within_s)
     print(f"ended after {time.monotonic() - began_s:.1f} s")
     return ended
 
@@ -74,6 +89,49 @@ def strangers(process: psutil.Process, sent: bytes = b"") -> list[socket.socket]
     for each in found:
         each.sendall(sent)
     return found
+
+
+def check_one_job(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> tuple[str, str]:
+    """Runs a study to its verdict on one node; returns what it printed on standard error, and the node's job."""
+    out, err = study.start(*overrides).communicate(timeout=100)
+    assert "verdict" in out, err
+    assert "trials run on node" in err
+    trials = study.folder.read_trials()
+    assert len(trials) >= 3
+    ended = {trial.outcome.value for trial in trials if "time left for it was up" not in trial.reason}  # on a loaded machine
+    assert ended <= {"ok", "raced", "disturbed", "unsteady"}, ended
+    assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
+    (job,) = {trial.evidence["node"]["job"] for trial in trials}  # one for the whole study
+    assert study.none_is_left()
+    assert is_idle()
+    return err, job
+
+
+def check_study_without_its_job(study: QuickStudy, lose: Callable[[], object], *overrides: str) -> None:
+    """Ends the job of a study during a trial; the study must repeat the trial in another job."""
+    process = study.start(*overrides, "explain.auto=false")
+    study.wait_for_trial(1, process)
+    lose()
+    study.wait_for_trial(1, process, is_started=False)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "It is repeated on another node" in out + err
+    record = study.folder.read_trials()[1]
+    assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
+    assert record.outcome.has_value
+    assert study.none_is_left()
+
+
+def check_refused_study(study: QuickStudy, is_idle: Callable[[], bool], message: str, *overrides: str) -> None:
+    """Starts a study that must be refused with a message that matches a regular expression, and leaves nothing behind."""
+    process = study.start(*overrides)
+    out, err = process.communicate(timeout=100)
+    assert (process.returncode, out) == (2, ""), err
+    assert re.search(message, err), err
+    assert "Traceback" not in err
+    assert study.none_is_left()
+    assert is_idle()
 
 
 def resume_after_a_killed_tuner(study: QuickStudy, is_idle: Callable[[], bool], *overrides: str) -> None:

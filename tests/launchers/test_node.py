@@ -20,8 +20,8 @@ from autotune.launchers import messages, node, remote, slurm_jobs, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
-from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, gone, place, ready
-from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, place, ready
+from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
@@ -30,12 +30,6 @@ SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()
 OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}
 QUICK_NOTE = "import sys; from autotune.launchers import node; node.MISSED_S = 0.5; node.main()"  # soon reads the note
 QUICK_LEASE = "import sys; from autotune.launchers import node; node.LEASE_S = 1.0; node.main()"  # soon gives up the tuner
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "runs" / "study" / "trials").mkdir(parents=True)
-    return tmp_path / "runs" / "study" / "trials" / "0007"
 
 
 @pytest.fixture

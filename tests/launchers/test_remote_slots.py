@@ -3,7 +3,6 @@
 import signal
 import sys
 import threading
-import time
 
 import psutil
 import pytest
@@ -14,15 +13,9 @@ from autotune.launchers.remote_slots import RemoteSlots, _Share
 from tests.launchers.agents import PipeLauncher, place, ready
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
+from tests.support.waiting import comes
 
 HELD = "open(folder + '/here', 'w').write(str(os.getpid())); time.sleep(2.0); "
-
-
-@pytest.fixture
-def study(tmp_path):
-    folder = tmp_path / "runs" / "study"
-    (folder / "trials").mkdir(parents=True)
-    return folder
 
 
 @pytest.fixture
@@ -114,9 +107,7 @@ def test_clock_is_also_paused_while_a_trial_that_runs_alone_waits(launcher, part
     assert alone.poll() is None
     assert launcher.clock._since_s is not None
     alone.stop("over")
-    give_up_s = time.monotonic() + 15
-    while marked_processes(study) and time.monotonic() < give_up_s:  # those of the agent that was killed
-        time.sleep(0.05)
+    comes(lambda: not marked_processes(study), within_s=15)  # those of the agent that was killed
 
 
 def test_slots_are_closed_at_the_same_time(parts, monkeypatch):

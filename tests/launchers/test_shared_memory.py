@@ -14,6 +14,7 @@ import pytest
 from autotune.launchers import process_tree, shared_memory
 from autotune.launchers.base import Slot
 from autotune.launchers.local import LocalLauncher
+from tests.support.waiting import wait_until
 
 HOST, OTHER = shared_memory.FIRST["pid"], 0xF0000123  # inodes of PID namespaces: the host's and a container's
 
@@ -217,10 +218,8 @@ def test_a_process_counts_as_running_until_its_last_thread_has_exited(tmp_path):
     with subprocess.Popen(words, stdout=subprocess.PIPE) as running:
         try:
             assert running.stdout.readline() == b"mapped\n"
-            process, give_up_s = psutil.Process(running.pid), time.monotonic() + 10
-            while process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < give_up_s:
-                time.sleep(0.01)
-            assert process.status() == psutil.STATUS_ZOMBIE
+            process = psutil.Process(running.pid)
+            wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
             assert process_tree.is_alive(process)
             name = f"torch_{running.pid}_1_0"
             (tmp_path / "file").rename(tmp_path / name)

@@ -16,23 +16,12 @@ from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.supervision import SupervisorLost
 from autotune.records import Outcome
 from tests.launchers.test_local import TUNER
-from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=2.0)
 SHM = Path("/dev/shm")
 SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
-
-
-@pytest.fixture
-def study(tmp_path):
-    return tmp_path / "runs" / "study"
-
-
-@pytest.fixture
-def folder(study):
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
 
 
 @pytest.fixture
@@ -117,10 +106,7 @@ def test_memory_segments_of_a_trial_are_removed_if_its_supervisor_was_killed(lau
     running, pid = started(launcher, folder, f"open('/dev/shm/torch_%d_4711_0' % os.getpid(), 'w')\n{SLEEP}")
     assert running.poll() is None
     supervisor_of(study).kill()
-    for _ in range(500):  # the kernel ends the trial; the tuner has not polled yet
-        if not is_alive(pid):
-            break
-        time.sleep(0.02)
+    assert gone(pid)  # the kernel ends the trial; the tuner has not polled yet
     wait(running)
     assert not (SHM / f"torch_{pid}_4711_0").exists()
 
@@ -131,10 +117,7 @@ def test_processes_of_a_running_trial_are_listed_so_that_a_sweep_can_clean_up(la
     while not listed.exists():
         assert running.poll() is None
     supervisor_of(study).kill()
-    for _ in range(500):
-        if not is_alive(pid):
-            break
-        time.sleep(0.02)
+    assert gone(pid)
     launcher.sweep(study)  # as a resumed study does; this tuner has not polled yet
     assert not (SHM / f"torch_{pid}_4711_0").exists()
     wait(running)

@@ -23,6 +23,7 @@ from autotune.launchers.keeper import Trial
 from autotune.launchers.user_files import UserFiles
 from autotune.launchers.writers import Processes
 from tests.support.rows import more
+from tests.support.waiting import wait_until
 
 PRECIOUS = b"precious\0" * 1000
 WRITE = "import sys; file = open(sys.argv[1], 'wb'); file.write(b'worthless'); file.close()"
@@ -153,7 +154,7 @@ def test_file_saved_by_another_program_is_protected_from_the_trial(files, cwd):
     files.begin([], str(cwd), place_of(cwd))
     run(cwd, "import os; open('new', 'wb').write(b'newest'); os.replace('new', 'best.pt')", is_trial=False)
     run(cwd, "open('first.pt', 'wb').write(b'first')", is_trial=False)
-    wait_for(lambda: "first.pt" in (place_of(cwd) / protocol.KEPT_FILE).read_text())
+    wait_until(lambda: "first.pt" in (place_of(cwd) / protocol.KEPT_FILE).read_text())
     for code in (WRITE, REPLACE):
         run(cwd, code, path)
         run(cwd, code, cwd / "first.pt")
@@ -233,7 +234,7 @@ def test_save_of_another_program_while_the_trial_waits_is_not_lost(files, cwd):
     keeper.suspend()
     waiting = [start(cwd, WRITE, path), start(cwd, "open('best.pt', 'wb').write(b'newest')", is_trial=False)]
     pids = {str(program.pid) for program in waiting}
-    wait_for(lambda: pids <= {word for line in Path("/proc/locks").read_text().splitlines() for word in line.split()})
+    wait_until(lambda: pids <= {word for line in Path("/proc/locks").read_text().splitlines() for word in line.split()})
     keeper.resume()
     assert [program.wait(20) for program in waiting] == [0, 0]
     files.end()
@@ -434,13 +435,6 @@ def test_save_of_another_program_does_not_wait_for_a_copy(files, cwd):
     run(cwd, WRITE, path, is_trial=False)
     files.end()
     assert path.stat().st_ino == before  # no copy was put in its place
-
-
-def wait_for(condition, seconds=10.0):
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("code", [WRITE, APPEND, REPLACE, MOVE, REMOVE])

@@ -4,7 +4,6 @@ import itertools
 import json
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind
 from autotune.trials.warm import WarmStarts
 from tests.launchers.test_local import SHORT
-from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.launcher_contract import LauncherContract, a_launch, gone, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
 INLINE = ["-S", "-c"]  # how the stub programs are started
@@ -49,17 +48,6 @@ def launcher(tmp_path_factory):
     made.close()
 
 
-@pytest.fixture
-def study(tmp_path):
-    return tmp_path / "runs" / "study"
-
-
-@pytest.fixture
-def folder(study):
-    (study / "trials").mkdir(parents=True)
-    return study / "trials" / "0007"
-
-
 @pytest.mark.thorough
 class TestWarmLauncher(LauncherContract):
     @pytest.fixture
@@ -76,13 +64,6 @@ def started(launcher, folder, body=SLEEP):
     """Starts a trial; returns it and the process id that it wrote."""
     running = launcher.start(a_launch(folder, program(body)))
     return running, int(wait_for(folder / "pid"))
-
-
-def gone(*pids):
-    give_up_s = time.monotonic() + 10.0
-    while any(is_alive(pid) for pid in pids) and time.monotonic() < give_up_s:
-        time.sleep(0.02)
-    return not any(is_alive(pid) for pid in pids)
 
 
 # What a program sees
@@ -161,7 +142,6 @@ def differences(one, other):
 
 
 def compared(launcher, study, argv, *, modules, env):
-    (study / "trials").mkdir(parents=True)
     source = DUMP if modules == NO_TORCH else f"WITH_TORCH = 1\n{DUMP}"
     (study.parent / "dump.py").write_text(source)
     package = study.parent / "pkg"
@@ -223,7 +203,6 @@ f()
     ],
 )
 def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
-    (study / "trials").mkdir(parents=True)
     (study.parent / "bad.py").write_text(source)
     seen = []
     for number, modules in enumerate(((), NO_TORCH)):
@@ -472,7 +451,6 @@ main()
 @pytest.mark.thorough
 def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, study, tmp_path):
     pytest.importorskip("transformers")
-    (study / "trials").mkdir(parents=True)
     (tmp_path / "train.py").write_text(LANGUAGE_MODEL)
     installed = tmp_path / "site-packages"
     installed.mkdir()

@@ -7,14 +7,16 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+
+from tests.support.ports import free_port
+from tests.support.waiting import comes
 
 START = (sys.executable, "-c", "import sys; from ray.scripts.scripts import main; sys.exit(main())", "start", "--block")
 STORE_BYTES = 80_000_000  # little more than Ray's minimum
@@ -41,7 +43,7 @@ class PrivateRay:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path has at most 107 bytes
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._started: dict[str, tuple[list[str], Path | None]] = {}  # how each node was started, the head first
-        port = _free_port()
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
         head = ["--head", f"--port={port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
         self._start("head", [*head, "--disable-usage-stats", "--num-cpus=4", "--num-gpus=2"])
@@ -86,10 +88,7 @@ class PrivateRay:
 
     def is_idle(self, within_s: float = 10.0) -> bool:
         """Whether no actor is left; waits up to `within_s` for the last one to end."""
-        give_up_s = time.monotonic() + within_s
-        while self.workers() and time.monotonic() < give_up_s:
-            time.sleep(0.1)
-        return self.workers() == []
+        return comes(lambda: not self.workers(), within_s=within_s, every_s=0.1)
 
     def log(self) -> str:
         """Returns the ends of the nodes' logs, for a failing test."""
@@ -144,14 +143,5 @@ def _cmdline(process: psutil.Process) -> list[str]:
         return []
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def _wait_for(is_there: object, ray: PrivateRay) -> None:
-    give_up_s = time.monotonic() + 60
-    while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < give_up_s, f"no Ray: {ray.log()}"
-        time.sleep(0.1)
+def _wait_for(is_there: Callable[[], bool], ray: PrivateRay) -> None:
+    assert comes(is_there, every_s=0.1), f"no Ray: {ray.log()}"

@@ -10,12 +10,22 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.failures import classify
-from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
-from tests.launchers.losses import FAMILY, agents, listening, lost, nothing_left, resume_after_a_killed_tuner, strangers
+from tests.launchers.losses import (
+    FAMILY,
+    agents,
+    began,
+    check_study_without_its_job,
+    listening,
+    lost,
+    nothing_left,
+    resume_after_a_killed_tuner,
+    runs_again,
+    strangers,
+)  # fmt: skip
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
@@ -51,14 +61,6 @@ def other(ray):
     ray.remove("other")
 
 
-def began(launcher, folder):
-    """Starts a trial with a child process; returns its launch, the running trial and the process ids."""
-    # The limit of a step is longer than the 60 s after which Ray notices that the head is lost.
-    launch = a_launch(folder, program(FAMILY), deadlines=Deadlines(step_s=600))
-    running = launcher.start(launch)
-    return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
-
-
 @pytest.mark.parametrize("victim", ["actor", "broker", "agent"])
 def test_killed_process_between_tuner_and_trial_ends_the_trial_without_leftovers(make, ray, here, folder, victim):
     launcher = ready(make())
@@ -69,8 +71,7 @@ def test_killed_process_between_tuner_and_trial_ends_the_trial_without_leftovers
     assert ended.evidence["node_lost"]
     assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
     assert nothing_left(folder.parent.parent, pids, here, 10)
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 30).cause == "result"
+    runs_again(launcher, folder)
 
 
 @pytest.mark.thorough
@@ -167,19 +168,8 @@ def test_lost_head_ends_the_trial_and_leaves_no_process(folder, tmp_path):
 @pytest.mark.thorough
 def test_study_continues_after_its_actor_was_killed(ray, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
-    process = study.start("launcher=ray", f"launch.ray.address={ray.address}", "explain.auto=false")
-    study.wait_for_trial(1, process)
-    (actor,) = ray.workers()
-    actor.kill()
-    study.wait_for_trial(1, process, is_started=False)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "It is repeated on another node" in out + err
-    record = study.folder.read_trials()[1]
-    assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
-    assert record.outcome.has_value
-    assert study.none_is_left()
+    lose = lambda: [actor.kill() for actor in ray.workers()]  # noqa: E731
+    check_study_without_its_job(study, lose, "launcher=ray", f"launch.ray.address={ray.address}")
 
 
 @pytest.mark.thorough

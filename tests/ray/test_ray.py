@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from autotune.launchers.local import LocalLauncher
 from autotune.launchers.node import DEVICE_VARIABLES
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
+from tests.launchers.losses import check_one_job, check_refused_study
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
 from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
@@ -25,16 +25,7 @@ RAY = ("launcher=ray", "study.budget.minutes=0.35", "study.budget.trials=1", "ex
 
 
 def test_study_on_a_node_completes_and_leaves_no_process(ray, tmp_path):
-    study = QuickStudy(tmp_path)
-    out, err = study.start(*RAY, f"launch.ray.address={ray.address}").communicate(timeout=100)
-    assert "verdict" in out, err
-    assert "trials run on node" in err
-    trials = study.folder.read_trials()
-    assert len(trials) >= 3
-    assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
-    assert len({trial.evidence["node"]["job"] for trial in trials}) == 1  # one agent for the whole study
-    assert study.none_is_left()
-    assert ray.is_idle()
+    check_one_job(QuickStudy(tmp_path), ray.is_idle, *RAY, f"launch.ray.address={ray.address}")
 
 
 def test_environment_of_a_trial_is_that_of_a_local_trial_plus_the_gpu_of_the_job(make, folder, tmp_path, monkeypatch):
@@ -108,14 +99,9 @@ def test_unavailable_resources_addresses_and_interpreters_are_reported(make, opt
 
 @pytest.mark.thorough
 def test_more_slots_than_the_cluster_has_room_for_are_refused(ray, tmp_path):
-    study = QuickStudy(tmp_path)
-    process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=3", "launch.ray.gpus=1")
-    out, err = process.communicate(timeout=100)
-    assert (process.returncode, out) == (2, ""), err
-    assert "launch.slots: the cluster has no room for so many, got 3 (room for 2, each with 1 GPU, 1 CPU)" in err
-    assert "Traceback" not in err
-    assert study.none_is_left()
-    assert ray.is_idle()
+    no_room = r"launch\.slots: the cluster has no room for so many, got 3 \(room for 2, each with 1 GPU, 1 CPU\)"
+    overrides = (*RAY, f"launch.ray.address={ray.address}", "launch.slots=3", "launch.ray.gpus=1")
+    check_refused_study(QuickStudy(tmp_path), ray.is_idle, no_room, *overrides)
 
 
 @pytest.mark.thorough
@@ -174,16 +160,11 @@ def test_folder_or_interpreter_that_a_node_does_not_see_is_named(ray, make, tmp_
 
 @pytest.mark.thorough
 def test_gpu_offered_by_two_raylets_is_refused(ray, tmp_path):
-    study = QuickStudy(tmp_path)
+    same = r"launcher: slots [12] and [12] have the same GPU, got 0 of node "
     ray.add("twin", cpus=4, gpus=2)  # also this machine: each raylet gives away GPUs 0 and 1
     try:
-        process = study.start(*RAY, f"launch.ray.address={ray.address}", "launch.slots=2", "launch.ray.gpus=2")
-        out, err = process.communicate(timeout=100)
-        assert (process.returncode, out) == (2, ""), err
-        assert re.search(r"launcher: slots [12] and [12] have the same GPU, got 0 of node ", err), err
-        assert "Traceback" not in err
-        assert study.none_is_left()
-        assert ray.is_idle()
+        overrides = (*RAY, f"launch.ray.address={ray.address}", "launch.slots=2", "launch.ray.gpus=2")
+        check_refused_study(QuickStudy(tmp_path), ray.is_idle, same, *overrides)
     finally:
         ray.remove("twin")
 
@@ -220,12 +201,8 @@ def test_unreachable_cluster_is_not_replaced_by_this_machine(tmp_path, monkeypat
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "files"))
     study = QuickStudy(tmp_path)
-    process = study.start(*RAY)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
+    check_refused_study(study, lambda: True, r"launch\.ray\.address: no Ray cluster can be reached there, got 'auto'", *RAY)
     assert not study.folder.path.exists()
-    assert "Traceback" not in err
-    assert "launch.ray.address: no Ray cluster can be reached there, got 'auto'" in err
     assert not (tmp_path / "files").exists()
 
 

@@ -20,6 +20,11 @@ from tests.report import made
 from tests.support.studies import make_study
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return make_study(tmp_path / "runs")
+
+
 def text_of(page_html: str) -> str:
     """Returns the text that a reader sees, without tags, styles and hidden titles."""
     body = re.sub(r"<style>.*?</style>|<title>.*?</title>", "", page_html, flags=re.DOTALL)
@@ -82,8 +87,7 @@ def test_findings_state_place_remedy_and_gain(whole):
     assert "replace the loop with tensor operations" in said
 
 
-def test_checked_finding_shows_predicted_and_measured_gain(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_checked_finding_shows_predicted_and_measured_gain(folder):
     summary = folder.read_summary()
     gains = [
         {"low": 0.30, "mid": 0.38, "high": 0.47, "kind": "predicted"},
@@ -116,8 +120,7 @@ def test_operator_shares_refer_to_the_whole_step(whole):
     assert re.search(r"aten::mm .*40.0.ms, 40\.0.%", said), "40 ms of a step of 100 ms, though no other operator takes time"
 
 
-def test_changes_without_a_measured_effect_share_a_row(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_changes_without_a_measured_effect_share_a_row(folder):
     entries = folder.read_summary()["attribution"]
     assert len(entries) > 2
     unknown = [{**one, "ratio": None, "ci": None, "verdict": "not measured", "reason": ""} for one in entries[1:]]
@@ -130,8 +133,7 @@ def test_values_that_were_tried_and_not_kept_are_named_below_the_effects(tmp_pat
     assert "Tried, not kept: batch 128 0.39x, batch 4096 host_oom, compile default timeout (each the fastest trial with" in said
 
 
-def test_rates_of_step_and_loader_come_from_the_finals_and_name_their_source(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_rates_of_step_and_loader_come_from_the_finals_and_name_their_source(folder):
     summary = folder.read_summary()
     trials = [*summary["trials"], {**summary["trials"][6], "number": 8}, {**summary["trials"][6], "number": 9}]
     for number, rate in ((0, 38.7), (6, 410.0), (8, 420.0), (9, 600.0)):
@@ -203,8 +205,7 @@ def again(trials, number, of, **changes):
     return {**trials[of], "number": number, "kind": "final", "repeats": of, "why": REPORTED, **changes}
 
 
-def test_fastest_list_says_what_each_process_of_the_finals_counts_for(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_fastest_list_says_what_each_process_of_the_finals_counts_for(folder):
     first = folder.read_summary()["trials"][:6]
     lost = {"value": None, "ci": None, "outcome": "disturbed", "reason": "other programs used 0.65 of 2 cores"}
     finals = [
@@ -224,8 +225,7 @@ def test_fastest_list_says_what_each_process_of_the_finals_counts_for(tmp_path):
     assert "0012, which measured 0005 again in the finals, does not count, because the other trial of its round" in said
 
 
-def test_best_trial_from_the_attribution_is_shown_like_any_other(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_best_trial_from_the_attribution_is_shown_like_any_other(folder):
     summary = folder.read_summary()
     winner = {**summary["trials"][1], "number": 8, "kind": "attribution", "knobs": summary["trials"][1]["knobs"]}
     finals = [again([*summary["trials"], winner], number, 8, round=number) for number in (9, 10)]
@@ -237,8 +237,7 @@ def test_best_trial_from_the_attribution_is_shown_like_any_other(tmp_path):
         assert len(re.findall(r'class="best"', figure)) >= 2, key  # a mark besides the one in the legend
 
 
-def test_every_counted_process_has_a_mark(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_every_counted_process_has_a_mark(folder):
     trials = folder.read_summary()["trials"]
     parity = [{**trials[0], "number": n, "kind": "parity", "value": None, "ci": None, "reason": "within 0.1 %"} for n in (8, 9)]
     kinds = {"explain": {"kind": "explain", "value": None}, "check": {"kind": "check"}}
@@ -269,8 +268,7 @@ def test_report_says_that_each_memory_peak_comes_from_one_process(whole):
         (("estimated", "measured"), ["side by side: channels_last.", "Effects estimated from all trials of the study: bf16."]),
     ],
 )
-def test_method_section_says_how_the_effects_were_determined(tmp_path, bases, words):
-    folder = make_study(tmp_path / "runs")
+def test_method_section_says_how_the_effects_were_determined(folder, bases, words):
     entries = [{**one, "basis": basis} for one, basis in zip(folder.read_summary()["attribution"], bases, strict=False)]
     said = part(page_of(folder, attribution=entries, minimality=None), "method")
     for each in words:
@@ -278,8 +276,7 @@ def test_method_section_says_how_the_effects_were_determined(tmp_path, bases, wo
     assert ("measured by trials with" in said, "estimated from all" in said) == ("measured" in bases, "estimated" in bases)
 
 
-def test_numbers_in_a_record_that_are_not_finite_are_left_out(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_numbers_in_a_record_that_are_not_finite_are_left_out(folder):
     for record in folder.read_trials():
         folder.write_trial(dataclasses.replace(record, metrics={**record.metrics, "step_p50_s": float("nan")}))
     said = page_of(folder)
@@ -310,8 +307,7 @@ def test_machine_use_lists_step_time_cores_and_arithmetic(whole):
     assert re.search(r"arithmetic [\d.]+ [MGT]FLOP/s", said)
 
 
-def test_gpu_measurements_are_shown_for_baseline_best_and_fastest_trials(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_gpu_measurements_are_shown_for_baseline_best_and_fastest_trials(folder):
     for record in folder.read_trials():
         if record.number in (0, 5):
             numbers = {"gpu.utilisation_frac": 0.25 + record.number / 10, "gpu.power_w": 300.0, "gpu.energy_per_sample_j": 0.5}
@@ -353,8 +349,7 @@ def test_breakdown_shows_baseline_and_best(whole):
     assert "→" in said
 
 
-def test_numbers_that_are_not_finite_are_not_drawn(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_numbers_that_are_not_finite_are_not_drawn(folder):
     trials = [
         {**trial, "value": float("nan"), "ci": [float("-inf"), float("inf")]} for trial in folder.read_summary()["trials"]
     ]
@@ -363,8 +358,7 @@ def test_numbers_that_are_not_finite_are_not_drawn(tmp_path):
     assert "No trial has a rate" in said
 
 
-def test_damaged_part_of_a_summary_affects_only_its_own_figure(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_damaged_part_of_a_summary_affects_only_its_own_figure(folder):
     said = page_of(folder, attribution=[{"knob": "precision.amp"}, 3], machine={"gpus": 7})
     assert "cannot be drawn from the files of this study" in part(said, "changes")
     assert "2.41x" in part(said, "rates")
@@ -441,8 +435,7 @@ def test_studies_of_the_same_name_are_named_by_their_folders(tmp_path):
         assert str(folder.path) in said
 
 
-def test_a_verified_file_is_compared_with_its_claim(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_a_verified_file_is_compared_with_its_claim(folder):
     side = {"value": 10.0, "ci": [9.0, 11.0]}
     claim = {"ratio": 2.0, "ci": [1.9, 2.1], "baseline": side, "best": side}
     found = {
@@ -455,8 +448,7 @@ def test_a_verified_file_is_compared_with_its_claim(tmp_path):
     assert "2.00x [1.90, 2.10]" in part(said, "rates")
 
 
-def test_secrets_of_the_environment_are_masked(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_secrets_of_the_environment_are_masked(folder):
     folder.mask = lambda words: words.replace("hunter2hunter2", "***")
     said = page_of(folder, title="train.py hunter2hunter2")
     assert "hunter2" not in said
@@ -533,8 +525,7 @@ def test_step_shares_are_the_same_in_the_report_and_on_the_terminal(complete, wh
     assert sum(map(int, shares.values())) == pytest.approx(100, abs=2)
 
 
-def test_damaged_trial_record_does_not_hide_the_other_trials(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_damaged_trial_record_does_not_hide_the_other_trials(folder):
     (folder.trial_path(0) / "trial.json").write_text("{")
     said = page_of(folder)
     assert "2.41x" in said

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from autotune.clock import VirtualClock
 from autotune.config.compose import compose
-from autotune.monitors.nvml import NoDevice
 from autotune.records import Kind, Knobs, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.studies import create
-from autotune.study import StudyInputs, run_study
+from autotune.study import run_study
 from autotune.trials.schedule import Ending
 from tests.search.landscapes import Landscape
-from tests.study.conftest import FakeCpu
+from tests.study.conftest import fake_inputs
 from tests.support.fake_launcher import FakeLauncher
 from tests.support.listener import RecordingListener
 
@@ -72,22 +71,9 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
     }  # fmt: skip
     given = [f"study.seed={seed}", "study.budget.minutes=null", "explain.auto=false", *overrides]
     composed = compose(given, command=["python", "-c", "pass"], facts=machine)
-    clock = VirtualClock()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-test-") as runs:
         folder = create(Path(runs), "s")
-        inputs = StudyInputs(
-            title="a program",
-            config=composed.config,
-            yaml=composed.yaml,
-            space=composed.space,
-            command=composed.command,
-            launcher=FakeLauncher(landscape, clock, seed=seed),
-            machine=machine,
-            clock=clock,
-            poll_s=1.0,
-            device=NoDevice(),
-            cpu=FakeCpu(),
-        )
+        inputs = fake_inputs(composed, FakeLauncher(landscape, VirtualClock(), seed=seed), machine, poll_s=1.0)
         run_study(inputs, folder, listener or SearchOnly())
         trials = [trial for trial in folder.read_trials() if trial.kind in (Kind.baseline, Kind.search)]
     return Searched(trials, landscape)

@@ -68,6 +68,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def study(place):
+    return make_study(place / "runs")
+
+
 def outside(place: Path, study: Path) -> dict[str, bytes]:
     """Returns every file here that does not belong to the study."""
     files = [path for path in place.rglob("*") if path.is_file() and not path.is_relative_to(study)]
@@ -107,8 +112,7 @@ def test_the_command_in_best_yaml_is_never_run(place, capsys):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_pickle_in_place_of_a_document_is_never_unpickled(place, capsys, document):
-    study = make_study(place / "runs")
+def test_a_pickle_in_place_of_a_document_is_never_unpickled(study, place, capsys, document):
     (study.path / document).write_bytes(pickle.dumps(Bomb()))
     for words in READERS:
         assert main(words) in (0, 2), capsys.readouterr().err
@@ -117,8 +121,7 @@ def test_a_pickle_in_place_of_a_document_is_never_unpickled(place, capsys, docum
     assert (place / PWNED).exists(), "the bomb would have worked"
 
 
-def test_paths_in_study_files_do_not_redirect_writes(place, capsys):
-    study = make_study(place / "runs")
+def test_paths_in_study_files_do_not_redirect_writes(study, place, capsys):
     summary = study.read_summary()
     summary |= {"study": "../../away", "cwd": "/", "command": ["touch", PWNED]}
     summary["trials"] = [
@@ -133,8 +136,7 @@ def test_paths_in_study_files_do_not_redirect_writes(place, capsys):
     assert outside(place, study.path) == before
 
 
-def test_a_report_replaces_pipes_and_links_in_its_place(place, capsys):
-    study = make_study(place / "runs")
+def test_a_report_replaces_pipes_and_links_in_its_place(study, place, capsys):
     os.mkfifo(place / "elsewhere")
     reader = os.open(place / "elsewhere", os.O_RDONLY | os.O_NONBLOCK)  # so that writing would not block
     for make in (os.mkfifo, lambda file: file.symlink_to(place / "elsewhere"), lambda file: file.symlink_to(file.name)):
@@ -147,8 +149,7 @@ def test_a_report_replaces_pipes_and_links_in_its_place(place, capsys):
     os.close(reader)
 
 
-def test_exports_of_a_hostile_study_contain_only_comments_and_quoted_values(place, capsys):
-    study = make_study(place / "runs")
+def test_exports_of_a_hostile_study_contain_only_comments_and_quoted_values(study, place, capsys):
     summary = study.read_summary()
     evil = f"'\"\ntouch {PWNED}\n$(touch {PWNED})`touch {PWNED}`"
     summary |= {"title": evil, "command": [evil], "cwd": evil, "versions": {"torch": evil, "autotune": evil}}
@@ -194,8 +195,7 @@ def test_text_of_a_study_cannot_control_the_terminal(tmp_path):
     ],
     ids=lambda content: content[:20],
 )
-def test_a_hostile_owner_file_breaks_no_command(place, capsys, content):
-    study = make_study(place / "runs")
+def test_a_hostile_owner_file_breaks_no_command(study, capsys, content):
     (study.path / "owner.json").write_text(content)
     with (study.path / "owner.json").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -381,8 +381,7 @@ def test_pipes_devices_and_huge_files_are_not_read(place, capsys, document, what
             assert "internal error" not in capsys.readouterr().err, words
 
 
-def test_a_pipe_in_place_of_the_sync_lock_does_not_block(place):
-    study = make_study(place / "runs")
+def test_a_pipe_in_place_of_the_sync_lock_does_not_block(study):
     os.mkfifo(study.path / store.LOCK_FILE)
     with store.only_writer(study) as is_alone:
         assert is_alone

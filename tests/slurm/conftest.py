@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,11 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from tests.launchers.agents import SHORT, place, trial_folder
+from tests.launchers.agents import SHORT, place
 from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
+from tests.support.launcher_contract import trial_folder
+from tests.support.ports import free_port
 
 # Tests of the contract with many sets of parameters. The first set always runs; the others are thorough.
 ROWS = ("no_process_accepts", "another_attempt", "corrupt_result", "signal_is_named", "hang_ends")
@@ -68,10 +69,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def meeting(slurm: PrivateSlurm) -> dict[str, str]:
     """Returns environment variables of the ranks, which meet at a free port of this host, where both nodes run."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,6 +17,9 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.ports import free_ports
+from tests.support.waiting import comes, wait_until
+
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun", "squeue", "scontrol")
 UNTIL_THE_END = ("setpriv", "--pdeathsig", "KILL")  # ends a daemon when this process ends, even if it is killed
 NODES = ("n1", "n2", "n3", "n4")
@@ -146,14 +149,14 @@ class PrivateSlurm:
         if for_s is not None:
             time.sleep(for_s)
             self.start(name)
-            _wait_for(self.answers, name)
+            wait_until(self.answers, name)
 
     def save(self) -> None:
         """Waits until the controller has saved its jobs, which takes up to 5 s. If it is killed earlier, it forgets them."""
         before_s, file = time.time(), self._folder / "state" / "job_state"
         for job in self.jobs():
             self.ask("scontrol", "update", f"JobId={job.split()[0]}", "Comment=to be saved")
-        _wait_for(lambda: file.exists() and file.stat().st_mtime > before_s, "saved jobs")
+        wait_until(lambda: file.exists() and file.stat().st_mtime > before_s, "saved jobs")
 
     def jobs(self) -> list[str]:
         """Returns "NUMBER STATE" for every job that has not ended."""
@@ -165,10 +168,7 @@ class PrivateSlurm:
 
     def is_idle(self, within_s: float = 10.0) -> bool:
         """Whether no job is left; waits up to `within_s` for the last one to end."""
-        give_up_s = time.monotonic() + within_s
-        while self.jobs() and time.monotonic() < give_up_s:
-            time.sleep(0.1)
-        return self.jobs() == []
+        return comes(lambda: not self.jobs(), within_s=within_s, every_s=0.1)
 
     def ask(self, *argv: str) -> str:
         """Runs one of Slurm's commands; returns its output."""
@@ -201,7 +201,7 @@ class PrivateSlurm:
 
     def _configure(self) -> None:
         host, folder = socket.gethostname().partition(".")[0], self._folder
-        controller, *ports = _free_ports(1 + len(NODES))
+        controller, *ports = free_ports(1 + len(NODES))
         nodes = [NODE.format(name=f"n{n}", host=host, port=port) for n, port in enumerate(ports, 1)]
         partitions = [
             f"PartitionName={name} Nodes={node} MaxTime=600 State=UP {more}\n"
@@ -242,7 +242,7 @@ class PrivateSlurm:
         }  # fmt: skip
         name = "munged" if folder == self._folder else "other munged"
         self._popen(name, ["munged", "--foreground", "--force", *(f"--{name}={path}" for name, path in options.items())])
-        _wait_for(lambda: (folder / "munge" / "socket").exists(), "munged")
+        wait_until(lambda: (folder / "munge" / "socket").exists(), "munged")
 
     def _popen(self, name: str, argv: list[str]) -> None:
         with open(self._folder / "log" / f"{name}.out", "ab") as out:
@@ -254,7 +254,7 @@ class PrivateSlurm:
 
     def _wait_until_ready(self) -> None:
         try:
-            _wait_for(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
+            wait_until(lambda: self._states() == dict.fromkeys(NODES, "idle"), "the nodes")
         except BaseException:
             print(self.log())
             self.stop()
@@ -266,20 +266,3 @@ class PrivateSlurm:
         except subprocess.SubprocessError:
             return {}
         return {name: state.rstrip("*") for name, state in (row.split() for row in rows)}
-
-
-def _free_ports(number: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _wait_for(is_there: object, what: str) -> None:
-    give_up_s = time.monotonic() + 30
-    while not is_there():  # type: ignore[operator]
-        assert time.monotonic() < give_up_s, f"waited in vain for {what}"
-        time.sleep(0.1)

@@ -16,7 +16,6 @@ import pytest
 from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.launchers import slurm_jobs
-from autotune.launchers.base import Deadlines
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.disks import fill, in_memory
@@ -25,16 +24,20 @@ from tests.launchers.agents import place, ready
 from tests.launchers.losses import (
     FAMILY,
     agents,
+    began,
     check_resumed,
+    check_study_without_its_job,
     listening,
     lost,
     nothing_left,
     resume_after_a_killed_tuner,
+    runs_again,
     strangers,
-)
+)  # fmt: skip
 from tests.launchers.slots_of_a_cluster import GIVEN, check_loss_of_all_slots, wait_for_trial_of
 from tests.support.launcher_contract import a_launch, wait_for
 from tests.support.stub_programs import program
+from tests.support.waiting import wait_until
 
 TUNER = """
 import json, sys, time
@@ -51,16 +54,19 @@ while True:
 """
 
 
+@pytest.fixture
+def launcher(make):
+    return ready(make(cpus=2))
+
+
 def here():
     """Returns the agents that run in this Slurm's jobs."""
     return agents("SLURM_CONF", os.environ["SLURM_CONF"])
 
 
-def began(launcher, folder, **more):
-    """Starts a trial that is hard to end; returns its launch, the running trial and its processes."""
-    launch = a_launch(folder, program(FAMILY), **more)
-    running = launcher.start(launch)
-    return launch, running, [int(pid) for pid in wait_for(folder / "pids").split()]
+def cancel_all(slurm):
+    """Cancels all jobs."""
+    slurm.ask("scancel", *(job.split()[0] for job in slurm.jobs()))
 
 
 def process_of(name, launcher):
@@ -72,32 +78,27 @@ def process_of(name, launcher):
 
 
 @pytest.mark.parametrize("victim", ["srun", "agent", pytest.param("slurmstepd", marks=pytest.mark.thorough)])
-def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(make, slurm, folder, victim):
-    launcher = ready(make(cpus=2))
+def test_killed_process_of_the_job_ends_the_trial_and_leaves_no_process(launcher, slurm, folder, victim):
     launch, running, pids = began(launcher, folder)
     process_of(victim, launcher).kill()
     ended = lost(running, 45 if victim == "slurmstepd" else 15)
     assert ended.evidence["node_lost"]
     assert classify(ended.facts(launch.spec))[0] is Outcome.interrupted
     assert nothing_left(folder.parent.parent, pids, here, 10)
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 30).cause == "result"
+    runs_again(launcher, folder)
 
 
 @pytest.mark.thorough
-def test_terminated_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_terminated_srun_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     process_of("srun", launcher).terminate()
     assert lost(running, 15).evidence["node_lost"]
     assert nothing_left(folder.parent.parent, pids, here, 10)
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 30).cause == "result"
+    runs_again(launcher, folder)
 
 
 @pytest.mark.thorough
-def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(launcher, slurm, folder):
     running = launcher.start(a_launch(folder, program('progress("warmup", 1); time.sleep(3); result()')))
     wait_for(folder / "progress.jsonl")
     assert listening(process_of("agent", launcher)) == []
@@ -106,15 +107,13 @@ def test_foreign_data_on_the_ports_of_srun_does_not_disturb_a_trial(make, slurm,
 
 
 @pytest.mark.thorough
-def test_silent_foreign_connection_to_srun_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_silent_foreign_connection_to_srun_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     connections = strangers(process_of("srun", launcher))
     try:
         assert lost(running, 45).evidence["node_lost"]
         assert nothing_left(folder.parent.parent, pids, here, 10)
-        again = launcher.start(a_launch(folder, program("result()")))
-        assert lost(again, 30).cause == "result"
+        runs_again(launcher, folder)
     finally:
         for each in connections:
             each.close()
@@ -140,9 +139,7 @@ def test_job_that_ends_while_the_controller_is_down_does_not_stay_allocated(make
     finally:
         slurm.start("slurmctld")
     assert re.match(r"Job \d+ may still" if is_number_known else r"A job named autotune-\w+ may still", line)
-    give_up_s = time.monotonic() + 30
-    while not slurm.answers():
-        assert time.monotonic() < give_up_s
+    wait_until(slurm.answers)
     assert slurm.jobs()  # the controller does not know that the job is over
     launcher.close()
     assert launcher.unended() == []
@@ -158,16 +155,12 @@ def test_a_lost_job_whose_end_the_controller_forgets_is_cancelled_again(make, sl
     assert lost(running, 15).evidence["node_lost"]
     slurm.kill("slurmctld", for_s=0.2)  # before it has saved that the job is over
     assert slurm.jobs(), "the controller has saved the end of the job"
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 60).cause == "result"
+    runs_again(launcher, folder, 60)
 
 
 def newest_agent(*, after=None):
     """Waits for an agent other than `after`, and returns it."""
-    give_up_s = time.monotonic() + 30
-    while not (found := [one for one in here() if one != after]):
-        assert time.monotonic() < give_up_s
-    return found[0]
+    return wait_until(lambda: [one for one in here() if one != after], "an agent")[0]
 
 
 @pytest.mark.thorough
@@ -256,28 +249,13 @@ def test_tuner_killed_while_its_job_is_queued_leaves_no_job(make, slurm, folder)
             if "job" in line:
                 break
         tuner.kill()
-    give_up_s = time.monotonic() + 10
-    while any("PENDING" in job for job in slurm.jobs()):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
+    wait_until(lambda: not any("PENDING" in job for job in slurm.jobs()), "the end of the job", within_s=10, every_s=0.1)
 
 
 @pytest.mark.thorough
 def test_study_continues_after_its_job_was_cancelled(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
-    process = study.start("launcher=slurm", "launch.slurm.cpus=2", "explain.auto=false")
-    study.wait_for_trial(1, process)
-    (job,) = slurm.jobs()
-    slurm.ask("scancel", job.split()[0])
-    study.wait_for_trial(1, process, is_started=False)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "It is repeated on another node" in out + err
-    record = study.folder.read_trials()[1]
-    assert record.evidence["earlier_attempt"]["outcome"] == "interrupted"
-    assert record.outcome.has_value
-    assert study.none_is_left()
+    check_study_without_its_job(study, lambda: cancel_all(slurm), "launcher=slurm", "launch.slurm.cpus=2")
 
 
 @pytest.mark.thorough
@@ -288,8 +266,7 @@ def test_a_study_whose_tuner_was_killed_is_resumed_in_a_new_job(slurm, tmp_path)
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("victim", ["srun", "agent", "slurmstepd"])
-def test_stopped_process_of_the_job_is_reported_in_time_and_leaves_no_process(make, slurm, folder, victim):
-    launcher = ready(make(cpus=2))
+def test_stopped_process_of_the_job_is_reported_in_time_and_leaves_no_process(launcher, slurm, folder, victim):
     _, running, pids = began(launcher, folder)
     stopped = process_of(victim, launcher)
     stopped.suspend()
@@ -319,8 +296,7 @@ def test_stopped_tuner_has_no_trial_running_after_the_lease(slurm, folder):
 
 
 @pytest.mark.thorough
-def test_trials_continue_in_the_same_job_while_the_controller_is_down(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_trials_continue_in_the_same_job_while_the_controller_is_down(launcher, slurm, folder):
     slurm.save()
     steady = program('progress("warmup", 1); time.sleep(14); result()')  # so long that Slurm is asked about the agent
     running = launcher.start(a_launch(folder, steady))
@@ -343,8 +319,7 @@ def test_trial_on_a_node_set_down_ends_and_the_next_runs_once_the_node_is_back(m
     slurm.ask("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=test")
     assert lost(running, 20).evidence["node_lost"]
     assert nothing_left(folder.parent.parent, pids, here, 10)
-    again = launcher.start(a_launch(folder, program("result()")))  # ReturnToService=2: the node comes back by itself
-    assert lost(again, 60).cause == "result"
+    runs_again(launcher, folder, 60)  # ReturnToService=2: the node comes back by itself
 
 
 @pytest.mark.thorough
@@ -374,8 +349,7 @@ def test_job_on_a_lost_node_is_cancelled_again_after_the_controller_restarted(ma
     finally:
         slurm.start("n2")
     assert slurm.jobs() == [job]
-    again = launcher.start(a_launch(folder, program("result()")))  # it needs all CPUs of the node
-    assert lost(again, 90).cause == "result"
+    runs_again(launcher, folder, 90)  # it needs all CPUs of the node
 
 
 @pytest.mark.thorough
@@ -405,13 +379,12 @@ def test_study_and_job_end_if_the_shared_folder_becomes_unwritable(slurm, tmp_pa
 @pytest.mark.thorough
 def test_job_at_its_time_limit_is_reported_and_the_next_trial_gets_a_new_job(make, slurm, folder):
     launcher = ready(make(cpus=2, minutes=1.0))
-    _, running, pids = began(launcher, folder, deadlines=Deadlines(step_s=600))
+    _, running, pids = began(launcher, folder)
     ended = lost(running, 180)  # Slurm looks at time limits twice a minute
     assert ended.evidence["node_lost"]
     assert "DUE TO TIME LIMIT" in ended.evidence["stop_reason"]
     assert nothing_left(folder.parent.parent, pids, here, 10)
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 30).evidence["node"]["job"] != ended.evidence["node"]["job"]
+    assert runs_again(launcher, folder).evidence["node"]["job"] != ended.evidence["node"]["job"]
 
 
 @contextlib.contextmanager
@@ -456,16 +429,14 @@ def test_study_whose_job_is_preempted_in_the_finals_still_reaches_a_verdict(slur
 
 
 @pytest.mark.thorough
-def test_suspended_job_ends_the_trial_and_leaves_no_process(make, slurm, folder):
-    launcher = ready(make(cpus=2))
+def test_suspended_job_ends_the_trial_and_leaves_no_process(launcher, slurm, folder):
     _, running, pids = began(launcher, folder)
     (job,) = slurm.jobs()
     slurm.ask("scontrol", "suspend", job.split()[0])
     ended = lost(running, 45)
     assert "SUSPENDED" in ended.evidence["stop_reason"]
     assert nothing_left(folder.parent.parent, pids, lambda: [*here(), *slurm.jobs()], 40)
-    again = launcher.start(a_launch(folder, program("result()")))
-    assert lost(again, 30).cause == "result"
+    runs_again(launcher, folder)
 
 
 @pytest.mark.thorough
@@ -477,8 +448,7 @@ def test_node_that_returns_with_another_boot_id_is_used_again(make, slurm, folde
     try:
         ended = lost(running, 60)
         assert (ended.evidence["node_lost"], ended.evidence["node"]) == (True, before)
-        again = lost(launcher.start(a_launch(folder, program("result()"))), 90)
-        assert again.cause == "result"
+        again = runs_again(launcher, folder, 90)
         assert again.evidence["node"]["host"] == before["host"]
         assert again.evidence["node"]["boot_id"] == "11111111-2222-3333-4444-555555555555"
         launcher.close()
@@ -491,5 +461,5 @@ def test_node_that_returns_with_another_boot_id_is_used_again(make, slurm, folde
 def test_study_continues_after_losing_all_its_slots_at_once(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.5)
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", *GIVEN, "launch.slots=2")
-    check_loss_of_all_slots(study, process, lambda: slurm.ask("scancel", *(job.split()[0] for job in slurm.jobs())))
+    check_loss_of_all_slots(study, process, lambda: cancel_all(slurm))
     assert slurm.is_idle()

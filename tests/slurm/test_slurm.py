@@ -17,29 +17,20 @@ from autotune.launchers.node import DEVICE_VARIABLES
 from autotune.launchers.slurm import SlurmLauncher
 from autotune.run_dir import StudyFolder
 from tests.faults.quick_study import QuickStudy
-from tests.faults.stub_study import wait_until
 from tests.launchers.agents import environments, place, ready
+from tests.launchers.losses import check_one_job, check_refused_study
 from tests.launchers.slots_of_a_cluster import check_four_slots, check_slots
 from tests.slurm.private import FAR, PrivateSlurm, why_not
 from tests.support.launcher_contract import a_launch, wait
 from tests.support.stub_programs import program
+from tests.support.waiting import wait_until
 
 SLURM = ("launcher=slurm", "launch.slurm.cpus=2", "study.budget.minutes=0.35", "study.budget.trials=1", "explain.auto=false")
 
 
 def test_study_in_a_job_completes_and_leaves_no_process(slurm, tmp_path):
-    study = QuickStudy(tmp_path)
-    out, err = study.start(*SLURM).communicate(timeout=100)
-    assert "verdict" in out, err
-    assert "trials run on node" in err
-    trials = study.folder.read_trials()
-    assert len(trials) >= 3
-    assert {trial.outcome.value for trial in trials} <= {"ok", "raced", "disturbed", "unsteady"}
-    assert {trial.evidence["node"]["host"] for trial in trials} == {os.uname().nodename}
-    (job,) = {trial.evidence["node"]["job"] for trial in trials}  # one job for the whole study
+    err, job = check_one_job(QuickStudy(tmp_path), slurm.is_idle, *SLURM)
     assert re.search(rf"trials run on node .*\bjob {job}\b", err)  # the study has waited for this job
-    assert study.none_is_left()
-    assert slurm.is_idle()
 
 
 def test_environment_of_a_trial_is_that_of_a_local_trial_plus_the_gpu_of_the_job(make, folder, tmp_path, monkeypatch):
@@ -148,12 +139,9 @@ def test_an_interpreter_that_the_node_does_not_see_is_named(slurm, make, monkeyp
 
 def test_refused_option_ends_the_command_with_status_2_and_no_traceback(slurm, tmp_path):
     study = QuickStudy(tmp_path)
-    process = study.start(*SLURM, "launch.slurm.partition=nosuch")
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, "")
+    refuses_it = r"launch\.slurm\.partition: Slurm refuses it"
+    check_refused_study(study, slurm.is_idle, refuses_it, *SLURM, "launch.slurm.partition=nosuch")
     assert not study.folder.path.exists()
-    assert "launch.slurm.partition: Slurm refuses it" in err
-    assert "Traceback" not in err
 
 
 @pytest.mark.thorough
@@ -202,14 +190,9 @@ def test_study_on_four_slots_of_two_nodes_finds_the_same_speedup_as_on_one_slot(
 
 @pytest.mark.thorough
 def test_more_slots_than_slurm_gives_in_time_are_refused(slurm, tmp_path):
-    study = QuickStudy(tmp_path)
-    process = study.start(*SLURM[:1], "launch.slots=2", "launch.slurm.cpus=4", "launch.queue_minutes=0.1")
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (2, ""), err
-    assert re.search(r"launch\.queue_minutes: Slurm provided no node within [\d.]+ s \(slot 2: Resources \(job ", err)
-    assert "Traceback" not in err
-    assert study.none_is_left()
-    assert slurm.is_idle()
+    no_node = r"launch\.queue_minutes: Slurm provided no node within [\d.]+ s \(slot 2: Resources \(job "
+    overrides = ("launcher=slurm", "launch.slots=2", "launch.slurm.cpus=4", "launch.queue_minutes=0.1")
+    check_refused_study(QuickStudy(tmp_path), slurm.is_idle, no_node, *overrides)
 
 
 @pytest.mark.thorough

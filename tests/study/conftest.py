@@ -30,15 +30,16 @@ class FakeCpu(CpuMonitor):
         return CpuLook(time_s=now_s, num_cores=4, busy_s=0, idle_s=0, steal_s=0, processes={})
 
     def use(self, before, after, cores=frozenset()):
-        seconds = after.time_s - before.time_s
-        return CpuUse(
-            seconds=seconds,
-            num_cores=4,
-            own_cores=2,
-            tuner_cores=self.tuner_cores,
-            foreign_cores=self.foreign_cores,
-            idle_cores=0,
-        )
+        seconds, tuner, foreign = after.time_s - before.time_s, self.tuner_cores, self.foreign_cores
+        return CpuUse(seconds=seconds, num_cores=4, own_cores=2, tuner_cores=tuner, foreign_cores=foreign, idle_cores=0)
+
+
+def fake_inputs(composed, launcher, machine, **more):
+    """Returns the inputs of a study on a fake launcher."""
+    return StudyInputs(
+        title="a program", config=composed.config, yaml=composed.yaml, space=composed.space, command=composed.command,
+        launcher=launcher, machine=machine, clock=launcher.clock, **{"device": NoDevice(), "cpu": FakeCpu(), **more},
+    )  # fmt: skip
 
 
 class Bench:
@@ -65,18 +66,9 @@ class Bench:
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
-        self.inputs = StudyInputs(
-            title="a program",
-            config=composed.config,
-            yaml=composed.yaml,
-            space=composed.space,
-            command=composed.command,
-            launcher=self.launcher,
-            machine=machine,
-            clock=self.clock,
-            poll_s=0.25,
-            **{"device": MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice(), "cpu": self.cpu, **inputs},
-        )
+        device = MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice()
+        given = {"poll_s": 0.25, "device": device, "cpu": self.cpu, **inputs}
+        self.inputs = fake_inputs(composed, self.launcher, machine, **given)
 
     def run(self):
         return run_study(self.inputs, self.folder, self.listener)

@@ -24,6 +24,11 @@ from autotune.studies import call, create, find, studies
 from tests.support.studies import make_study
 
 
+@pytest.fixture
+def folder(tmp_path):
+    return make_study(tmp_path / "runs")
+
+
 def test_two_studies_with_the_same_name_can_both_be_found(tmp_path):
     runs = tmp_path / "runs"
     first, second = make_study(runs), make_study(runs)
@@ -66,8 +71,7 @@ def test_sequence_of_studies_does_not_depend_on_the_clock(tmp_path):
     assert make_study(runs, "b").read_study().sequence == first.read_study().sequence + 1
 
 
-def test_documents_are_readable_only_by_their_owner(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_documents_are_readable_only_by_their_owner(folder):
     assert folder.path.stat().st_mode & 0o777 == 0o700
     for file in (folder.study_file, folder.summary_file, folder.trial_path(0) / "trial.json"):
         assert file.stat().st_mode & 0o777 == 0o600
@@ -88,8 +92,7 @@ def test_document_is_complete_even_if_its_writer_is_killed(tmp_path):
         assert len(set(json.loads(file.read_text()))) == 1
 
 
-def test_leftover_files_of_a_killed_writer_are_removed(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_leftover_files_of_a_killed_writer_are_removed(folder):
     left = [folder.path / "summary.json.123.tmp", folder.trial_path(1) / "trial.json.123.tmp", folder.path / ".probe"]
     for file in left:
         file.write_text("half")
@@ -97,8 +100,7 @@ def test_leftover_files_of_a_killed_writer_are_removed(tmp_path):
     assert not any(file.exists() for file in left)
 
 
-def test_tidy_ignores_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-    folder = make_study(tmp_path / "runs")
+def test_tidy_ignores_a_folder_that_cannot_be_read(folder, monkeypatch):
     (folder.path / ".probe").touch()
 
     def glob(path, pattern):
@@ -122,8 +124,7 @@ def test_failed_write_leaves_the_document_unchanged(tmp_path, monkeypatch):
     assert file.read_text() == "before"
 
 
-def test_deleted_folder_is_not_created_again(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_deleted_folder_is_not_created_again(folder, tmp_path):
     with folder.claimed():
         os.rename(folder.path, tmp_path / "elsewhere")
         with pytest.raises(FolderLost, match="is gone"):
@@ -196,8 +197,7 @@ def test_broken_pipe_is_not_mistaken_for_a_lost_folder(tmp_path):
     assert not folder.is_owned
 
 
-def test_child_process_does_not_keep_the_ownership_of_a_study(tmp_path):
-    folder = make_study(tmp_path / "runs")
+def test_child_process_does_not_keep_the_ownership_of_a_study(folder):
     with folder.claimed():
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
@@ -232,8 +232,7 @@ def test_without_file_locks_the_owner_counts_while_its_process_lives(tmp_path, n
             assert problem == "No locks available"
 
 
-def test_without_file_locks_a_study_that_has_ended_is_free_on_every_host(tmp_path, no_locks, monkeypatch):
-    folder = make_study(tmp_path / "runs")
+def test_without_file_locks_a_study_that_has_ended_is_free_on_every_host(folder, no_locks, monkeypatch):
     with folder.claimed():
         monkeypatch.setattr(platform, "node", lambda: "other")
         assert folder.is_owned
@@ -241,16 +240,14 @@ def test_without_file_locks_a_study_that_has_ended_is_free_on_every_host(tmp_pat
     folder.check_free()
 
 
-def test_an_owner_on_another_host_is_refused_with_the_file_that_makes_it_the_owner(tmp_path, no_locks):
-    folder = make_study(tmp_path / "runs")
+def test_an_owner_on_another_host_is_refused_with_the_file_that_makes_it_the_owner(folder, no_locks):
     (folder.path / OWNER_FILE).write_text(json.dumps({"host": "n1", "pid": 7, "started_at": 1.0}))
     with pytest.raises(BadInput, match=r"process 7 on host n1.* If n1 does not run it any more, remove .*/owner\.json\."):
         folder.check_free()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', '{"pid": "x"}'])
-def test_unreadable_owner_file_does_not_block_a_study(tmp_path, text):
-    folder = make_study(tmp_path / "runs")
+def test_unreadable_owner_file_does_not_block_a_study(folder, text):
     (folder.path / OWNER_FILE).write_text(text)
     assert not folder.is_owned
     with folder.claimed():

@@ -42,6 +42,11 @@ class Cut:
         setattr(study.listener, event, heard)
 
 
+@pytest.fixture
+def study(bench):
+    return bench(Surface(gains=FAST), *QUICK)
+
+
 def killed(study, tmp_path, event="trial_started", number=5, why=""):
     """Runs a study; returns the folder as it was at the n-th event."""
     place = tmp_path / "copies" / f"{event}{number}" / "s"
@@ -122,8 +127,7 @@ def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_
     assert [trial.changed for trial in searched(folder.read_trials())] == whole
 
 
-def test_trial_cut_off_by_the_kill_is_recorded_as_interrupted_and_repeated_first(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_trial_cut_off_by_the_kill_is_recorded_as_interrupted_and_repeated_first(study, tmp_path):
     folder = killed(study, tmp_path, "trial_started", 5)
     (asked,) = folder.read_cut_off()
     resume(study, folder)
@@ -135,8 +139,7 @@ def test_trial_cut_off_by_the_kill_is_recorded_as_interrupted_and_repeated_first
 
 
 @pytest.mark.thorough
-def test_configuration_during_which_autotune_was_killed_twice_is_not_tried_again(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_configuration_during_which_autotune_was_killed_twice_is_not_tried_again(study, tmp_path):
     folder = killed(study, tmp_path, "trial_started", 3)
     (asked,) = folder.read_cut_off()
     again = StudyFolder(tmp_path / "again" / "s")
@@ -149,8 +152,7 @@ def test_configuration_during_which_autotune_was_killed_twice_is_not_tried_again
     assert any("Not tried again" in line for line in study.listener.named("notice"))
 
 
-def test_resumed_study_reuses_the_baseline_and_its_facts(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_resumed_study_reuses_the_baseline_and_its_facts(study, tmp_path):
     folder = killed(study, tmp_path, "trial_started", 4)
     about, baseline = folder.read_study(), folder.read_trials()[0]
     resume(study, folder)
@@ -163,8 +165,7 @@ def test_resumed_study_reuses_the_baseline_and_its_facts(bench, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["record missing", *more("result missing", "result damaged")])
-def test_unusable_baseline_is_measured_again_and_other_trials_still_count(bench, tmp_path, damage):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_unusable_baseline_is_measured_again_and_other_trials_still_count(study, tmp_path, damage):
     folder = killed(study, tmp_path, "trial_started", 4)
     if damage == "record missing":
         (folder.trial_path(0) / "trial.json").unlink()
@@ -257,8 +258,7 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("change", "words"), DIFFERENT)
-def test_resume_on_another_machine_is_refused_without_changing_any_file(bench, tmp_path, change, words):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_resume_on_another_machine_is_refused_without_changing_any_file(study, tmp_path, change, words):
     folder = killed(study, tmp_path)
     before = {file: file.read_bytes() for file in folder.path.rglob("*") if file.is_file() and file.name != "owner.json"}
     with pytest.raises(BadInput) as refused:
@@ -269,8 +269,7 @@ def test_resume_on_another_machine_is_refused_without_changing_any_file(bench, t
     assert not study.launcher.launches
 
 
-def test_resume_with_another_torch_is_refused_at_the_first_trial(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_resume_with_another_torch_is_refused_at_the_first_trial(study, tmp_path):
     folder = killed(study, tmp_path)
     num_before = len(folder.read_trials())
     study.surface.facts = {**study.surface.facts, "torch": "2.15.0"}
@@ -281,8 +280,7 @@ def test_resume_with_another_torch_is_refused_at_the_first_trial(bench, tmp_path
     assert study.launcher.is_closed
 
 
-def test_damaged_record_is_named_and_the_study_resumes_without_that_trial(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_damaged_record_is_named_and_the_study_resumes_without_that_trial(study, tmp_path):
     folder = killed(study, tmp_path)
     (folder.trial_path(2) / "trial.json").write_text("{")
     with pytest.raises(BadInput, match=r"trials/0002/trial\.json: .*Move that trial's folder away"):
@@ -340,8 +338,7 @@ def test_study_ends_before_the_next_trial_if_its_script_is_edited(bench, script)
     assert resume(study, study.folder)["status"] == "complete"
 
 
-def test_resume_with_another_search_space_is_refused_and_names_the_difference(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_resume_with_another_search_space_is_refused_and_names_the_difference(study, tmp_path):
     folder = killed(study, tmp_path)
     about = json.loads(folder.study_file.read_text())
     about["identity"]["space.precision.amp"] = {"choice": ["off", "bf16", "fp8"]}  # as if another version had other rules
@@ -351,16 +348,14 @@ def test_resume_with_another_search_space_is_refused_and_names_the_difference(be
 
 
 @pytest.mark.thorough
-def test_study_without_measurements_can_be_resumed_on_another_machine(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_study_without_measurements_can_be_resumed_on_another_machine(study, tmp_path):
     folder = killed(study, tmp_path, "trial_started", 1)
     summary = resume(study, folder, machine={**study.inputs.machine, "cpu_model": "Another CPU"})
     assert summary["status"] == "complete"
     assert summary["machine"]["cpu_model"] == "Another CPU"
 
 
-def test_second_tuner_is_refused_and_the_message_names_the_first(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_second_tuner_is_refused_and_the_message_names_the_first(study, tmp_path):
     folder = killed(study, tmp_path)
     with folder.claimed(), pytest.raises(BadInput, match=r"another autotune is working on it.*process \d+ on host"):
         resume(study, StudyFolder(folder.path))
@@ -387,8 +382,7 @@ def test_configuration_stopped_by_the_user_is_tried_again_any_number_of_times(be
 
 
 @pytest.mark.thorough
-def test_clock_that_is_set_back_changes_no_duration_and_no_order(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_clock_that_is_set_back_changes_no_duration_and_no_order(study, tmp_path):
     folder = killed(study, tmp_path, "trial_ended", 4)
     study.clock.time = lambda: 1_000_000_000.0 - study.clock.now_s  # a wall clock that is years behind and runs backwards
     summary = resume(study, folder)
@@ -413,8 +407,7 @@ def test_best_yaml_is_written_before_the_status_is_complete(bench, tmp_path):
     assert StudyFolder(place).best_file.read_text() == study.folder.best_file.read_text()
 
 
-def test_scratch_folder_of_a_trial_that_was_cut_off_is_removed(bench, tmp_path):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_scratch_folder_of_a_trial_that_was_cut_off_is_removed(study, tmp_path):
     folder = killed(study, tmp_path, "trial_started", 5)
     (scratch := folder.trial_path(4) / "scratch").mkdir(parents=True)
     resume(study, folder)
@@ -422,8 +415,7 @@ def test_scratch_folder_of_a_trial_that_was_cut_off_is_removed(bench, tmp_path):
     assert not scratch.exists()
 
 
-def test_a_study_that_has_ended_has_no_temporary_files(bench):
-    study = bench(Surface(gains=FAST), *QUICK)
+def test_a_study_that_has_ended_has_no_temporary_files(study):
     ended = study.listener.trial_ended
 
     def heard(record):

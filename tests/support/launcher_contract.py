@@ -21,6 +21,7 @@ from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.records import Outcome
 from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.waiting import comes, wait_until
 
 ATTEMPTS = itertools.count()
 PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
@@ -43,11 +44,7 @@ def wait(running: Running) -> Ended:
 
 def wait_for(file: Path) -> str:
     """Returns a file's text once the program has written it."""
-    give_up_s = time.monotonic() + PATIENCE_S
-    while not file.exists() or not file.read_text():
-        assert time.monotonic() < give_up_s, f"{file} never came"
-        time.sleep(0.02)
-    return file.read_text()
+    return wait_until(lambda: file.exists() and file.read_text(), str(file), within_s=PATIENCE_S) or ""
 
 
 def is_alive(pid: int) -> bool:
@@ -58,9 +55,21 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def gone(*pids: int) -> bool:
+    """Returns whether all these processes end within 15 seconds."""
+    return comes(lambda: not any(map(is_alive, pids)), within_s=15)
+
+
 def marked_processes(study: Path) -> list[psutil.Process]:
     """Returns the processes of a study that still run, including those of its trials and its helpers."""
     return process_tree.members(lambda mark: is_mark_of(study, mark))
+
+
+def trial_folder(tmp_path: Path) -> Path:
+    """Returns the path of a trial's folder, which does not exist yet."""
+    study = tmp_path / "runs" / "study"
+    (study / "trials").mkdir(parents=True)
+    return study / "trials" / "0007"
 
 
 class LauncherContract:
@@ -74,9 +83,7 @@ class LauncherContract:
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
         """Returns a trial's folder that does not exist yet."""
-        study = tmp_path / "runs" / "study"
-        (study / "trials").mkdir(parents=True)
-        return study / "trials" / "0007"
+        return trial_folder(tmp_path)
 
     @pytest.fixture(autouse=True)
     def nothing_left(self, launcher: Launcher, folder: Path) -> Iterator[None]:

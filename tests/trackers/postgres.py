@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.trackers.servers import free_port
+from tests.support.ports import free_port
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 USER = "postgres"  # PostgreSQL refuses to run as root

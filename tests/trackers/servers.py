@@ -16,14 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.trackers.contents import Contents
+from tests.support.ports import free_port
 
 START_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class MlflowServer:

@@ -25,6 +25,11 @@ from tests.trackers.servers import Mirror
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.fixture
+def folder(runs):
+    return make_study(runs)
+
+
 def read_back(runs: Path) -> dict[str, object]:
     client = mlflow.MlflowClient(store.embedded_uri(runs))
     experiment = client.get_experiment_by_name("autotune")
@@ -92,8 +97,7 @@ def test_interrupted_trials_have_the_run_status_killed(runs):
     assert read_back(runs)["0001 bf16 channels_last"].info.status == "KILLED"
 
 
-def test_parent_run_contains_verdict_metrics_and_files(runs):
-    folder = make_study(runs)
+def test_parent_run_contains_verdict_metrics_and_files(folder, runs):
     write_report(folder, folder.read_summary())
     sync(folder)
     parent = read_back(runs)["resnet18"]
@@ -103,8 +107,7 @@ def test_parent_run_contains_verdict_metrics_and_files(runs):
     assert {"best.yaml", "summary.json", "study.json", "report.html"} <= set(artifacts(runs, parent))
 
 
-def test_parent_run_contains_the_report_and_the_tables_of_the_passes(runs):
-    folder = make_study(runs)
+def test_parent_run_contains_the_report_and_the_tables_of_the_passes(folder, runs):
     (folder.path / "report.html").write_text("<p>faster</p>")
     (folder.trial_path(1) / "explain").mkdir()
     (folder.trial_path(1) / "explain" / "operators.csv").write_text("name,device_s\nmm,1.5\n")
@@ -114,8 +117,7 @@ def test_parent_run_contains_the_report_and_the_tables_of_the_passes(runs):
     assert [file.path for file in client.list_artifacts(parent.info.run_id, "explain/0001")] == ["explain/0001/operators.csv"]
 
 
-def test_report_written_after_a_sync_is_added_by_the_next_sync(runs):
-    folder = make_study(runs)
+def test_report_written_after_a_sync_is_added_by_the_next_sync(folder, runs):
     sync(folder)
     (folder.path / "report.html").write_text("<p>faster</p>")
     sync(folder)
@@ -150,8 +152,7 @@ def test_failures_carry_reason_and_log_tail(runs):
     assert "stderr.tail.txt" in artifacts(runs, failed)
 
 
-def test_second_sync_writes_nothing(runs):
-    folder = make_study(runs)
+def test_second_sync_writes_nothing(folder, runs):
     sync(folder)
     before = {name: run.info.run_id for name, run in read_back(runs).items()}
     state = sync(folder)
@@ -215,8 +216,7 @@ def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     assert sync(folder).is_complete
 
 
-def test_best_of_a_resumed_study_is_no_longer_called_the_best(runs):
-    folder = make_study(runs)
+def test_best_of_a_resumed_study_is_no_longer_called_the_best(folder, runs):
     sync(folder)
     folder.write_summary(folder.read_summary() | {"status": "running"})
     assert sync(folder).written == 1
@@ -233,8 +233,7 @@ def test_sync_of_a_growing_study_writes_only_new_trials(runs):
     assert read_back(runs)["resnet18"].info.status == "FINISHED"
 
 
-def test_successive_studies_of_the_same_name_have_separate_runs(runs):
-    folder = make_study(runs)
+def test_successive_studies_of_the_same_name_have_separate_runs(folder, runs):
     sync(folder)
     shutil.rmtree(folder.path)
     again = make_study(runs)
@@ -259,8 +258,7 @@ def test_store_that_mlflow_refuses_is_reported_with_the_cause(runs, monkeypatch,
     assert len(state.pending) == 8
 
 
-def test_tracker_uri_none_tracks_nothing(runs):
-    folder = make_study(runs)
+def test_tracker_uri_none_tracks_nothing(folder, runs):
     folder.config_file.write_text("tracker:\n  uri: none\n", encoding="utf-8")
     assert sync(folder).is_complete
     assert not (runs / "mlartifacts").exists()
@@ -299,15 +297,15 @@ def test_second_push_reads_only_changed_trials_and_asks_only_for_recent_runs(run
     assert tracker.push(folder).written == 4
     asked, read, search = [], [], tracker._client.search_runs
     monkeypatch.setattr(tracker._client, "search_runs", lambda *words, **how: asked.append(search(*words, **how)) or asked[-1])
-    read_as = run_dir._read_as
-    monkeypatch.setattr(run_dir, "_read_as", lambda make, file: read.append(file.parent.name) or read_as(make, file))
     add_trial(folder, 4)
     changed = folder.read_trial(2)
     changed.reason = "ruled out later"
     folder.write_trial(changed)
+    read_json = run_dir.read_json
+    monkeypatch.setattr(run_dir, "read_json", lambda file: read.append(file) or read_json(file))
     state = tracker.push(folder)
     assert (state.written, state.present, state.pending, state.problem) == (2, 3, [], "")
-    assert read == ["0002", "0004"]
+    assert [file.parent.name for file in read if file.name == "trial.json"] == ["0002", "0004"]
     assert sorted(run.data.tags["trial"] for page in asked for run in page) == ["2", "3", "4"]  # began no earlier than trial 2
     assert read_back(runs)["0002 batch 128 workers 2"].data.tags["reason"] == "ruled out later"
     assert len(read_back(runs)) == 6
@@ -331,8 +329,7 @@ def test_a_run_that_was_deleted_while_a_trial_was_written_counts_as_missing(runs
     assert "0002 batch 128 workers 2" in read_back(runs)
 
 
-def test_sync_writes_nothing_while_another_process_writes(runs):
-    folder = make_study(runs)
+def test_sync_writes_nothing_while_another_process_writes(folder):
     with store.only_writer(folder):
         state = sync(folder, wait_s=0.0)
     assert state.written == 0

@@ -18,8 +18,9 @@ import pytest
 from autotune.records import Kind, Outcome
 from tests.report import made
 from tests.support.fake_launcher import Failure
+from tests.support.ports import free_port
 from tests.trackers.browser import browser_page
-from tests.trackers.servers import START_S, free_port
+from tests.trackers.servers import START_S
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("optuna_dashboard") is None,

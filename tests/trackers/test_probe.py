@@ -5,7 +5,8 @@ import sqlite3
 import pytest
 
 from autotune.trackers import probe
-from tests.trackers.servers import Listener, free_port
+from tests.support.ports import free_port
+from tests.trackers.servers import Listener
 
 
 def test_refused_connection_is_reported_at_once():

@@ -4,8 +4,6 @@ import os
 import pty
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -79,18 +77,3 @@ def test_ui_leaves_no_process_however_it_ends(runs):
     assert {how: terminal.left() for how, terminal in terminals.items()} == {how: [] for how in KINDS}
     listening = {c.laddr.port for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
     assert not listening & {int(port) for port in ports.values()}
-
-
-def test_port_in_use_is_refused(runs):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        ended = subprocess.run(
-            [sys.executable, "-m", "autotune", "ui", "--runs-dir", str(runs), "--port", port],
-            env=own_environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert ended.returncode == 2
-    assert f"--port: cannot be listened on, got {port} (Address already in use)" in ended.stderr

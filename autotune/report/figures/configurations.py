@@ -137,13 +137,8 @@ def _by_value(study: Study, key: str, trials: Trials) -> dict[KnobValue, Trials]
 
 def _rows(study: Study, key: str, found: dict[KnobValue, Trials], scale: Scale) -> list[Row]:
     return [
-        Row(
-            label=knob_phrase(key, value),
-            note="" if number else key,
-            value=_tried_text(those),
-            marks=_marks(study, those, scale),
-        )
-        for number, (value, those) in enumerate(found.items())
+        Row(label=knob_phrase(key, value), note="" if n else key, value=_tried_text(those), marks=_marks(study, those, scale))
+        for n, (value, those) in enumerate(found.items())
     ]
 
 

@@ -20,6 +20,7 @@ from autotune.report.verdict import no_interval_text, origin_text
 from autotune.wording import changes_phrase, effect_doubt, effect_number, effect_text, gain_words, knob_phrase, side_texts
 
 MIDDLE = TRACK_PX / 2
+FACTOR_TICKS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 CHANGE_KINDS = {"faster": "best", "slower": "bad", "ambiguous": "unsure"}  # verdict on a change -> class of its bar
 INTERVALS = "The line is the 95 % interval: if the study were repeated, 19 of 20 such intervals would contain the true value."
 
@@ -162,22 +163,16 @@ def changes(study: Study) -> Figure:
             bar(scale(1.0), scale(ratio), "best"),
             *([interval(scale(ci[0]), scale(ci[1]))] if ci else []),
         ]))  # fmt: skip
-    axis = [(scale(tick), f"{tick:g}x") for tick in _factor_ticks(scale)]
+    axis = [(scale(tick), f"{tick:g}x") for tick in FACTOR_TICKS if scale.low <= tick <= scale.high]
     grid = Grid(columns=["setting", "was", "is", "factor ", "how sure"], rows=[
         [entry["knob"], earlier_text(entry.get("from")), value_text(entry.get("to")), effect_number(entry),
          effect_doubt(entry) or "measured"]
         for entry in entries
     ])  # fmt: skip
     says = "Each bar begins where the one above ends. A factor says how many times as fast the change makes the training."
-    notes = [*basis_lines(summary), *reverted]
-    return Figure(
-        key="changes",
-        title=title,
-        says=says,
-        drawing=Bars(rows=rows, axis=axis).html(),
-        grid=grid,
-        notes=[f"{sentence(note)}." for note in notes],
-    )
+    drawing = Bars(rows=rows, axis=axis).html()
+    notes = [f"{sentence(note)}." for note in [*basis_lines(summary), *reverted]]
+    return Figure(key="changes", title=title, says=says, drawing=drawing, grid=grid, notes=notes)
 
 
 def _factors(entries: Sequence[Mapping[str, Any]], ratio: float | None, ci: Sequence[float] | None) -> Scale:
@@ -188,10 +183,6 @@ def _factors(entries: Sequence[Mapping[str, Any]], ratio: float | None, ci: Sequ
         reached *= entry.get("ratio") or 1.0
     positive = [value for value in seen if value > 0]
     return Scale(min(positive) / 1.02, max(positive) * 1.02, is_log=True)
-
-
-def _factor_ticks(scale: Scale) -> list[float]:
-    return [tick for tick in (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0) if scale.low <= tick <= scale.high]
 
 
 def _change_row(entry: Mapping[str, Any], begun: float, reached: float, scale: Scale) -> Row:

@@ -196,12 +196,9 @@ def _is_on_gpu(study: Study) -> bool:
 
 
 def _modules(study: Study) -> Grid | None:
+    columns = ("activations_bytes", "parameters_bytes")
     rows = [
-        [
-            row["module"] or "(the model)",
-            row["class"],
-            *(bytes_text(row[key]) for key in ("activations_bytes", "parameters_bytes")),
-        ]
+        [row["module"] or "(the model)", row["class"], *(bytes_text(row[key]) for key in columns)]
         for row in study.rows("memory_modules", study.best)[:MAX_MODULES]
     ]
     return Grid(columns=["module of the best trial", "class", "activations ", "parameters "], rows=rows) if rows else None
@@ -225,9 +222,5 @@ def memory_timeline(study: Study) -> Figure:
         title=title, marks=marks, x=[(0.0, "0"), (1.0, step_time_text(span.high))], y=_byte_axis(height),
         key=[("line:baseline-line", "reserved by the allocator"), ("line:best-line", "allocated by tensors")],
     )  # fmt: skip
-    return Figure(
-        key="memory-timeline",
-        title=title,
-        says="Two steps of the best trial. The times are those at which the host allocates and frees memory.",
-        drawing=plot.html(),
-    )
+    says = "Two steps of the best trial. The times are those at which the host allocates and frees memory."
+    return Figure(key="memory-timeline", title=title, says=says, drawing=plot.html())

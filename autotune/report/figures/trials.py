@@ -42,11 +42,12 @@ def rates_by_trial(study: Study) -> Figure:
     """Returns the rate of each trial in order, with intervals, the best so far, and trials without a rate."""
     title = "How fast was each trial?"
     said = phrases(study.summary)
-    trials = [(trial, words) for trial, words in zip(study.trials, said, strict=True) if _is_measurement(trial)]
+    uncounted = (Kind.explain, Kind.check)  # the counts of outcomes leave these out, too
+    trials = [pair for pair in zip(study.trials, said, strict=True) if str(pair[0].get("kind")) not in uncounted]
     valued = [trial for trial, _ in trials if trial.get("value")]
     if not valued:
         return Figure(key="trials", title=title, absent="No trial has a rate.", grid=_trial_grid(study, said) if said else None)
-    height = heights(max(_top(trial) for trial in valued))
+    height = heights(max(float(end) for trial in valued for end in (trial["value"], *(trial.get("ci") or []))))
     across = Scale(-0.5 - LABELS_FRAC * len(trials), len(trials) - 0.5)  # leaves room for the labels of the other axis
     marks = _best_so_far(study, [trial for trial, _ in trials], across, height)
     for place, (trial, words) in enumerate(trials):
@@ -61,14 +62,6 @@ def rates_by_trial(study: Study) -> Figure:
     )
     says = f"Each mark is one process, in order. The stepped line is the best so far. Outcomes: {outcomes_text(study.summary)}."
     return Figure(key="trials", title=title, says=says, drawing=plot.html(), grid=_trial_grid(study, said))
-
-
-def _is_measurement(trial: dict[str, Any]) -> bool:
-    return str(trial.get("kind")) not in (Kind.explain, Kind.check)  # the counts of outcomes leave these out, too
-
-
-def _top(trial: dict[str, Any]) -> float:
-    return max(float(trial["value"]), *map(float, trial.get("ci") or [0.0]))
 
 
 def _trial_marks(study: Study, trial: dict[str, Any], words: str, x: float, height: Scale, *, is_titled: bool) -> list[Markup]:
@@ -123,18 +116,8 @@ def _trial_key(trials: Sequence[tuple[dict[str, Any], str]]) -> list[tuple[str, 
 
 def _trial_grid(study: Study, said: Sequence[str]) -> Grid:
     base = score_of(study.summary, study.summary.get("baseline") or {})
-    columns = [
-        "trial ",
-        "outcome",
-        f"{study.unit}/s ",
-        "interval",
-        "ratio ",
-        "D ",
-        "L ",
-        "memory ",
-        "what was measured",
-        "reason",
-    ]
+    rates = [f"{study.unit}/s ", "interval", "ratio ", "D ", "L "]
+    columns = ["trial ", "outcome", *rates, "memory ", "what was measured", "reason"]
     return Grid(columns=columns, rows=[
         [f"{trial['number']:04d}", str(trial["outcome"]), number_text(trial.get("value")), interval_text(trial.get("ci")),
          ratio_text(score / base) if base and (score := score_of(study.summary, trial)) else DASH,
