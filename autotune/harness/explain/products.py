@@ -63,7 +63,6 @@ class Products:
 
 
 def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
-
     kept = LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
     dtype = getattr(torch, narrow_type(device))
     narrow = _narrowed(wide, dtype, kept)
