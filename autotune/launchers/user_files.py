@@ -27,7 +27,7 @@ from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
-from autotune.studies import RESERVED_NAMES
+from autotune.studies import RESERVED_NAMES, foreign
 
 ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
 CLOSE_S = 1.0
@@ -255,15 +255,17 @@ class Folders:
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
         """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
 
-        Leaves out files in the study's folder or in a temporary folder, and files in a folder that is returned itself.
+        Leaves out autotune's files in the study's folder, files in a temporary folder, and files in a folder that is returned
+        itself.
         """
-        temporary, found = list(_temporary_places()), list[Path]()
+        temporary, found, in_study = list(_temporary_places()), list[Path](), foreign(self._study)
         for path in sorted(wrote):
             is_inside = any(path.is_relative_to(root) for root in self._roots)
             is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
             is_new_file = path.is_file() and (not is_inside or path.name not in self._names.get(path.parent, {path.name}))
-            places = [self._study, *found, *([] if is_inside else temporary)]
-            if (is_new_folder or is_new_file) and not any(map(path.is_relative_to, places)):
+            places = [*found, *([] if is_inside else temporary)]
+            is_own = path.is_relative_to(self._study) and not any(map(path.is_relative_to, in_study))
+            if (is_new_folder or is_new_file) and not is_own and not any(map(path.is_relative_to, places)):
                 found.append(path)
         return found
 
@@ -274,7 +276,9 @@ class Folders:
             for folder in _looked_into(root, self._study):
                 inside = _names(folder)
                 if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
-                    inside = {name for name in inside if not _is_ours(folder / name)}
+                    ours = {name for name in inside if _is_ours(folder / name)}
+                    inside -= ours
+                    found.update(path for name in ours for path in foreign(folder / name))
                 if len(inside) <= MAX_INSIDE:
                     found |= {folder / name for name in inside}
         return {path for path in found if not _is_ours(path)}
