@@ -36,6 +36,9 @@ MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
+MANY_UNNAMED = 100  # if a folder has more files than this whose names have no dot, they are taken for a data set
+# What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
+TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
 # for new files, subfolders with more than MAX_INSIDE entries are ignored; folders of logs have fewer.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
@@ -209,10 +212,14 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
+        A checkpoint is known by its name or, if its name has no dot, by its content.
         Text files are left out, since people edit configuration files while a study runs. For logs, see `logs`.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
+        for folder, names in self._names.items():
+            plain = [folder / name for name in names if "." not in name]
+            there += filter(_is_saved_by_torch, plain if len(plain) <= MANY_UNNAMED else ())
         return _writable([*named, *_newest(there)], MAX_NAMED)
 
     def logs(self) -> list[Path]:
@@ -351,6 +358,13 @@ def _temporary_places() -> Iterator[Path]:
 def _is_binary(path: Path) -> bool:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return b"\0" in file.read(HEAD_BYTES)
+    return False
+
+
+def _is_saved_by_torch(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(256)
+        return (head.startswith(TORCH_ZIP) and TORCH_ENTRY in head) or head.startswith(TORCH_PICKLE)
     return False
 
 

@@ -425,6 +425,16 @@ def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(fi
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
+@pytest.mark.parametrize("name", ["checkpoint.th", "epoch_3.pyth", "net.t7", "yolo.weights", "g_00100000"])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_checkpoint_of_any_usual_name_is_guarded(files, cwd, name, is_zip):
+    path = cwd / "out" / name
+    torch.save({"step": 3}, path, _use_new_zipfile_serialization=is_zip)
+    before = path.read_bytes()
+    assert trial(files, cwd, WRITE, path).kept == [str(path)]
+    assert path.read_bytes() == before
+
+
 def test_run_that_a_program_keeps_in_the_folder_of_a_study_is_reported(files, cwd):
     study, earlier = cwd / "runs" / "train", cwd / "runs" / "earlier"
     for folder in (study / "trials" / "0000", earlier / "trials", earlier / "exp"):
