@@ -41,7 +41,7 @@ MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
 BUILDING = ("spawn", "import", "init")  # phases before the model is called
 STARTING = (*BUILDING, "first_batch")
-LAST_FRAME = "\n  File \""  # in a traceback, what follows its last occurrence is the line that raised the exception
+LAST_FRAME = '\n  File "'  # in a traceback, what follows its last occurrence is the line that raised the exception
 LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may turn out infinite or NaN; see Facts.excused
 
 LONGER = "Let it train longer: more epochs, or more data"

@@ -52,9 +52,9 @@ from autotune.launchers.writers import (
 )
 
 CHECKPOINTS = (
-    ".pt", ".pth", ".pyth", ".th", ".t7", ".ckpt", ".model", ".weights", ".tar", ".safetensors", ".bin", ".pkl", ".pickle", ".h5",
-    ".hdf5", ".keras", ".npz", ".msgpack",
-)  # fmt: skip
+    *(".pt", ".pth", ".pyth", ".th", ".t7", ".ckpt", ".model", ".weights", ".tar", ".safetensors", ".bin", ".pkl", ".pickle"),
+    *(".h5", ".hdf5", ".keras", ".npz", ".msgpack"),
+)
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
 # Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)
