@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from autotune.harness.protocol import APPLIED, UNMEASURABLE, RankResult
-from autotune.known_messages import NEAR_CAP_FRAC, Facts, Verdict, verdict_of
+from autotune.known_messages import NEAR_CAP_FRAC, Facts, Verdict, advised, verdict_of
 from autotune.log_messages import (
     CAPTURE_FAILED,
     CHILD_FAILED,
@@ -41,6 +41,7 @@ MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
 BUILDING = ("spawn", "import", "init")  # phases before the model is called
 STARTING = (*BUILDING, "first_batch")
+LAST_FRAME = '\n  File "'  # in a traceback, what follows its last occurrence is the line that raised the exception
 LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may turn out infinite or NaN; see Facts.excused
 
 LONGER = "Let it train longer: more epochs, or more data"
@@ -274,7 +275,8 @@ def _of_exception(result: RankResult, facts: Facts) -> Verdict:
         line = f"DataLoader worker (pid {pid}) is killed by signal: {WORKER_SIGNALS.get(name, name)}, then {line}"
         return verdict_of(line, line, facts) or (Outcome.error, line)
     text = f"{error.get('message', '')}\n{facts.log_tail if WORKER_KILLED.search(error.get('message', '')) else ''}"
-    return verdict_of(text, line, facts) or (Outcome.error, line)
+    last_frame = error.get("traceback", "").rpartition(LAST_FRAME)[2]
+    return verdict_of(text, line, facts) or (Outcome.error, advised(line, f"{last_frame}\n{text}"))
 
 
 def _lacks_pinned_memory(result: RankResult, facts: Facts) -> bool:
@@ -327,7 +329,9 @@ def _of_ending(facts: Facts) -> Verdict:
         return Outcome.error, f"{_rank_name(task.rank, task.host)} ended with exit status {task.code}"
     if raised:
         line = _quoted(raised)
-        return verdict_of(f"{raised}\n{_relevant(log, raised)}", line, facts) or (Outcome.error, line)
+        text = f"{raised}\n{_relevant(log, raised)}"
+        last_frame = log[: log.rfind(raised)].rpartition(LAST_FRAME)[2]
+        return verdict_of(text, line, facts) or (Outcome.error, advised(line, f"{last_frame}\n{raised}"))
     if facts.results:
         return Outcome.error, "; ".join(facts.problems) or f"no result from rank {_missing(facts.results)[0]}"
     if facts.problems:

@@ -10,6 +10,7 @@ from autotune.log_messages import (
     DEVICE_OOM,
     HOST_OOM,
     NO_INPUT,
+    NO_TERMINAL,
     SHARED_MEMORY,
     SUSPECTED_OOM,
     TOO_MANY_FILES,
@@ -97,6 +98,13 @@ def verdict_of(text: str, line: str, facts: Facts) -> Verdict | None:
             "-- sh -c 'python train.py < answers.txt')"
         )
     return None
+
+
+def advised(line: str, text: str) -> str:
+    """Returns `line`, with advice if `text`, the end of a traceback, shows that the program looked for its terminal."""
+    if NO_TERMINAL.search(text) is None:
+        return line
+    return f"{line} (a trial has no terminal. Give the program one: -- script -qec 'python train.py' /dev/null)"
 
 
 def _suspected_memory(line: str, facts: Facts) -> Verdict:

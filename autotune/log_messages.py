@@ -39,6 +39,8 @@ WORKER_DIED = re.compile(r"DataLoader worker \(pid\(?s?\)?[^)]*\) (?:is killed b
 WORKER_SIGNALS = {"SIGKILL": "Killed", "SIGBUS": "Bus error"}  # as torch words them
 TOO_MANY_FILES = re.compile(r"\[Errno 24\]|Too many open files")
 NO_INPUT = re.compile(r"EOF when reading a line")  # input() at the end of standard input
+# A program asked its terminal for something, or called `stty size` and did not expect an empty answer.
+NO_TERMINAL = re.compile(r"Inappropriate ioctl for device|\bstty size\b")
 # Messages that only report another process's failure: a rank that lost its peer, a parent whose child has ended.
 PEER_LOST = re.compile(
     r"Connection (?:reset|closed|refused)|connectFullMesh|[Gg]loo|DistBackendError|ProcessGroup|NCCL|Broken pipe|heartbeat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,6 +18,8 @@ RECORDS = (  # what a study keeps in its folder, besides its report
     "study.json", "summary.json", "config.yaml", "optuna.journal", "explanation.json", "best.yaml", "owner.json",
     "tracking.json", "trials",
 )  # fmt: skip
+OWN_FOLDERS = ("trials", "compile_cache")  # the folders that autotune makes in a study's folder
+OWN_SUFFIXES = (".csv", ".env", ".gz", ".html", ".journal", ".json", ".log", ".png", ".py", ".tmp", ".yaml", ".yml")
 RESERVED_NAMES = ("mlflow.db", "mlartifacts")  # the embedded tracking store lies next to the studies
 
 
@@ -46,6 +49,22 @@ def create(runs: Path, name: str) -> StudyFolder:
         problem = f"runs_dir: cannot be written, got {str(runs)!r} ({error.strerror}). Give a folder you own: runs_dir=DIR."
         raise BadInput(problem) from error
     raise BadInput(f"study.name: 99,999 studies of this name exist, got {name!r}. Give another: study.name=NAME.")
+
+
+def foreign(study: Path) -> list[Path]:
+    """Returns the folders and files that a program has put into a study's folder.
+
+    Some programs keep their runs in `runs/train`, which is also the folder of a study of `train.py`. Links are left out, and so
+    are files that look like autotune's records, reports and exports.
+    """
+    found = []
+    with contextlib.suppress(OSError), os.scandir(study) as entries:
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            is_own = entry.name in OWN_FOLDERS if is_folder else entry.name.endswith(OWN_SUFFIXES)
+            if not (is_own or entry.name.startswith(".") or entry.is_symlink()):
+                found.append(study / entry.name)
+    return sorted(found)
 
 
 def check_output(file: Path, option: str) -> None:

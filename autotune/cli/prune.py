@@ -30,7 +30,7 @@ from autotune.owner import OWNER_FILE, describe, held, owner_of
 from autotune.plain_text import escaped
 from autotune.quantities import bytes_text
 from autotune.run_dir import StudyFolder
-from autotune.studies import find, studies
+from autotune.studies import find, foreign, studies
 from autotune.trackers.store import LOCK_FILE
 
 CACHE, TRACES, LOGS, OTHER, WHOLE = KINDS = ("compile cache", "traces", "logs", "other", "whole study")
@@ -42,6 +42,7 @@ OF_TRIAL = {  # files of trials that are over
 }
 TEMPORARY = {OTHER: ("autotune-fault-????????.log", *(f"autotune-{name}-????????" for name in ("picture", "inspect", "slots")))}
 LEAST_NAME = 16  # characters for a study's name; if fewer would be left, the table omits the columns for the kinds
+MAX_FOREIGN = 5  # names of files and folders that autotune did not make, for each study
 REMOVED = ".removed"  # suffix of a study's name while it is being removed
 STALE_S = 86_400.0  # a temporary file that has not been changed for this long is no longer in use
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
@@ -167,7 +168,7 @@ def _whole(asked: Asked, kept: dict[str, str]) -> Iterator[Place]:
     before_s = time.time() - _age_s(asked.older_than) if asked.older_than is not None else float("inf")
     chosen = [_named(asked.runs, word) for word in asked.studies] or studies(asked.runs)
     for folder in {folder.path.absolute(): folder for folder in chosen if _written_s(folder) < before_s}.values():
-        why = _why_not(folder)
+        why = _why_not(folder) or _what_else(folder)
         if why and asked.studies:
             raise BadInput(f"STUDY: {why}, got {folder.name!r}. It stays as it is.")
         if why:
@@ -202,6 +203,15 @@ def _why_not(folder: StudyFolder) -> str:
     except (OSError, ValueError) as error:
         return f"study.json cannot be read: {error}"
     return ""
+
+
+def _what_else(folder: StudyFolder) -> str:
+    """Returns what a program has put into a study's folder, as a reason not to remove the folder; "" for nothing."""
+    names = [escaped(path.name) for path in foreign(folder.path)]
+    if not names:
+        return ""
+    shown = ", ".join([*names[:MAX_FOREIGN], *([f"{len(names) - MAX_FOREIGN} more"] if len(names) > MAX_FOREIGN else [])])
+    return f"it holds what autotune did not make, so move this first: {shown}"
 
 
 def _status(folder: StudyFolder) -> str:

@@ -69,6 +69,7 @@ class Loader:
         self.samples = 0.0
         self.wait_s = 0.0
         self.num_yields = 0
+        self.is_read = False  # whether a batch was fetched while gradients were disabled, as for an evaluation
         self._evaluated = (0.0, 0.0, 0)  # the three above, as they were when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
@@ -216,6 +217,7 @@ class Loader:
         """
         now, before = (self.samples, self.wait_s, self.num_yields), self._evaluated
         self.samples, self.wait_s, self.num_yields, self._evaluated = 0.0, 0.0, 0, (0.0, 0.0, 0)
+        self.is_read = False
         if before[2] == now[2]:
             return now
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]

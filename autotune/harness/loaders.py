@@ -134,6 +134,8 @@ class LoaderWatch:
                     watch._guarded(info.compare)
                 began_s = monotonic()
                 batch = advance(self)
+                if not torch.is_grad_enabled():
+                    info.is_read = True
                 first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
                     watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
@@ -422,6 +424,7 @@ class LoaderWatch:
         is_foreign, has_own = False, training in self.touched
         self._idle.note(training, is_fed=bool(self.touched))
         for info in self.touched:
+            is_read = info.is_read or self._context.modules.is_evaluated
             taken, waited_s, num_batches = info.take()
             if info is training:
                 samples = taken
@@ -429,7 +432,7 @@ class LoaderWatch:
                 info.total_samples += samples
                 info.total_wait_s += waited_s
                 info.total_batches += num_batches
-            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and self._context.modules.is_evaluated)):
+            elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
                 is_foreign = True
             else:  # a second loader that also feeds the steps
                 wait_s += waited_s

@@ -20,7 +20,7 @@ class Window:
     Attributes:
         meter: the meter; None before the first step.
         steps: "end_s", "samples", "wait_s" of every step of the process.
-        wait_s, busy_s, step_s, samples: sums of these fields of `clock.Finished` over the window's steps.
+        wait_s, busy_s, step_s: sums of these fields of `clock.Finished` over the window's steps.
         is_full: whether the measurement is complete, so that the program may end.
         is_cut_off: whether the window was ended for lack of time.
     """
@@ -29,7 +29,7 @@ class Window:
         self._context = context
         self.meter: Optional[Meter] = None
         self.steps: Dict[str, List[float]] = {"end_s": [], "samples": [], "wait_s": []}
-        self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
+        self.wait_s = self.busy_s = self.step_s = 0.0
         self.is_full = self.is_cut_off = False
         self._last_seen: Any = None
         self._held: List[Finished] = []  # the last steps, held back because they took no batch
@@ -144,7 +144,7 @@ class Window:
 
     def _open(self) -> None:
         context = self._context
-        self.wait_s = self.busy_s = self.step_s = self.samples = 0.0
+        self.wait_s = self.busy_s = self.step_s = 0.0
         context.clock.open_window()
         context.supply.open_window()
         context.optimizers.open_window()
@@ -155,7 +155,6 @@ class Window:
         self.wait_s += sum([step.wait_s for step in steps])
         self.busy_s += sum([step.busy_s for step in steps])
         self.step_s += sum([step.step_s for step in steps])
-        self.samples += sum([step.samples for step in steps])
         is_quiet = all([step.is_quiet for step in steps])
         meter.is_draining = self._context.supply.is_falling
         meter.feed_window([step.step_s for step in steps], [step.samples for step in steps], is_quiet=is_quiet)

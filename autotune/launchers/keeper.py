@@ -51,7 +51,10 @@ from autotune.launchers.writers import (
     Processes,
 )
 
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors", ".bin", ".pkl", ".h5", ".npz", ".msgpack")
+CHECKPOINTS = (
+    *(".pt", ".pth", ".pyth", ".th", ".t7", ".ckpt", ".model", ".weights", ".tar", ".safetensors", ".bin", ".pkl", ".pickle"),
+    *(".h5", ".hdf5", ".keras", ".npz", ".msgpack"),
+)
 LOGS = (".csv", ".tsv", ".jsonl", ".log")  # text files in which programs keep metrics, and which each run overwrites
 # Other text is often a configuration that one rank writes and all read, so it is guarded only if its name looks like a log's.
 MAY_BE_LOGS, LOG_NAMES = (".json", ".txt"), re.compile(r"log|metric|result|hist|loss|score", re.IGNORECASE)

@@ -27,7 +27,7 @@ from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
-from autotune.studies import RESERVED_NAMES
+from autotune.studies import RESERVED_NAMES, foreign
 
 ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
 CLOSE_S = 1.0
@@ -36,6 +36,9 @@ MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
+MANY_UNNAMED = 100  # if a folder has more files than this whose names have no dot, they are taken for a data set
+# What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
+TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
 # for new files, subfolders with more than MAX_INSIDE entries are ignored; folders of logs have fewer.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
@@ -209,10 +212,14 @@ class Folders:
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
 
+        A checkpoint is known by its name or, if its name has no dot, by its content.
         Text files are left out, since people edit configuration files while a study runs. For logs, see `logs`.
         """
         named = [path for path in self._files if _is_binary(path) and not os.access(path, os.X_OK)]
         there = [folder / name for folder, names in self._names.items() for name in names if name.endswith(CHECKPOINTS)]
+        for folder, names in self._names.items():
+            plain = [folder / name for name in names if "." not in name]
+            there += filter(_is_saved_by_torch, plain if len(plain) <= MANY_UNNAMED else ())
         return _writable([*named, *_newest(there)], MAX_NAMED)
 
     def logs(self) -> list[Path]:
@@ -255,15 +262,17 @@ class Folders:
     def _others(self, wrote: Iterable[Path]) -> list[Path]:
         """Returns what else a trial made: folders anywhere, and files outside of the known folders or deep inside them.
 
-        Leaves out files in the study's folder or in a temporary folder, and files in a folder that is returned itself.
+        Leaves out autotune's files in the study's folder, files in a temporary folder, and files in a folder that is returned
+        itself.
         """
-        temporary, found = list(_temporary_places()), list[Path]()
+        temporary, found, in_study = list(_temporary_places()), list[Path](), foreign(self._study)
         for path in sorted(wrote):
             is_inside = any(path.is_relative_to(root) for root in self._roots)
             is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
             is_new_file = path.is_file() and (not is_inside or path.name not in self._names.get(path.parent, {path.name}))
-            places = [self._study, *found, *([] if is_inside else temporary)]
-            if (is_new_folder or is_new_file) and not any(map(path.is_relative_to, places)):
+            places = [*found, *([] if is_inside else temporary)]
+            is_own = path.is_relative_to(self._study) and not any(map(path.is_relative_to, in_study))
+            if (is_new_folder or is_new_file) and not is_own and not any(map(path.is_relative_to, places)):
                 found.append(path)
         return found
 
@@ -274,7 +283,9 @@ class Folders:
             for folder in _looked_into(root, self._study):
                 inside = _names(folder)
                 if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
-                    inside = {name for name in inside if not _is_ours(folder / name)}
+                    ours = {name for name in inside if _is_ours(folder / name)}
+                    inside -= ours
+                    found.update(path for name in ours for path in foreign(folder / name))
                 if len(inside) <= MAX_INSIDE:
                     found |= {folder / name for name in inside}
         return {path for path in found if not _is_ours(path)}
@@ -347,6 +358,13 @@ def _temporary_places() -> Iterator[Path]:
 def _is_binary(path: Path) -> bool:
     with contextlib.suppress(OSError), path.open("rb") as file:
         return b"\0" in file.read(HEAD_BYTES)
+    return False
+
+
+def _is_saved_by_torch(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        head = file.read(256)
+        return (head.startswith(TORCH_ZIP) and TORCH_ENTRY in head) or head.startswith(TORCH_PICKLE)
     return False
 
 

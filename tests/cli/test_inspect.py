@@ -184,6 +184,17 @@ def test_program_that_reads_standard_input_gets_advice_that_works(cli, program):
     assert cli("inspect", *words).returncode == 0
 
 
+def test_program_that_needs_a_terminal_gets_advice_that_works(cli, program):
+    source = "import os\n_, width = os.popen('stty size').read().split()\n"
+    (cli.cwd / "train.py").write_text(source + PROGRAM, encoding="utf-8")
+    ended = cli("inspect", "--", *program)
+    assert ended.returncode == 3
+    advised = ended.stderr.partition("Give the program one: -- ")[2].partition(")")[0]
+    words = shlex.split(advised.replace("python train.py", shlex.join(program)))
+    assert words[0] == "script"
+    assert cli("inspect", "--", *words).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

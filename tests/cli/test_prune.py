@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -134,6 +135,22 @@ def test_named_studies_are_removed_whole_and_others_stay(cli, tmp_path, private)
     assert "Removed" in cli("prune", "one", "--yes").stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
     assert content(other.path) == before
+
+
+def test_study_that_holds_what_a_program_has_put_there_is_not_removed(cli, tmp_path, private):
+    folder = filled(tmp_path / "runs", "train")
+    (folder.path / "exp" / "weights").mkdir(parents=True)
+    (folder.path / "exp" / "weights" / "best.pt").write_text("precious")
+    (folder.path / "other.yaml").write_text("exported")
+    before = content(folder.path)
+    assert "move this first: exp, got 'train'." in cli.refused("prune", "train", "--yes")
+    assert "move this first: exp" in cli("prune", "--older-than", "0h", "--yes").stdout
+    assert content(folder.path) == before
+    assert cli("prune", "--yes").returncode == 0
+    assert (folder.path / "exp" / "weights" / "best.pt").read_text() == "precious"
+    shutil.move(folder.path / "exp", tmp_path)
+    assert cli("prune", "train", "--yes").returncode == 0
+    assert not folder.path.exists()
 
 
 def test_study_that_cannot_be_removed_does_not_count_as_removed(tmp_path, monkeypatch, capsys):

@@ -283,6 +283,39 @@ def test_reason_is_the_exception_of_the_result_rather_than_of_the_log():
     assert classify(facts) == (Outcome.error, "ShapeError: mat1 and mat2 more")
 
 
+TERMINAL_LOG = """Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    from utils import progress_bar
+  File "/x/utils.py", line 44, in <module>
+    SOURCE
+    ^^^^^^
+RAISED
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "message"),
+    [
+        ("rows, columns = os.popen('stty size', 'r').read().split()", "ValueError", "not enough values to unpack"),
+        ("WIDTH = os.get_terminal_size().columns", "OSError", "[Errno 25] Inappropriate ioctl for device"),
+    ],
+)
+def test_program_that_needs_a_terminal_gets_advice(source, kind, message):
+    trace = TERMINAL_LOG.replace("SOURCE", source).replace("RAISED", f"{kind}: {message}")
+    result = failed(kind, message)
+    result.error["traceback"] = trace
+    for facts in (answered(result), Facts(exit_code=1, log_tail=f"stty: 'standard input': no\n{trace}")):
+        outcome, reason = classify(facts)
+        assert outcome is Outcome.error
+        assert reason.startswith(f"{kind}: {message} (a trial has no terminal. ")
+
+
+def test_another_failure_after_a_look_for_the_terminal_gets_no_advice():
+    trace = TERMINAL_LOG.replace("SOURCE", "width = 1 / 0").replace("RAISED", "ZeroDivisionError: division by zero")
+    facts = Facts(exit_code=1, log_tail=f"stty: 'standard input': Inappropriate ioctl for device\n{trace}")
+    assert classify(facts) == (Outcome.error, "ZeroDivisionError: division by zero")
+
+
 @pytest.mark.parametrize(
     "message",
     [

@@ -183,6 +183,11 @@ def test_short_epochs_count_every_step_and_exclude_evaluations_between_them(tria
     assert window.seconds / window.steps < 0.15  # 0.04 to prepare a batch; with the evaluation, it would be 0.25
 
 
+def test_a_single_batch_read_without_gradients_between_steps_is_an_evaluation(trial: Trial) -> None:
+    found = trial("loaders.py", "copy_validated", "samples=108").result()
+    assert "loader.batch_size" not in found.applicability
+
+
 def test_evaluated_batches_of_the_training_loader_are_not_counted_as_trained(trial: Trial) -> None:
     found = trial("loaders.py", "on_itself", "samples=48").result()
     assert set(found.steps["samples"]) == {12}

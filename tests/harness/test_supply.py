@@ -1,5 +1,6 @@
 """The rate that the loader can sustain with empty queues, from the counters of a simulated queue of known rates."""
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 from torch.utils.data._utils import fetch
 
-from autotune.harness import supply, worker
+from autotune.harness import report, supply, worker
 from autotune.harness.cores import num_cores
-from autotune.harness.protocol import SEPARATE, SHARED
+from autotune.harness.meter import WARMUP, Meter
+from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules, RankResult
 from autotune.harness.supply import Reading, Supply
 from autotune.harness.worker import Counters
 
@@ -156,3 +158,23 @@ def test_cores_are_counted_within_the_quota(tmp_path: Path) -> None:
     (tmp_path / "cpu.max").write_text("max 100000")
     (tmp_path / "a" / "b" / "cpu.max").unlink()
     assert num_cores(str(tmp_path), str(own)) == len(os.sched_getaffinity(0))
+
+
+def test_rate_of_the_device_is_at_least_that_of_a_window_that_leaves_out_its_last_step() -> None:
+    meter = Meter(dataclasses.replace(MeasureRules(), slow_max_s=5.0), width=2)
+    while meter.phase == WARMUP:
+        meter.feed(0.9, 32.0)
+    steps_s = [0.9, 0.9, 0.8, 0.9, 2.0]  # the last one does not fill a block of two
+    meter.feed_window(steps_s, [32.0] * 5)
+    measured = SimpleNamespace(meter=meter, steps={"samples": []}, step_s=sum(steps_s), busy_s=sum(steps_s) - 0.4, wait_s=0.4)
+    context: Any = SimpleNamespace(
+        window=measured,
+        loaders=SimpleNamespace(unit="samples", unit_source="forward calls"),
+        peers=SimpleNamespace(is_joint=False),
+        clock=SimpleNamespace(gap_frac=None),
+    )
+    found = RankResult(trial=0, nonce="", rank=0, world_size=1, pid=0, status="measured")
+    report._add_rates(found, context)
+    assert found.window is not None
+    assert found.window.steps == 4
+    assert found.device_rate_per_s == pytest.approx(found.window.rate_per_s * 5.5 / 5.1)

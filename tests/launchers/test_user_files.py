@@ -426,6 +426,31 @@ def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(fi
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
+@pytest.mark.parametrize("name", ["checkpoint.th", "epoch_3.pyth", "net.t7", "yolo.weights", "g_00100000"])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_checkpoint_of_any_usual_name_is_guarded(files, cwd, name, is_zip):
+    path = cwd / "out" / name
+    torch.save({"step": 3}, path, _use_new_zipfile_serialization=is_zip)
+    before = path.read_bytes()
+    assert trial(files, cwd, WRITE, path).kept == [str(path)]
+    assert path.read_bytes() == before
+
+
+def test_run_that_a_program_keeps_in_the_folder_of_a_study_is_reported(files, cwd):
+    study, earlier = cwd / "runs" / "train", cwd / "runs" / "earlier"
+    for folder in (study / "trials" / "0000", earlier / "trials", earlier / "exp"):
+        folder.mkdir(parents=True)
+    code = HARNESS + "for at in sys.argv[1:]: os.makedirs(at); open(at + '/last.pt', 'w').write('123')"
+    files.begin([], str(cwd), study / "trials" / "0000")
+    mark = {protocol.MARK_VARIABLE: mark_of(study, 0), "PLACE": str(study / "trials" / "0000")}
+    command = [sys.executable, "-S", "-c", code, "runs/train/exp/weights", "runs/earlier/exp2"]
+    assert subprocess.run(command, cwd=cwd, env={**os.environ, **mark}, check=False).returncode == 0
+    (study / "compile_cache").mkdir()
+    (study / "best.yaml").write_text("")
+    report = files.end()
+    assert {**report.left, **report.new} == {"runs/train/exp": 3, "runs/earlier/exp2": 3}
+
+
 def test_save_of_another_program_does_not_wait_for_a_copy(files, cwd):
     """Another program's save waits for an answer of the keeper, but not for a copy."""
     path = cwd / "large.pt"

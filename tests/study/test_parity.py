@@ -161,18 +161,17 @@ def test_losses_are_compared_only_in_time_that_the_finals_do_not_need(tmp_path, 
     baseline.phases_s, baseline.losses = {"steady": 5.0}, curve(0.97)
     candidate = dataclasses.replace(baseline, number=1, kind=Kind.search, changed={"precision.amp": "bf16"}, seconds=40.0)
     candidate.evidence, written, listener = {}, [], RecordingListener()
-    parity = Parity(
-        SimpleNamespace(
-            inputs=SimpleNamespace(config=compose([], command=["true"], facts=MACHINE).config),
-            records=[baseline, candidate],
-            baseline=baseline,
-            budget=SimpleNamespace(left_s=left_s),
-            costs=SimpleNamespace(again_s=lambda *_: 1000.0),
-            folder=SimpleNamespace(write_trial=written.append),
-            listener=listener,
-        )
+    session = SimpleNamespace(
+        inputs=SimpleNamespace(config=compose([], command=["true"], facts=MACHINE).config),
+        records=[baseline, candidate],
+        baseline=baseline,
+        budget=SimpleNamespace(left_s=left_s),
+        costs=SimpleNamespace(again_s=lambda *_: 1000.0),
+        folder=SimpleNamespace(write_trial=written.append),
+        listener=listener,
     )
-    assert [parity.is_open(candidate) for _ in range(2)] == [has_time] * 2
+    search, finals = Parity(session), Parity(session)  # the user is notified once, not by each of them
+    assert [each.is_open(candidate) for each in (search, search, finals)] == [has_time] * 3
     assert written == ([] if has_time else [candidate])
     assert len(listener.named("notice")) == len(written)
     why = "it was not compared yet" if has_time else "no time was left for it: the finals need the rest"

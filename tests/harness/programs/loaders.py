@@ -1,5 +1,6 @@
 """Trains with DataLoaders as real programs build them; the first word names a kind. Prints settings of the held-out loader."""
 
+import copy
 import itertools
 import sys
 import time
@@ -83,6 +84,7 @@ def main():
         collate = slow_collate if "slow" in OPTIONS else None
         loader = build(data, batch_size=12, worker_init_fn=own_init, collate_fn=collate, **WORKERS)
     held_out = DataLoader(data, batch_size=30)
+    endless = iter(DataLoader(data, batch_sampler=itertools.repeat([0, 1, 2])))  # one iterator for all epochs
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     number = 0
@@ -103,6 +105,9 @@ def main():
             for (x,) in held_out:
                 model(x)
             time.sleep(float(OPTIONS.get("pause", "0.01")))
+        if KIND == "copy_validated":
+            with torch.no_grad():
+                copy.deepcopy(model)(*next(endless))
         if KIND == "on_itself":
             model.eval()
             for x in loader:
