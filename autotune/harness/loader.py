@@ -52,6 +52,7 @@ class Loader:
         self.draws_by_itself = self.holds_open_file = False
         # Signs that the program expects batches of one sample, of which it uses the first.
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
+        self.last_shape: Tuple[int, ...] = ()  # of the last tensor in the last batch, if it has several; of first batches only
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
@@ -153,10 +154,17 @@ class Loader:
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
 
     def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
-        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`."""
-        shape = self.sizes.shape
+        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`.
+
+        If what is left is a whole batch, because inputs and targets (the first and the last tensor) have equally many rows, its
+        rows are counted from then on.
+        """
+        shape, last = self.sizes.shape, self.last_shape
         is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
         self.is_unpacked = self.is_unpacked or (self.batch_size == 1 and is_removed)
+        rows = 1 if self.is_unpacked else 0 if self.takes_only_first and shape in shapes else None
+        if rows is not None and rows < min(len(shape), len(last)) and last[rows] == shape[rows] > 1:
+            self.sizes.dimension = rows
 
     @property
     def is_changed_between_batches(self) -> bool:

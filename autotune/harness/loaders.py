@@ -380,6 +380,8 @@ class LoaderWatch:
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
             asked = probe.last() if probe is not None else 0
+            if info.batch_size == 1 and self._context.num_steps <= LEAST_STEPS:
+                info.last_shape = batches.last_shape(batch)
             samples = 0.0 if batch is None else sizes.count(batch, shape, asked, info.batch_size)  # None: the program skips it
             if sizes.is_known and probe is not None:
                 probe.is_active = False

@@ -215,6 +215,7 @@ class OptimizerWatch:
         if self._clock() is optimizer or self._is_wrapper_of_clock(optimizer):
             self._context.step_done()
             return
+        self._context.modules.other_steps()
         if self._counted_steps != self._context.num_steps:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1

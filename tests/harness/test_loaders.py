@@ -127,6 +127,13 @@ def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of
         assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
 
 
+@pytest.mark.parametrize("flags", [("first",), ()])
+def test_rows_are_counted_if_each_item_of_a_data_set_is_a_whole_batch(trial: Trial, flags: tuple[str, ...]) -> None:
+    found = trial("kinds.py", "whole_batches", *flags).result()
+    assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
+    assert set(found.steps["samples"][3:]) == {14}
+
+
 class First:
     def collate(self, batch: Any) -> Any:
         return batch[0]
