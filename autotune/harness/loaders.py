@@ -331,7 +331,7 @@ class LoaderWatch:
             size = members.attribute(loader, "batch_size")
             info.batch_size = size if size is not None else sites.batch_size_of(info.batch_sampler)
             info.num_workers = members.attribute(loader, "num_workers", 0)
-            info.settings = loader_knobs.settings(loader, info.batch_size)
+            info.settings = loader_knobs.settings(loader, info.rows or info.batch_size)
             loader.__dict__["_autotune"] = info
             if info.number == len(self.loaders):
                 self.loaders.append(info)

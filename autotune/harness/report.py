@@ -176,7 +176,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
     if training is not None:
         kind = training.given_kinds[0]
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_data}
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_samples}
         loader.update(training.settings)
     num_fed = training.num_steps_fed if training is not None else 0
     num_batches = training.total_batches if training is not None else 0.0

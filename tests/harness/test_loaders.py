@@ -132,6 +132,14 @@ def test_rows_are_counted_if_each_item_of_a_data_set_is_a_whole_batch(trial: Tri
     found = trial("kinds.py", "whole_batches", *flags).result()
     assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
     assert set(found.steps["samples"][3:]) == {14}
+    assert (found.observed["loader.batch_size"], found.detected["loader"]["num_samples"]) == (14, 30 * 14)
+    assert "{loader.batch_size=14} in the command" in found.applicability["loader.batch_size"]
+
+
+@pytest.mark.parametrize(("size", "status"), [(14, APPLIED), (12, OVERRIDDEN)])
+def test_batch_size_on_the_command_line_is_that_of_items_that_are_whole_batches(trial: Trial, size: int, status: str) -> None:
+    found = trial("kinds.py", "whole_batches", "first", passed={"loader.batch_size": size}).result()
+    assert found.knobs["loader.batch_size"].status == status
 
 
 class First:
