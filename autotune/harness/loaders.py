@@ -463,7 +463,7 @@ class LoaderWatch:
         if forward_samples:
             self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
             return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
-        if self.unit_source == "loader":
+        if self.unit_source == "loader" or not self._context.modules.living:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign

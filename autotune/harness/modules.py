@@ -49,10 +49,12 @@ class Root:
     """
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
-        self._module = weakref.ref(module)
+        first = next(members.parameters(module), None)
+        self._module, self._kind = weakref.ref(module), type(module)
+        self._first = weakref.ref(first) if first is not None else lambda: None
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked, members.shape_of(next(members.parameters(module), None)) or ())
+        self.sizes = CallSizes(asked, members.shape_of(first) or ())
         self.calls = Calls(self.sizes)
         self.trains_in_evaluation = not module.training
         self.around: Any = None
@@ -62,6 +64,11 @@ class Root:
     def module(self) -> Any:
         """The module; None if it no longer exists."""
         return self._module()
+
+    def is_replaced_by(self, module: Any) -> bool:
+        """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
+        first = self._first() if self.module is None and self._kind is type(module) else None
+        return first is not None and first is next(members.parameters(module), None)
 
 
 class Nesting(threading.local):
@@ -123,6 +130,8 @@ class ModuleWatch:
             root = self._adopted(module) if is_candidate and not _is_exporting(module) else None
             if root is not None:
                 return self.run(root, call, args, kwargs)
+            if self._is_made_anew(module):
+                return call(module, *args, **kwargs)
             nesting.depth += 1  # frozen, in evaluation mode or without parameters: its children are not roots either
             try:
                 return call(module, *args, **kwargs)
@@ -132,6 +141,10 @@ class ModuleWatch:
         # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
+
+    def _is_made_anew(self, module: Any) -> bool:
+        # A program that makes a wrapper in each step: the modules in it are called in all steps, so they are the roots.
+        return any(root.is_replaced_by(module) for root in self.roots)
 
     def _trains_in_evaluation(self) -> bool:
         # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made
@@ -164,7 +177,7 @@ class ModuleWatch:
         try:
             if not self._owns_trained_parameters(module) or any(map(is_lazy, members.parameters(module))):
                 return None  # lazy layers get their shapes in this call, so the module may become a root in the next one
-            return self._root_of(module) or self._adopt(module)
+            return self._root_of(module) or (None if self._is_made_anew(module) else self._adopt(module))
         except Exception:
             self._context.broke("preparing a module for training")
             return None

@@ -378,6 +378,32 @@ def solver():
         optimizer.step()
 
 
+def wrapped_anew():
+    """Each step makes a module around the model; with `rebuilt`, also the model itself, from the same parameters."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            y = self.inner(x)
+            print(y.dtype, flush=True)
+            return y
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        if "rebuilt" in FLAGS:
+            weight, bias, model = model.weight, model.bias, nn.Linear(4, 2)
+            model.weight, model.bias = weight, bias
+        wrapper = model if "rebuilt" in FLAGS else Wrapper(model)
+        wrapper(torch.randn(14, 4)).sum().backward()
+        del wrapper
+        optimizer.step()
+
+
 def statistics():
     """After each epoch, the statistics of an average of the model are computed, in training mode, from the training loader."""
     from torch.optim.swa_utils import AveragedModel, update_bn
