@@ -1,8 +1,8 @@
 """Counts the samples that a training root is called with (see modules.py), for programs whose batches come from no loader.
 
 Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation,
-and no backward pass reaches such a call. The solver of a differential equation, or an unrolled cellular automaton, calls its
-model many times with values that the model itself has computed from the same samples.
+and a program may test its model without disabling gradients: no backward pass reaches such a call. The solver of a differential
+equation, or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from . import batches
 from .batches import CallSizes
 
+WATCHED_STEPS = 4  # number of first steps in which the outputs of all calls are watched
 MAX_HOOKED = 4  # a backward pass is assumed to reach one of this number of outputs of a call, or none
 _GRAD_FN: Any = Tensor.grad_fn
 
@@ -48,25 +49,28 @@ class Calls:
         self.closed_step = -1
         self._largest, self._least_trained = 0.0, math.inf  # samples of a call; the latter of calls that were reached
         self._is_fed_back = False  # whether inputs were computed from trained parameters
+        self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; the latter: but not all calls
+        self._num_steps = 0
+        self._watched: List[Call] = []  # since the last step, in the first steps
         self._last: Optional[Call] = None  # the last watched call that brought new samples, since the last step
 
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
         """Counts the samples of a call that begins. If it returns a `Call`, the outputs are to be passed to `end`.
 
         A call with fewer samples than any that a backward pass has reached so far, and than the largest call, counts only once
-        a backward pass reaches it. A call with a computed input repeats the samples of the call before, unless a backward pass
-        has come between them.
+        a backward pass reaches it. So do all calls if the first steps have calls that a backward pass reaches, and others. A
+        call with a computed input repeats the samples of the call before, unless a backward pass has come between them.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.is_computed:
             self._is_fed_back = True
             if self._last is not None and not self._last.is_reached:
                 return None
-        is_certain = samples >= min(self._largest, self._least_trained)
+        is_certain = not self._is_mixed and samples >= min(self._largest, self._least_trained)
         self._largest = max(self._largest, samples)
         if is_certain:
             self.samples += samples
-        if is_certain and not self._is_fed_back:
+        if is_certain and not self._is_fed_back and self._num_steps >= WATCHED_STEPS:
             return None
         return Call(samples, is_counted=is_certain)
 
@@ -74,7 +78,7 @@ class Calls:
         """Watches whether a backward pass reaches the outputs of a call."""
 
         def reached(_: Any) -> None:
-            call.is_reached = True
+            call.is_reached = self._is_reached = True
             self._least_trained = min(self._least_trained, call.samples)
             self._count(call)
 
@@ -83,7 +87,10 @@ class Calls:
             Tensor.register_hook(tensor, reached)
         if not watched:
             self._count(call)
-        elif call.is_counted or (self._is_fed_back and self._last is None):
+            return
+        if self._num_steps < WATCHED_STEPS:
+            self._watched.append(call)
+        if call.is_counted or (self._is_fed_back and self._last is None):
             self._last = call
 
     def _count(self, call: Call) -> None:
@@ -98,6 +105,10 @@ class Calls:
     def clear(self) -> None:
         """Forgets the samples: a counted step has ended."""
         self.samples, self.set_aside, self._last = 0.0, 0.0, None
+        if self._num_steps < WATCHED_STEPS:
+            self._num_steps += 1
+            self._is_mixed = self._is_mixed or (self._is_reached and not all(call.is_reached for call in self._watched))
+            self._watched = []
 
 
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":

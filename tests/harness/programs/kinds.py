@@ -364,6 +364,23 @@ def acting():
             optimizer.step()
 
 
+def tested():
+    """After each step, the model is tested without disabling gradients. With `closure`, the optimizer is LBFGS."""
+    model = nn.Linear(4, 2)
+    kind = torch.optim.LBFGS if "closure" in FLAGS else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(14, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.step(closure)
+        model(torch.randn(14, 4)).square().mean().item()
+
+
 def solver():
     """A differential equation: each step calls the model ten times, of which nine times with what it has computed itself."""
     model, parts = nn.Linear(4, 4), 2 if "gathered" in FLAGS else 1
