@@ -19,6 +19,7 @@ from .batches import CallSizes
 WATCHED_STEPS = 4  # number of first steps in which the outputs of all calls are watched
 MAX_HOOKED = 4  # a backward pass is assumed to reach one of this number of outputs of a call, or none
 _GRAD_FN: Any = Tensor.grad_fn
+_REGISTER_HOOK: Any = Tensor.register_hook
 
 
 class Call:
@@ -84,7 +85,7 @@ class Calls:
 
         watched = list(itertools.islice(_computed(outputs), MAX_HOOKED))
         for tensor in watched:
-            Tensor.register_hook(tensor, reached)
+            _REGISTER_HOOK(tensor, reached)
         if not watched:
             self._count(call)
             return
