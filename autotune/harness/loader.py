@@ -173,6 +173,11 @@ class Loader:
             self.sizes.dimension, self.rows = rows, shape[rows]
             self.settings["loader.batch_size"] = shape[rows]
 
+    def has_rows(self, number: int) -> bool:
+        """Whether the loader yields one item at a time, and its inputs and targets have `number` rows: it is a whole batch."""
+        pairs = zip(self.sizes.shape[:2], self.last_shape[:2])  # noqa: B905 (Python 3.9)
+        return self.batch_size == 1 and (number, number) in pairs
+
     @property
     def is_changed_between_batches(self) -> bool:
         """Whether the program changes the data set or the sampler between batches; batches fetched ahead would miss changes."""

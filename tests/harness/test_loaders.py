@@ -140,6 +140,8 @@ def test_rows_are_counted_if_each_item_of_a_data_set_is_a_whole_batch(trial: Tri
 def test_batch_size_on_the_command_line_is_that_of_items_that_are_whole_batches(trial: Trial, size: int, status: str) -> None:
     found = trial("kinds.py", "whole_batches", "first", passed={"loader.batch_size": size}).result()
     assert found.knobs["loader.batch_size"].status == status
+    run = trial("kinds.py", "whole_batches", "first", "short", passed={"loader.batch_size": size}, mode="apply")
+    assert (f"the command line asks for {size}" in run.stderr) == (status == OVERRIDDEN)
 
 
 class First:
