@@ -23,6 +23,7 @@ LONG = 16  # a longer list is skipped if its first and last items are plain: it 
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
+_GRAD_FN: Any = Tensor.grad_fn
 
 
 class BatchSizeProbe:
@@ -174,6 +175,12 @@ def first_shape(batch: Any) -> Tuple[int, ...]:
     return tuple(members.shape_of(first_tensor(batch)) or ())
 
 
+def last_shape(batch: Any) -> Tuple[int, ...]:
+    """Returns the shape of a batch's last tensor; () if it has only one."""
+    shapes = [members.shape_of(tensor) for tensor in _tensors(batch)]
+    return tuple(shapes[-1] or ()) if len(shapes) > 1 else ()
+
+
 class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
@@ -199,6 +206,7 @@ class CallSizes:
         self.shape: Tuple[int, ...] = ()  # the same, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
+        self.is_computed = False  # whether the last input was computed from trained parameters
         self._dimension: Optional[int] = None
 
     @property
@@ -216,6 +224,7 @@ class CallSizes:
         shape = tuple(members.shape_of(tensor) or ())
         is_one = len(shape) == len(self._first) - 1 and shape[0] == self._first[1] and not _is_of_integers(tensor)
         self.called, self.shape = shape, (1, *shape) if is_one else shape
+        self.is_computed = isinstance(tensor, Tensor) and _GRAD_FN.__get__(tensor) is not None
         if self._dimension is not None and self._dimension < len(shape):
             return float(shape[self._dimension])
         if self.asked is not None:
@@ -252,11 +261,12 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
         return
     if depth > MAX_DEPTH or isinstance(batch, (str, bytes)):
         return
-    for item in _parts(batch):
+    for item in parts(batch):
         yield from _tensors(item, depth + 1)
 
 
-def _parts(batch: Any) -> Any:
+def parts(batch: Any) -> Any:
+    """Returns the items of a container, or the values of an object's attributes, that may hold tensors."""
     if isinstance(batch, (dict, list, tuple)):
         items = _items(batch)
         is_plain = len(items) > LONG and type(items[0]) in PLAIN and type(items[-1]) in PLAIN

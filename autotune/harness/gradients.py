@@ -307,7 +307,7 @@ class Gradients:
     def _batch(self) -> Tuple[Optional[float], float]:
         """Returns the samples of a batch (None if unknown) and the samples of all forward calls since the last step."""
         context = self._context
-        called = max((root.samples for root in context.modules.roots), default=0.0)
+        called = max((root.calls.samples for root in context.modules.roots), default=0.0)
         size = context.loaders.touched[-1].batch_size if context.loaders.touched else None
         if size is not None:
             return float(size), called

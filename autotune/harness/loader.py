@@ -58,6 +58,8 @@ class Loader:
         self.draws_by_itself = self.holds_open_file = False
         # Signs that the program expects batches of one sample, of which it uses the first.
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
+        self.last_shape: Tuple[int, ...] = ()  # of the last tensor in the last batch, if it has several; of first batches only
+        self.rows: Optional[int] = None  # number of samples in an item, if each item of the data set is a whole batch
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
@@ -105,6 +107,11 @@ class Loader:
     def given_batch_sampler(self) -> Any:
         """The batch sampler with which the loader was constructed; None if there was none or it no longer exists."""
         return self._given_batch_sampler()
+
+    @property
+    def num_samples(self) -> Optional[int]:
+        """Number of samples in the data set; None if not known."""
+        return self.num_data and self.num_data * (self.rows or 1)
 
     def made(self, loader: Any) -> None:
         """Notes the DataLoader that was made."""
@@ -160,10 +167,23 @@ class Loader:
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
 
     def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
-        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`."""
-        shape = self.sizes.shape
+        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`.
+
+        If what is left is a whole batch, because inputs and targets (the first and the last tensor) have equally many rows, its
+        rows are counted from then on.
+        """
+        shape, last = self.sizes.shape, self.last_shape
         is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
         self.is_unpacked = self.is_unpacked or (self.batch_size == 1 and is_removed)
+        rows = 1 if self.is_unpacked else 0 if self.takes_only_first and shape in shapes else None
+        if rows is not None and rows < min(len(shape), len(last)) and last[rows] == shape[rows] > 1:
+            self.sizes.dimension, self.rows = rows, shape[rows]
+            self.settings["loader.batch_size"] = shape[rows]
+
+    def has_rows(self, number: int) -> bool:
+        """Whether the loader yields one item at a time, and its inputs and targets have `number` rows: it is a whole batch."""
+        pairs = zip(self.sizes.shape[:2], self.last_shape[:2])  # noqa: B905 (Python 3.9)
+        return self.batch_size == 1 and (number, number) in pairs
 
     @property
     def is_changed_between_batches(self) -> bool:

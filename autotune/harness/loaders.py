@@ -319,7 +319,7 @@ class LoaderWatch:
             size = members.attribute(loader, "batch_size")
             info.batch_size = size if size is not None else sites.batch_size_of(info.batch_sampler)
             info.num_workers = members.attribute(loader, "num_workers", 0)
-            info.settings = loader_knobs.settings(loader, info.batch_size)
+            info.settings = loader_knobs.settings(loader, info.rows or info.batch_size)
             loader.__dict__["_autotune"] = info
             if info.number == len(self.loaders):
                 self.loaders.append(info)
@@ -368,6 +368,8 @@ class LoaderWatch:
             info.wait_s += wait_s
             shape, sizes = batches.first_shape(batch), info.sizes
             asked = probe.last() if probe is not None else 0
+            if info.batch_size == 1 and self._context.num_steps <= LEAST_STEPS:
+                info.last_shape = batches.last_shape(batch)
             samples = 0.0 if batch is None else sizes.count(batch, shape, asked, info.batch_size)  # None: the program skips it
             if sizes.is_known and probe is not None:
                 probe.is_active = False
@@ -450,7 +452,7 @@ class LoaderWatch:
         if forward_samples:
             self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
             return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
-        if self.unit_source == "loader":
+        if self.unit_source == "loader" or not self._context.modules.living:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
         return 0.0 if is_counted else 1.0, wait_s, is_foreign

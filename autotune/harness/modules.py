@@ -24,6 +24,7 @@ from torch.nn.parameter import is_lazy
 
 from . import members
 from .batches import CallSizes
+from .calls import Call, Calls, first_with_samples
 from .compiled_functions import CompiledFunctions
 from .context import TrialContext
 from .gradient_state import parameters_of
@@ -45,12 +46,13 @@ class Root:
     """
 
     def __init__(self, module: Any, observed: Dict[str, Any], asked: Optional[int] = None) -> None:
-        self._module = weakref.ref(module)
+        first = next(members.parameters(module), None)
+        self._module, self._kind = weakref.ref(module), type(module)
+        self._first = weakref.ref(first) if first is not None else lambda: None
         self.name, self.num_parameters = _name(module), sum(Tensor.numel(p) for p in members.parameters(module))
         self.observed = observed
-        self.sizes = CallSizes(asked, members.shape_of(next(members.parameters(module), None)) or ())
-        self.samples = 0.0  # samples of its calls since the last step
-        self.closed_step = -1  # the step in which a closure's samples were last counted
+        self.sizes = CallSizes(asked, members.shape_of(first) or ())
+        self.calls = Calls(self.sizes)
         self.trains_in_evaluation = not module.training
         self.around: Any = None
         self.is_passive = False  # nothing is left to find, count or set, so its calls are not intercepted
@@ -59,6 +61,11 @@ class Root:
     def module(self) -> Any:
         """The module; None if it no longer exists."""
         return self._module()
+
+    def is_replaced_by(self, module: Any) -> bool:
+        """Whether the program has made another object of the same class around the same parameters, and dropped this one."""
+        first = self._first() if self.module is None and self._kind is type(module) else None
+        return first is not None and first is next(members.parameters(module), None)
 
 
 class Nesting(threading.local):
@@ -120,6 +127,8 @@ class ModuleWatch:
             root = self._adopted(module) if is_candidate and not _is_exporting(module) else None
             if root is not None:
                 return self.run(root, call, args, kwargs)
+            if self._is_made_anew(module):
+                return call(module, *args, **kwargs)
             nesting.depth += 1  # frozen, in evaluation mode or without parameters: its children are not roots either
             try:
                 return call(module, *args, **kwargs)
@@ -129,6 +138,10 @@ class ModuleWatch:
         # The compiler traces `call` instead: a graph with our function would be compiled again once the patch is removed.
         __call__._torchdynamo_inline = call  # type: ignore[attr-defined]
         return __call__
+
+    def _is_made_anew(self, module: Any) -> bool:
+        # A program that makes a wrapper in each step: the modules in it are called in all steps, so they are the roots.
+        return any(root.is_replaced_by(module) for root in self.roots)
 
     def _trains_in_evaluation(self) -> bool:
         # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made
@@ -161,7 +174,7 @@ class ModuleWatch:
         try:
             if not self._owns_trained_parameters(module) or any(map(is_lazy, members.parameters(module))):
                 return None  # lazy layers get their shapes in this call, so the module may become a root in the next one
-            return self._root_of(module) or self._adopt(module)
+            return self._root_of(module) or (None if self._is_made_anew(module) else self._adopt(module))
         except Exception:
             self._context.broke("preparing a module for training")
             return None
@@ -289,15 +302,17 @@ class ModuleWatch:
     def run(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a root through `call`, its class's `__call__`; counts its samples and sets the trial's precision."""
         self.functions.root_called()
-        if self.is_counting:
-            self._called(root, args, kwargs)
+        watched = self._called(root, args, kwargs) if self.is_counting else None
         if self.is_looking:
             self.uninstall()  # the compiler must see modules without our patch
         held = self._parallel.hold_back()
         nesting = self.nesting
         nesting.depth += 1
         try:
-            return call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
+            out = call(root.module, *args, **kwargs) if root.around is None else root.around(call, root.module, args, kwargs)
+            if watched is not None:
+                self._returned(root, watched, out)
+            return out
         finally:
             nesting.depth -= 1
             self._parallel.let_go(held)
@@ -337,19 +352,32 @@ class ModuleWatch:
             for each, function in compiled:
                 each[COMPILED] = function
 
-    def _called(self, root: Root, args: Any, kwargs: Any) -> None:
+    def _called(self, root: Root, args: Any, kwargs: Any) -> Optional[Call]:
         context = self._context
         if not is_grad_enabled():
-            return  # not training: a policy acts in a rollout, or lazy weights get their shapes
+            return None  # not training: a policy acts in a rollout, or lazy weights get their shapes
         try:
             context.clock.batch_is_there()
             if context.optimizers.is_stepping:
-                if root.closed_step == context.num_steps:
-                    return  # a closure repeats its forward pass on the same samples
-                root.closed_step = context.num_steps
-            root.samples += root.sizes.count(args, kwargs)
+                if root.calls.closed_step == context.num_steps:
+                    return None  # a closure repeats its forward pass on the same samples
+                root.calls.closed_step = context.num_steps
+            return root.calls.begin(args, kwargs)
         except Exception:
             context.broke("counting the samples of a call")
+            return None
+
+    def _returned(self, root: Root, watched: Call, out: Any) -> None:
+        try:
+            root.calls.end(watched, out)
+        except Exception:
+            self._context.broke("watching the outputs of a call")
+
+    def other_steps(self) -> None:
+        """Called when an optimizer steps whose steps are not counted."""
+        if self.is_counting:
+            for root in self.roots:
+                root.calls.other_steps()
 
     def evaluated(self) -> None:
         """Notes that a root was called in evaluation mode."""
@@ -372,12 +400,11 @@ class ModuleWatch:
         That root is the first one that was called. Other roots called in the same step would count the same samples again.
         If no root was called but in a compiled function, that function's inputs are counted.
         """
-        samples = 0.0
+        number, samples = first_with_samples([root.calls for root in self.roots])
+        if number is not None:
+            self.unit = self.roots[number].sizes.unit
         for root in self.roots:
-            if root.samples:
-                if not samples:
-                    samples, self.unit = root.samples, root.sizes.unit
-                root.samples = 0.0
+            root.calls.clear()
         return self.functions.take(samples)
 
     def give_samples(self, samples: float) -> None:
@@ -386,7 +413,7 @@ class ModuleWatch:
         For the replay of a CUDA graph, which calls no root.
         """
         for root in self.roots[:1]:
-            root.samples = samples
+            root.calls.samples = samples
 
     @property
     def is_in_evaluation(self) -> bool:

@@ -214,6 +214,7 @@ class OptimizerWatch:
         if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
             self._context.step_done()
             return
+        self._context.modules.other_steps()
         if self._counted_steps != self._context.num_steps:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1

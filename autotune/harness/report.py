@@ -154,9 +154,12 @@ def _add_supply(found: protocol.RankResult, context: TrialContext, rate_per_s: f
 
 def _check_passed(found: protocol.RankResult, passed: Dict[str, Any], context: TrialContext) -> None:
     # Knobs that were set on the command line: checks that the program has applied them.
+    training = context.loaders.training
     for key, value in passed.items():
         observed, odd = found.observed.get(key), None
-        if key == "loader.batch_size" and context.loaders.training is None:
+        if key == "loader.batch_size" and training is not None and training.has_rows(value):
+            observed = value
+        elif key == "loader.batch_size" and training is None:
             sizes = [root.sizes for root in context.modules.reported]
             odd = next((each.odd_shape for each in sizes if each.odd_shape and not each.is_as_asked), None)
             observed = value if any(each.is_as_asked for each in sizes) else None
@@ -176,7 +179,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
     if training is not None:
         kind = training.given_kinds[0]
         name = f"{kind.__module__}.{kind.__qualname__}"
-        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_data}
+        loader = {"site": training.site, "ordinal": training.ordinal, "dataset": name, "num_samples": training.num_samples}
         loader.update(training.settings)
     num_fed = training.num_steps_fed if training is not None else 0
     num_batches = training.total_batches if training is not None else 0.0

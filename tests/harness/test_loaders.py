@@ -127,6 +127,23 @@ def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of
         assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
 
 
+@pytest.mark.parametrize("flags", [("first",), ()])
+def test_rows_are_counted_if_each_item_of_a_data_set_is_a_whole_batch(trial: Trial, flags: tuple[str, ...]) -> None:
+    found = trial("kinds.py", "whole_batches", *flags).result()
+    assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "loader")
+    assert set(found.steps["samples"][3:]) == {14}
+    assert (found.observed["loader.batch_size"], found.detected["loader"]["num_samples"]) == (14, 30 * 14)
+    assert "{loader.batch_size=14} in the command" in found.applicability["loader.batch_size"]
+
+
+@pytest.mark.parametrize(("size", "status"), [(14, APPLIED), (12, OVERRIDDEN)])
+def test_batch_size_on_the_command_line_is_that_of_items_that_are_whole_batches(trial: Trial, size: int, status: str) -> None:
+    found = trial("kinds.py", "whole_batches", "first", passed={"loader.batch_size": size}).result()
+    assert found.knobs["loader.batch_size"].status == status
+    run = trial("kinds.py", "whole_batches", "first", "short", passed={"loader.batch_size": size}, mode="apply")
+    assert (f"the command line asks for {size}" in run.stderr) == (status == OVERRIDDEN)
+
+
 class First:
     def collate(self, batch: Any) -> Any:
         return batch[0]

@@ -29,6 +29,19 @@ def test_second_model_of_the_same_class_runs_with_its_own_weights(trial: Trial) 
     assert seen(trial("models.py", "another")) == {"sums": [0.0, True]}
 
 
+def test_a_wrapper_made_anew_in_each_step_is_not_taken_for_the_model(trial: Trial) -> None:
+    run = trial("kinds.py", "wrapped_anew", knobs={"precision.amp": "bf16"})
+    found = run.result()
+    assert (found.detected["modules"], found.unit_source, set(found.steps["samples"])) == (["Linear"], "forward calls", {14})
+    assert set(run.stdout.split("\n")[1:30]) == {"torch.float32"}  # the precision is set on the module in the wrapper
+    assert found.knobs["precision.amp"].status == APPLIED
+
+
+def test_steps_are_counted_if_modules_are_made_anew_in_each_step(trial: Trial) -> None:
+    found = trial("kinds.py", "wrapped_anew", "rebuilt").result()
+    assert (found.status, found.unit, set(found.steps["samples"])) == ("measured", "steps", {1})
+
+
 def test_wrapper_keeps_the_type_that_programs_check(trial: Trial) -> None:
     run = trial("models.py", "wrapped", knobs={"precision.amp": "bf16"})
     assert seen(run) == {"names": ["layer.weight", "layer.bias"]}

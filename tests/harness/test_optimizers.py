@@ -37,6 +37,13 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
 
 
+@pytest.mark.parametrize("words", ["acting", "acting critic", "tested", "tested closure", "solver", "solver gathered"])
+def test_calls_that_bring_no_samples_to_train_on_are_not_counted(trial: Trial, words: str) -> None:
+    found = trial("kinds.py", *words.split()).result()
+    assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "forward calls")
+    assert set(found.steps["samples"][3:]) == {14}
+
+
 @pytest.mark.parametrize(("flags", "samples"), [((), {12}), (("twice",), {24, 36})])
 def test_batch_at_which_an_epoch_is_left_early_is_not_counted(trial: Trial, flags: tuple[str, ...], samples: set[int]) -> None:
     """If a step takes several batches, it is not known which of them are used, so all are counted."""

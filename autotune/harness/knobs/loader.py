@@ -35,6 +35,10 @@ REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be se
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
 FIRST_ONLY = "the collate function uses only the first sample of a batch"
 UNPACKED = "the program removes the dimension of the batch before it calls its model: it expects batches of one sample"
+WHOLE = (
+    "each item of the data set is a whole batch, here of {0} samples. If an argument of the program sets its size, write "
+    "{{loader.batch_size={0}}} in the command as its value"
+)
 COMPANION = (
     "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
     "both, write {{loader.batch_size=32}} in the command as its value"
@@ -253,6 +257,8 @@ def applicability(loader: Any) -> Dict[str, str]:
         kind = loader.given_kinds[2]
         is_own = kind is not type(None)
         reasons["loader.batch_size"] = OWN_SAMPLER.format(kind.__name__) if is_own else BATCHES_ITSELF
+    elif loader.rows is not None:
+        reasons["loader.batch_size"] = WHOLE.format(loader.rows)
     elif loader.takes_only_first or loader.is_unpacked:
         reasons["loader.batch_size"] = FIRST_ONLY if loader.takes_only_first else UNPACKED
     elif loader.companion:

@@ -332,6 +332,95 @@ def bags():
             optimizer.step()
 
 
+def whole_batches():
+    """Each item of the data set is a whole batch. With `first`, the collate function unpacks it; otherwise, the loop does."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    made = TensorDataset(torch.randn(30, 14, 4), torch.randn(30, 14, 2))
+    collate = (lambda items: items[0]) if "first" in FLAGS else None
+    for _ in itertools.repeat(None, 1) if "short" in FLAGS else itertools.count():
+        for x, y in DataLoader(made, batch_size=1, collate_fn=collate):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x if collate else x[0]), y if collate else y[0]).backward()
+            optimizer.step()
+
+
+def acting():
+    """Reinforcement learning in which the policy acts with gradients enabled. With `critic`, a critic learns as well."""
+    policy, critic = nn.Linear(4, 2), nn.Linear(6, 1)
+    optimizer, critics = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (policy, critic))
+    for number in itertools.count():
+        for _ in range(3):
+            policy(torch.randn(1, 4)).detach()
+        x = torch.randn(14, 4)
+        if "critic" in FLAGS:
+            critics.zero_grad()
+            critic(torch.cat([x, torch.randn(14, 2)], 1)).square().mean().backward()
+            critics.step()
+        if "critic" not in FLAGS or number % 2:
+            optimizer.zero_grad()
+            chosen = policy(x)
+            (critic(torch.cat([x, chosen], 1)) if "critic" in FLAGS else chosen).mean().backward()
+            optimizer.step()
+
+
+def tested():
+    """After each step, the model is tested without disabling gradients. With `closure`, the optimizer is LBFGS."""
+    model = nn.Linear(4, 2)
+    kind = torch.optim.LBFGS if "closure" in FLAGS else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.01)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(14, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    while True:
+        optimizer.step(closure)
+        model(torch.randn(14, 4)).square().mean().item()
+
+
+def solver():
+    """A differential equation: each step calls the model ten times, of which nine times with what it has computed itself."""
+    model, parts = nn.Linear(4, 4), 2 if "gathered" in FLAGS else 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        for _ in range(parts):
+            x = torch.randn(14 // parts, 4)
+            for _ in range(10):
+                x = x + 0.1 * model(x)
+            x.square().mean().backward()
+        optimizer.step()
+
+
+def wrapped_anew():
+    """Each step makes a module around the model; with `rebuilt`, also the model itself, from the same parameters."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            y = self.inner(x)
+            print(y.dtype, flush=True)
+            return y
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        if "rebuilt" in FLAGS:
+            weight, bias, model = model.weight, model.bias, nn.Linear(4, 2)
+            model.weight, model.bias = weight, bias
+        wrapper = model if "rebuilt" in FLAGS else Wrapper(model)
+        wrapper(torch.randn(14, 4)).sum().backward()
+        del wrapper
+        optimizer.step()
+
+
 def statistics():
     """After each epoch, the statistics of an average of the model are computed, in training mode, from the training loader."""
     from torch.optim.swa_utils import AveragedModel, update_bn

@@ -1,0 +1,135 @@
+"""Counts the samples that a training root is called with (see modules.py), for programs whose batches come from no loader.
+
+Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation,
+and a program may test its model without disabling gradients: no backward pass reaches such a call. The solver of a differential
+equation, or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Iterator, List, Optional
+
+from torch import Tensor
+
+from . import batches
+from .batches import CallSizes
+
+WATCHED_STEPS = 4  # number of first steps in which the outputs of all calls are watched
+MAX_HOOKED = 4  # a backward pass is assumed to reach one of this number of outputs of a call, or none
+_GRAD_FN: Any = Tensor.grad_fn
+_REGISTER_HOOK: Any = Tensor.register_hook
+
+
+class Call:
+    """A call whose outputs are watched.
+
+    Attributes:
+        samples: number of its samples.
+        is_counted: whether they are counted already; otherwise they are once a backward pass reaches the call.
+        is_reached: whether a backward pass has reached the call.
+    """
+
+    def __init__(self, samples: float, *, is_counted: bool) -> None:
+        self.samples, self.is_counted, self.is_reached = samples, is_counted, False
+
+
+class Calls:
+    """The calls of one root since the last counted step.
+
+    Attributes:
+        samples: their samples so far, without those that another optimizer has stepped on.
+        set_aside: samples that another optimizer has stepped on.
+        closed_step: the step in which a closure's samples were last counted.
+    """
+
+    def __init__(self, sizes: CallSizes) -> None:
+        self._sizes = sizes
+        self.samples = self.set_aside = 0.0
+        self.closed_step = -1
+        self._largest, self._least_trained = 0.0, math.inf  # samples of a call; the latter of calls that were reached
+        self._is_fed_back = False  # whether inputs were computed from trained parameters
+        self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; the latter: but not all calls
+        self._num_steps = 0
+        self._watched: List[Call] = []  # since the last step, in the first steps
+        self._last: Optional[Call] = None  # the last watched call that brought new samples, since the last step
+
+    def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
+        """Counts the samples of a call that begins. If it returns a `Call`, the outputs are to be passed to `end`.
+
+        A call with fewer samples than any that a backward pass has reached so far, and than the largest call, counts only once
+        a backward pass reaches it. So do all calls if the first steps have calls that a backward pass reaches, and others. A
+        call with a computed input repeats the samples of the call before, unless a backward pass has come between them.
+        """
+        samples = self._sizes.count(args, kwargs)
+        if self._sizes.is_computed:
+            self._is_fed_back = True
+            if self._last is not None and not self._last.is_reached:
+                return None
+        is_certain = not self._is_mixed and samples >= min(self._largest, self._least_trained)
+        self._largest = max(self._largest, samples)
+        if is_certain:
+            self.samples += samples
+        if is_certain and not self._is_fed_back and self._num_steps >= WATCHED_STEPS:
+            return None
+        return Call(samples, is_counted=is_certain)
+
+    def end(self, call: Call, outputs: Any) -> None:
+        """Watches whether a backward pass reaches the outputs of a call."""
+
+        def reached(_: Any) -> None:
+            call.is_reached = self._is_reached = True
+            self._least_trained = min(self._least_trained, call.samples)
+            self._count(call)
+
+        watched = list(itertools.islice(_computed(outputs), MAX_HOOKED))
+        for tensor in watched:
+            _REGISTER_HOOK(tensor, reached)
+        if not watched:
+            self._count(call)
+            return
+        if self._num_steps < WATCHED_STEPS:
+            self._watched.append(call)
+        if call.is_counted or (self._is_fed_back and self._last is None):
+            self._last = call
+
+    def _count(self, call: Call) -> None:
+        if not call.is_counted:
+            call.is_counted = True
+            self.samples += call.samples
+
+    def other_steps(self) -> None:
+        """Sets the samples aside, because an optimizer whose steps are not counted has stepped on them."""
+        self.set_aside, self.samples, self._last = self.set_aside + self.samples, 0.0, None
+
+    def clear(self) -> None:
+        """Forgets the samples: a counted step has ended."""
+        self.samples, self.set_aside, self._last = 0.0, 0.0, None
+        if self._num_steps < WATCHED_STEPS:
+            self._num_steps += 1
+            self._is_mixed = self._is_mixed or (self._is_reached and not all(call.is_reached for call in self._watched))
+            self._watched = []
+
+
+def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
+    """Returns the number of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
+
+    Samples that another optimizer has stepped on count only if there are no others: that optimizer then steps in the same
+    iteration, but first.
+    """
+    for name in ("samples", "set_aside"):
+        for number, calls in enumerate(all_calls):
+            if getattr(calls, name):
+                return number, getattr(calls, name)
+    return None, 0.0
+
+
+def _computed(outputs: Any, depth: int = 0) -> Iterator[Any]:
+    """Yields the tensors in a module's (nested) outputs that were computed from trained parameters."""
+    if isinstance(outputs, Tensor):
+        if _GRAD_FN.__get__(outputs) is not None:
+            yield outputs
+    elif depth <= batches.MAX_DEPTH and not isinstance(outputs, (str, bytes)):
+        for item in batches.parts(outputs):
+            yield from _computed(item, depth + 1)
