@@ -55,6 +55,7 @@ class Loader:
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
+        self.is_on_device = False  # whether its batches are on a GPU already
         self._last_tensor: Tuple[Any, int] = (_nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch
@@ -137,6 +138,7 @@ class Loader:
         last, version = self._last_tensor
         self.reuses_tensors = self.reuses_tensors or (first is not None and last() is first and _version(first) != version)
         self._last_tensor = _weakly(first), _version(first)
+        self.is_on_device = self.is_on_device or _is_on_device(first)
         if self._drawn:
             self.draws_by_itself = self.draws_by_itself or persistent.states(self._generators) != self._drawn
             self._drawn = []
@@ -295,6 +297,14 @@ def _version(value: Any) -> int:
     from torch import Tensor
 
     return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
+
+
+def _is_on_device(value: Any) -> bool:
+    """Whether a value is a tensor outside of host memory."""
+    from torch import Tensor
+
+    device: Any = Tensor.device
+    return isinstance(value, Tensor) and device.__get__(value).type != "cpu"
 
 
 def _num_batches(loader: Any) -> Optional[int]:
