@@ -20,6 +20,11 @@ GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes":
 H200 = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "index": 0, "uuid": "GPU-1", "compute_capability": [9, 0]}
 ONE_H200 = {**MACHINE, "num_cores": 16, "num_cpus": 16, "gpus": [H200]}
 HOPPER = {"torch": "2.11.0", "device": "cuda", "compute_capability": [9, 0], "has_compiler": True}
+SPACE_OF_MODES = [
+    "search_space=none",
+    "compile.mode=choice(off,default,reduce-overhead,max-autotune)",
+    "precision.amp=choice(off,bf16)",
+]
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
 
 
@@ -89,6 +94,19 @@ def test_compilation_is_tried_on_a_good_eager_configuration(bench):
     rest = {key: value for key, value in first.changed.items() if key != "compile.mode"}
     assert rest in [trial.changed for trial in study.trials[: first.number]]
     assert summary["best"]["overrides"]["compile.mode"] == "default"
+
+
+def test_value_that_seemed_too_expensive_is_not_called_untried_if_it_was_tried(bench):
+    """A compilation is first assumed to take a minute. Here it takes 5 s, so that the others fit, too."""
+    modes = {"default": 1.4, "reduce-overhead": 1.5, "max-autotune": 1.6}
+    gains = {**FAST, **{("compile.mode", mode): gain for mode, gain in modes.items()}}
+    surface = Surface(gains=gains, compile_s=5.0, loader_per_s=1e5, facts=HOPPER)
+    study = bench(surface, *SPACE_OF_MODES, minutes=7, machine=ONE_H200)
+    study.run()
+    tried = {trial.changed.get("compile.mode") for trial in study.trials}
+    left_out = [line for line in study.listener.named("notice") if "does not fit the budget" in line]
+    assert "max-autotune" in tried
+    assert left_out == []
 
 
 def test_tpe_proposes_if_the_objective_is_not_the_rate(bench):
