@@ -64,7 +64,6 @@ class Parity:
         self._seed, self._is_held = self._config.study.seed, self._config.train.global_batch is not None
         self._settled: dict[ConfigurationKey, Comparison] = {}
         self._failed: list[TrialRecord] = []
-        self._is_notified = False  # whether the user was notified that there is no time
         self._is_late = False  # whether a run did not fit into the remaining time
         for record in session.records:
             is_over = record.kind is Kind.parity and record.outcome is not Outcome.interrupted  # an interrupted run is repeated
@@ -108,15 +107,15 @@ class Parity:
         return stats.MIN_PAIRS * sum(each_s)
 
     def _tell_no_time(self, candidate: TrialRecord) -> None:
-        """Notes that a configuration was not compared for lack of time, and notifies the user once."""
+        """Notes that a configuration was not compared for lack of time, and notifies the user once in a study."""
+        is_notified = any(NOT_COMPARED in one.evidence for one in self._session.records)
         if NOT_COMPARED not in candidate.evidence:
             candidate.evidence[NOT_COMPARED] = NO_TIME
             self._session.folder.write_trial(candidate)
-        if not self._is_notified:
+        if not is_notified:
             self._session.listener.notice(
                 "No time to compare losses besides the finals: whether the winner trains like the baseline is not checked."
             )
-        self._is_notified = True
 
     def barring(self, changed: Knobs) -> TrialRecord | None:
         """Returns the failed run that rules out these changes; None if there is none."""

@@ -175,6 +175,8 @@ def test_losses_are_compared_only_in_time_that_the_finals_do_not_need(tmp_path, 
     assert [parity.is_open(candidate) for _ in range(2)] == [has_time] * 2
     assert written == ([] if has_time else [candidate])
     assert len(listener.named("notice")) == len(written)
+    Parity(parity._session).is_open(candidate)  # the finals have a Parity of their own
+    assert len(listener.named("notice")) == len(written)
     why = "it was not compared yet" if has_time else "no time was left for it: the finals need the rest"
     assert report(candidate, [baseline, candidate])["text"] == f"not checked: {why}"
 
