@@ -33,7 +33,7 @@ from autotune.space import SearchSpace, resolve
 from autotune.studies import call
 from autotune.study.remedies import Pair, Remedies, Side, check_of, is_measured, is_open, measured_pairs
 from autotune.trials import health
-from autotune.trials.budget import without_window_s
+from autotune.trials.budget import again_start_s
 from autotune.trials.session import Session
 
 # A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
@@ -123,7 +123,7 @@ def pass_s(record: TrialRecord, which: str, start_s: float) -> float:
 
 def planned_s(baseline: TrialRecord) -> list[float]:
     """Returns the expected seconds of each pass at the end of a study, in order, assuming the baseline's step time."""
-    return [pass_s(baseline, which, without_window_s(baseline)) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
+    return [pass_s(baseline, which, again_start_s(baseline)) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
 
 
 class Explaining:

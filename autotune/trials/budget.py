@@ -130,8 +130,8 @@ class Budget:
         """
         if self.total_s is None:
             return
-        each_s = _confirming_s(baseline) if _has_cycles(baseline) else without_window_s(baseline) + FINALS_WINDOW_S
-        parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
+        each_s = _confirming_s(baseline) if _has_cycles(baseline) else again_start_s(baseline) + FINALS_WINDOW_S
+        parity_s = PARITY_TRIALS * (again_start_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
         self.attribution_s = (
             min(most_s, ATTRIBUTION_TRIALS * each_s) * min(1.0, most_s / (ATTRIBUTION_MIN_TRIALS * each_s)) ** 2
@@ -221,6 +221,18 @@ def most_reserved_s(total_s: float) -> float:
 def _least_s(expected_s: float, again_s: float) -> float:
     """Returns the cost of a trial and one pair of finals."""
     return expected_s + 2 * again_s
+
+
+def again_start_s(record: TrialRecord) -> float:
+    """Returns the seconds that a repetition takes outside its window: the compile cache has what the trial compiled.
+
+    This matters for a program that compiles its model itself: only its baseline compiles it anew.
+    """
+    return without_window_s(record) - _spared_by_cache_s(record)
+
+
+def _spared_by_cache_s(record: TrialRecord) -> float:
+    return (1 - CACHED_FRAC) * record.phases_s.get("compile", 0.0)
 
 
 def without_window_s(record: TrialRecord) -> float:
@@ -327,12 +339,12 @@ def _has_cycles(record: TrialRecord) -> bool:
 
 
 def _confirming_s(record: TrialRecord) -> float:
-    """Returns a trial's cost with only the window that the finals need: a few seconds, or LEAST_STEPS slow steps."""
+    """Returns what a repetition costs, with only the window that the finals need: a few seconds, or LEAST_STEPS slow steps."""
     if _has_cycles(record):
-        return record.attempt_s
+        return record.attempt_s - _spared_by_cache_s(record)
     steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
     steps_s = LEAST_STEPS * record.metrics.get("window_s", steady_s) / num_steps if num_steps else steady_s
-    return record.attempt_s - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))
+    return record.attempt_s - _spared_by_cache_s(record) - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
