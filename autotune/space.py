@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -208,12 +208,16 @@ class ResolvedSpace:
             if not _same(value, self.reference[key])
         ]
 
-    def seeds(self, host_context: HostContext) -> list[tuple[str, Knobs]]:
+    def seeds(self, host_context: HostContext, *, kept: Collection[str] = ()) -> list[tuple[str, Knobs]]:
         """Returns the initial configurations, which an expert would try first, as (why, full configuration).
 
         There are at most five. The baseline is not among them.
+
+        Args:
+            host_context: the machine, and the program as the baseline trial found it.
+            kept: knobs that an expert would leave as they are.
         """
-        expert = self.experts(host_context)
+        expert = {key: value for key, value in self.experts(host_context).items() if key not in kept}
         workers, batch = "loader.num_workers", "loader.batch_size"
         alone = {key: value for key, value in expert.items() if key != workers}
         if workers in self.domains and self.domains[workers].contains(0):

@@ -36,7 +36,9 @@ from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
 from autotune.knobs.catalogue import knob as knob_of
 from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
+from autotune.knobs.precision import AMP, MATMUL
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
+from autotune.trials.budget import OUTSIDE_GRAPHS
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs
@@ -48,6 +50,7 @@ VAGUE = 0.1  # an effect whose interval has a larger half-width (log scale) is v
 MORE_TRIALS = 3  # after all rounds, at most this many trials per change of the winner make vague effects more precise
 SETTLING_ROUNDS = 3  # if the winner seems as fast without a change, this many rounds compare it with and without the change
 IDLE_LOADER_TIMES = 4.0  # a loader this many times as fast as the step is not the limit, whatever its settings
+LITTLE_GAIN = 0.1  # a change probably matters little if its usual gain (log scale) is at most this
 PLANNED_ROUNDS = 4  # windows are made so short that this many rounds fit, each with the winner and all its ablations
 
 
@@ -201,16 +204,20 @@ class Attributor:
     def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
 
-        The changes that probably matter most come first. The last trial that there is time for reverts all remaining changes
-        together. So all effects are accounted for, and many changes without an effect are recognized at once.
+        The changes that probably matter most come first. The last trial that there is time for reverts several changes
+        together: those that probably matter little, so that they are recognized at once, or only those of them that need no
+        compilation, if this leaves time to revert one more change alone.
         """
         session, rules = self._session, self._rules(knobs, kept_s)
         left, is_announced = sorted(knobs, key=lambda knob: -self._likely_effect(winner, knob)), False
         while left:
-            part, rest = (part_of(session.resolved, winner, keys) for keys in (left[:1], left))
-            each_s, left_s = self._expected_s(part.knobs), self._left_s(kept_s)
-            if 2 * each_s > left_s and rest.key and self._expected_s(rest.knobs) <= left_s:
-                part = rest
+            left_s, alone = self._left_s(kept_s), part_of(session.resolved, winner, left[:1])
+            little = [knob for knob in left if self._matters_little(winner, knob)]
+            groups = [part_of(session.resolved, winner, keys) for keys in (little, OUTSIDE_GRAPHS.intersection(little))]
+            costs_s = [(group, self._expected_s(group.knobs)) for group in groups if group.keys and group.key]
+            affordable = [(group, cost_s) for group, cost_s in costs_s if cost_s <= left_s]
+            has_time = any(self._expected_s(alone.knobs) + cost_s <= left_s for _, cost_s in costs_s)
+            part = alone if has_time or not affordable else affordable[0][0]
             left = [knob for knob in left if knob not in part.keys]
             if self._expected_s(part.knobs) > left_s:
                 continue
@@ -232,6 +239,16 @@ class Attributor:
         if supply >= IDLE_LOADER_TIMES * demand:
             return 0.0
         return max(usual, math.log(demand / supply)) if key == NUM_WORKERS.key else usual
+
+    def _matters_little(self, winner: TrialRecord, key: str) -> bool:
+        """Whether a change probably has little effect.
+
+        False for a batch size, for a compilation, and for TF32 in a winner that computes in float32.
+        """
+        is_in_float32 = winner.knobs.get(AMP.key, "off") == "off"
+        if key == BATCH_SIZE.key or knob_of(key).is_costly or (key == MATMUL.key and is_in_float32):
+            return False
+        return self._likely_effect(winner, key) <= LITTLE_GAIN
 
     def _measure_part(self, winner: TrialRecord, knobs: Knobs, *, number: int, rules: MeasureRules, kept_s: float) -> None:
         """Measures the winner, or some of its changes, in round `number`, and updates `found`."""

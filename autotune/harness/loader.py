@@ -63,6 +63,7 @@ class Loader:
         self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
+        self.is_on_device = False  # whether its batches are on a GPU already
         self._last_tensor: Tuple[Any, int] = (_nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch
@@ -151,6 +152,7 @@ class Loader:
         last, version = self._last_tensor
         self.reuses_tensors = self.reuses_tensors or (first is not None and last() is first and _version(first) != version)
         self._last_tensor = _weakly(first), _version(first)
+        self.is_on_device = self.is_on_device or _is_on_device(first)
         if self._drawn:
             self.draws_by_itself = self.draws_by_itself or persistent.states(self._generators) != self._drawn
             self._drawn = []
@@ -364,6 +366,12 @@ def _weakly(value: Any) -> Callable[[], Any]:
 def _version(value: Any) -> int:
     """Returns a number that grows each time a tensor is written to; 0 for other objects."""
     return int(value._version) if isinstance(value, Tensor) and not Tensor.is_inference(value) else 0
+
+
+def _is_on_device(value: Any) -> bool:
+    """Whether a value is a tensor outside of host memory."""
+    device: Any = Tensor.device
+    return isinstance(value, Tensor) and device.__get__(value).type != "cpu"
 
 
 def _length(dataset: Any) -> Optional[int]:

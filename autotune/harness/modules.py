@@ -27,6 +27,7 @@ from .batches import CallSizes
 from .calls import Call, Calls, first_with_samples
 from .compiled_functions import CompiledFunctions
 from .context import TrialContext
+from .convolutions import Convolutions
 from .gradient_state import parameters_of
 from .knobs import module as module_knobs
 from .patches import Patch, patches, subclass
@@ -81,6 +82,7 @@ class ModuleWatch:
         self._context = context
         self._knobs = context.handlers.module
         self.roots: List[Root] = []
+        self.convolutions = Convolutions()
         # Modules whose layout and compilation were set when their wrapper was constructed.
         self._prepared: List[Any] = []  # weak references; not a set, which would call the modules' __eq__
         self.wrappers: List[str] = []
@@ -123,6 +125,8 @@ class ModuleWatch:
         def __call__(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or nesting.depth or is_in_backward() or not (self._calls is not None and self._calls.is_active):
                 return call(module, *args, **kwargs)
+            if self.is_counting:
+                self._see(module)
             is_candidate = module.training or self._trains_in_evaluation()
             root = self._adopted(module) if is_candidate and not _is_exporting(module) else None
             if root is not None:
@@ -142,6 +146,12 @@ class ModuleWatch:
     def _is_made_anew(self, module: Any) -> bool:
         # A program that makes a wrapper in each step: the modules in it are called in all steps, so they are the roots.
         return any(root.is_replaced_by(module) for root in self.roots)
+
+    def _see(self, module: Any) -> None:
+        try:
+            self.convolutions.see(module)
+        except Exception:
+            self._context.broke("looking for convolutions")
 
     def _trains_in_evaluation(self) -> bool:
         # A program may train with its model in evaluation mode, for example to freeze batch normalisation. If a step was made

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.knobs.base import OTHER, HostContext, Knob, below_ampere, no_cuda
-from autotune.knobs.parallel import has_wrapper
-from autotune.records import Tier
+from autotune.knobs.parallel import FSDP, STRATEGY, has_wrapper
+from autotune.records import KnobValue, Tier
 
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
@@ -82,17 +82,32 @@ COMPILE_MODE = Knob(
 )
 
 
+IMPLEMENTATION = "optimizer.implementation"
+
+
 def _has_fused(here: HostContext) -> bool:
     """Whether the program's optimizer has a fused implementation, as far as the baseline has shown."""
-    return "optimizer.implementation=fused" not in here.not_applicable
+    return f"{IMPLEMENTATION}=fused" not in here.not_applicable
+
+
+def _implementations(here: HostContext) -> list[KnobValue]:
+    """Returns the implementations that differ here.
+
+    On CUDA, torch's default is foreach (`_default_to_fused_or_foreach` in torch.optim), except for FSDP2's sharded parameters.
+    """
+    own, fused = here.observed.get(IMPLEMENTATION), ["fused"] if _has_fused(here) else []
+    is_foreach = here.has_cuda and here.observed.get(STRATEGY.key) != FSDP
+    if not is_foreach:
+        return ["default", "foreach", *fused]
+    return ["foreach" if own == "foreach" else "default", *fused]
 
 
 OPTIMIZER_IMPLEMENTATION = Knob(
-    key="optimizer.implementation",
+    key=IMPLEMENTATION,
     tier=Tier.numerics,
     default="default",
     choices=("default", "foreach", "fused"),
-    domain=lambda here: ["default", "foreach", *(["fused"] if _has_fused(here) else [])],
+    domain=_implementations,
     expert=lambda here: "fused" if _has_fused(here) else "default",
     usual_gain=0.03,
     usual_spread=0.08,
@@ -104,7 +119,8 @@ OPTIMIZER_IMPLEMENTATION = Knob(
     },
     summary=(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
-        "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel."
+        "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel. On CUDA, where it "
+        "would repeat the default, `foreach` is tried only with FSDP2."
     ),
     helps="Models with many small parameters, and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
@@ -131,7 +147,7 @@ CUDNN_BENCHMARK = Knob(
     helps="Convolutional networks with fixed input shapes, above all unusual channel counts: 0 to 20 % faster.",
     hurts=(
         "Shapes that vary are benchmarked again and again. The kernel chosen, and with it the last bits of the result, may "
-        "differ from run to run. Larger workspaces can tip a full GPU into out-of-memory. No effect without convolutions."
+        "differ from run to run. Larger workspaces can tip a full GPU into out-of-memory. Not applicable without convolutions."
     ),
     start_cost="a second or so in the first step of every new shape",
 )

@@ -27,6 +27,16 @@ def has_workers(knobs: Knobs) -> bool:
     return int(knobs.get(NUM_WORKERS.key, 0)) > 0
 
 
+def expert_workers(host_context: HostContext) -> KnobValue:
+    """Returns the number of workers that an expert would start with.
+
+    That is 8, leaving a core to the step. More workers of the program itself stay, if each of them has a core.
+    """
+    spare = max(0, host_context.num_cores - 1)
+    own = host_context.observed.get(NUM_WORKERS.key)
+    return own if isinstance(own, int) and 8 < own <= spare else min(8, spare)
+
+
 def without_workers(host_context: HostContext) -> str | None:
     """Returns why worker knobs cannot be set if the program has no workers and allows none; else None."""
     if int(host_context.observed.get(NUM_WORKERS.key, 0) or 0) > 0:
@@ -67,7 +77,7 @@ NUM_WORKERS = Knob(
     default=0,
     domain=lambda c: up_to(c.num_cores, WORKER_STEPS),
     bounds=lambda c: (0, max(16, 4 * c.num_cores)),  # more than four workers per core only cost memory
-    expert=lambda c: min(8, max(0, c.num_cores - 1)),
+    expert=expert_workers,
     brief="processes that load data",
     phrase="workers {}",
     in_code=LOADER_ARGUMENT,
@@ -84,7 +94,8 @@ NUM_WORKERS = Knob(
         "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
         "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that draws "
         "from a random generator other than the global ones or holds an open file, unless the loader has a worker_init_fn: "
-        "workers would draw the same numbers as each other, or read at each other's position."
+        "workers would draw the same numbers as each other, or read at each other's position. Not applicable, either, if the "
+        "data set or the collate function puts the batches on the GPU."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
@@ -128,7 +139,8 @@ PIN_MEMORY = Knob(
     ),
     hurts=(
         "The pinning thread takes part of a core and can become the bottleneck with many small tensors. Page-locked memory is "
-        "not given back to the host. Without non_blocking copies the gain is small."
+        "not given back to the host. Without non_blocking copies the gain is small. Not applicable to batches that are on the "
+        "GPU already."
     ),
     start_cost="a CUDA context and one thread, under 0.1 s",
 )

@@ -95,8 +95,8 @@ MATMUL = Knob(
     helps="float32 models on Ampere and newer whose time is in linear layers or attention: up to several times faster.",
     hurts=(
         "Products lose about 13 bits: harmless for most training, not for ill-conditioned solvers or second-order optimizers. "
-        "Under precision.amp=bf16 little is left in float32, so little is gained. Convolutions have a switch of their own in "
-        "cuDNN, on by default."
+        "Under precision.amp=bf16 little is left in float32, so little is gained. Not applicable if all parameters are in 16 "
+        "bits. Convolutions have a switch of their own in cuDNN, on by default."
     ),
 )
 

@@ -33,7 +33,7 @@ from autotune.space import SearchSpace, resolve
 from autotune.studies import call
 from autotune.study.remedies import Pair, Remedies, Side, check_of, is_measured, is_open, measured_pairs
 from autotune.trials import health
-from autotune.trials.budget import without_window_s
+from autotune.trials.budget import again_start_s
 from autotune.trials.session import Session
 
 # A pass is expected to take PASS_S seconds or PASS_STEPS steps, whichever is longer, but at most PASS_MAX_S seconds.
@@ -115,15 +115,15 @@ def explainable(
     raise BadInput(f"--trial: trial {number} has no measurement, because it ended as {one.outcome}{reason}. {can}")
 
 
-def pass_s(record: TrialRecord, which: str) -> float:
-    """Returns the expected seconds of a trial that runs one pass of a configuration."""
+def pass_s(record: TrialRecord, which: str, start_s: float) -> float:
+    """Returns the expected seconds of a trial that runs one pass of a configuration and takes `start_s` besides its steps."""
     steps_s = PASS_STEPS[which] * record.metrics.get("step_p50_s", 0.0)
-    return without_window_s(record) + max(PASS_S[which], min(steps_s, PASS_MAX_S[which]))
+    return start_s + max(PASS_S[which], min(steps_s, PASS_MAX_S[which]))
 
 
 def planned_s(baseline: TrialRecord) -> list[float]:
     """Returns the expected seconds of each pass at the end of a study, in order, assuming the baseline's step time."""
-    return [pass_s(baseline, which) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
+    return [pass_s(baseline, which, again_start_s(baseline)) for which in (LINES, LINES, TRACE, MEMORY, TRACE, MEMORY)]
 
 
 class Explaining:
@@ -153,15 +153,18 @@ class Explaining:
         planned = [(record, LINES) for record in targets]
         planned += [(record, which) for record in targets for which in (TRACE, MEMORY)]
         missing = [(record, which) for record, which in planned if which not in self._passes(record)]
-        if missing == planned and not self._is_time_for(pass_s(*planned[0]), ends_s):
-            self._skip(pass_s(*planned[0]), ends_s - session.inputs.clock.monotonic())
+        if missing == planned and not self._is_time_for(self._pass_s(*planned[0]), ends_s):
+            self._skip(self._pass_s(*planned[0]), ends_s - session.inputs.clock.monotonic())
             return
         for record, which in missing:
             until_s = study_ends_s if record is best else ends_s
-            if self._is_time_for(pass_s(record, which), until_s):
+            if self._is_time_for(self._pass_s(record, which), until_s):
                 self._run_pass(record, which, ends_s=until_s)
         for record in reversed(targets):  # the best comes last, so that its checks can use all the time left
             self.explain(record, explanation.BASELINE if record is baseline else explanation.BEST, ends_s=ends_s)
+
+    def _pass_s(self, record: TrialRecord, which: str) -> float:
+        return pass_s(record, which, self._session.again_start_s(record))
 
     def _is_time_for(self, seconds: float, ends_s: float | None) -> bool:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
@@ -170,7 +173,7 @@ class Explaining:
         """Runs a pass. Repeats it once if a signal killed it, which may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
-        if is_killed and self._is_time_for(pass_s(record, which), ends_s):
+        if is_killed and self._is_time_for(self._pass_s(record, which), ends_s):
             self._session.explain(record, which, ends_s=ends_s)
 
     def _skip(self, needed_s: float, left_s: float) -> None:

@@ -22,7 +22,11 @@ NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
-BATCH = "loader.batch_size"
+# An expert leaves the workers of a program on a GPU as they are if its loader is so fast that it would not limit a step that is
+# FASTER_TIMES as fast: ALONE_TIMES as fast as that step without workers, since step and loader then take turns, and
+# BESIDE_TIMES as fast with workers.
+FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
+BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 
 
@@ -92,7 +96,7 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
         return
-    seeds = space.seeds(host_context)
+    seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
     for why, seed in seeds[:NUM_LED_SEEDS] if is_led else seeds:
         knobs = space.active({**seed, **hold})
         if _is_disproved(session, knobs):
@@ -123,6 +127,16 @@ def filling_seed(
     if filling is not None:
         why = f"the best so far (trial {best.number}) with the largest batch that is expected to fit the memory"
         yield Proposal(knobs=space.active({**best.knobs, BATCH: filling}), why=why, origin=EXPERT)
+
+
+def _is_loader_idle(session: Session) -> bool:
+    """Whether the baseline's loader could serve a much faster step on a GPU as well; False if that is not known."""
+    here, baseline = session.host_context, session.baseline
+    supply, demand = baseline.loader_rate, baseline.device_rate
+    if here is None or not here.has_cuda or not supply or not demand:
+        return False
+    has_workers = bool(session.resolved.reference.get(WORKERS))
+    return supply >= demand * FASTER_TIMES * (BESIDE_TIMES if has_workers else ALONE_TIMES)
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:

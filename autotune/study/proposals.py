@@ -13,7 +13,7 @@ from autotune.compare.ablation import part_of
 from autotune.compare.effects import estimated
 from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
-from autotune.records import THROUGHPUT, Knobs, Outcome, Tier, TrialRecord
+from autotune.records import THROUGHPUT, Knobs, KnobValue, Outcome, Tier, TrialRecord
 from autotune.search import RatesSampler, add_known, begin_study, make_sampler, tell
 from autotune.search.samplers import CompleteGrid
 from autotune.study.culprits import Culprits
@@ -93,6 +93,7 @@ class Search:
         # were disturbed or interrupted, because the sampler proposes each point of a grid only once.
         self._unfinished: list[TrialRecord] = []
         self._is_too_dear = False
+        self._unaffordable: list[tuple[str, str, KnobValue]] = []  # see `_unaffordable_values`
         self._left_out: dict[ConfigurationKey, Knobs] = {}  # proposals of the sampler that did not fit the budget
         self._reason = ""
         self._load_trials(session.searched)
@@ -143,6 +144,7 @@ class Search:
                 self._settled.check_failures()
                 interference.check(self._incumbent)
             schedule.drain()
+            self._announce_unaffordable_values()
         except (Ending, NothingWorked):
             schedule.drain()  # trials that still run count, too
             for proposal in self._settled.pending.values():
@@ -171,7 +173,7 @@ class Search:
             yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
-        self._announce_unaffordable_values()
+        self._unaffordable = self._unaffordable_values()
         costly = [(key, value) for _, key, value in self._costly]
         if not any(record.origin == LATE for record in self._session.searched):
             yield from self._cheap(until=lambda: self._budget.is_time_for_late(self._incumbent, costly))
@@ -272,11 +274,15 @@ class Search:
             was = "disturbed" if record.outcome is Outcome.disturbed else "not finished"
             yield Proposal(knobs=knobs, why=f"again: trial {record.number} was {was}", origin=record.origin)
 
+    def _unaffordable_values(self) -> list[tuple[str, str, KnobValue]]:
+        """Returns the costly values that RatesSampler cannot try, because they do not fit the budget as far as is known."""
+        values, best = self._space.costly() if self._is_led else [], self._incumbent
+        return [one for one in values if not self._budget.fits(self._space.active({**best.knobs, one[1]: one[2]}))]
+
     def _announce_unaffordable_values(self) -> None:
-        """Notifies the user of costly values that RatesSampler will not try because they do not fit the budget."""
-        best = self._incumbent
-        for why, key, value in self._space.costly() if self._is_led else []:
-            if not self._budget.fits(self._space.active({**best.knobs, key: value})):
+        """Notifies the user of `_unaffordable` values. Does so at the end, since cheap compilations may have made room."""
+        for why, key, value in self._unaffordable:
+            if not self._settled.is_measured(key, value):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")
 
     def _filling_batch(self, knobs: Knobs, batches: list[int]) -> int | None:

@@ -179,9 +179,10 @@ class Remedies:
         return self._record.knobs, finding.without.stages if finding.without else ()
 
     def _pairs_s(self, finding: Finding) -> float:
-        """Returns the expected seconds of one ABBA round. Only the first trial compiles; the others use the cache."""
+        """Returns the expected seconds of one ABBA round. At most one trial compiles; the others use the cache."""
         changed = self._remedied(finding)[0]
-        return len(ORDER) * self._record.fresh_s + self._session.compile_s(self._record, changed)
+        each_s = self._session.again_start_s(self._record) + self._record.phases_s.get("steady", 0.0)
+        return len(ORDER) * min(self._record.fresh_s, each_s) + self._session.compile_s(self._record, changed)
 
 
 def is_open(finding: Finding) -> bool:

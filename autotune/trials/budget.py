@@ -59,6 +59,13 @@ CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile 
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
+# Knobs that change neither what is compiled nor for which shapes. A configuration that differs only in these from one that was
+# compiled finds its graphs in the study's compile cache.
+OUTSIDE_GRAPHS = frozenset({
+    "loader.num_workers", "loader.prefetch_factor", "loader.pin_memory", "loader.persistent_workers", "loader.in_order",
+    "loader.multiprocessing_context", "loader.sharing_strategy", "loader.non_blocking", "loader.device_prefetch",
+    "optimizer.implementation", "optimizer.set_to_none", "memory.allocator", "memory.malloc", "step.metrics_sync_interval",
+})  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -123,8 +130,8 @@ class Budget:
         """
         if self.total_s is None:
             return
-        each_s = _confirming_s(baseline) if _has_cycles(baseline) else without_window_s(baseline) + FINALS_WINDOW_S
-        parity_s = PARITY_TRIALS * (without_window_s(baseline) + PARITY_S)
+        each_s = _confirming_s(baseline) if _has_cycles(baseline) else again_start_s(baseline) + FINALS_WINDOW_S
+        parity_s = PARITY_TRIALS * (again_start_s(baseline) + PARITY_S)
         most_s = ATTRIBUTION_MAX_FRAC * self.total_s
         self.attribution_s = (
             min(most_s, ATTRIBUTION_TRIALS * each_s) * min(1.0, most_s / (ATTRIBUTION_MIN_TRIALS * each_s)) ** 2
@@ -216,6 +223,18 @@ def _least_s(expected_s: float, again_s: float) -> float:
     return expected_s + 2 * again_s
 
 
+def again_start_s(record: TrialRecord) -> float:
+    """Returns the seconds that a repetition takes outside its window: the compile cache has what the trial compiled.
+
+    This matters for a program that compiles its model itself: only its baseline compiles it anew.
+    """
+    return without_window_s(record) - _spared_by_cache_s(record)
+
+
+def _spared_by_cache_s(record: TrialRecord) -> float:
+    return (1 - CACHED_FRAC) * record.phases_s.get("compile", 0.0)
+
+
 def without_window_s(record: TrialRecord) -> float:
     """Returns the seconds a trial took outside its window."""
     return max(0.0, record.attempt_s - record.phases_s.get("steady", 0.0))
@@ -247,6 +266,7 @@ class Costs:
         self._plain: deque[TrialRecord] = deque(maxlen=NUM_LATEST)
         self._by_batch: dict[float, deque[TrialRecord]] = {}  # from batch size to its latest trials
         self._compile_s: dict[tuple[str, KnobValue], float] = {}
+        self._compiled = set[frozenset[tuple[str, KnobValue]]]()  # what was compiled so far, see `_graphs`
         self._found_s: dict[tuple[Any, float | None], float] = {}  # results of `_plain_s`, until there is another trial
 
     def learn(self, record: TrialRecord) -> None:
@@ -259,13 +279,15 @@ class Costs:
             self._found_s = {}
             if (batch := _number(record.knobs.get(_BATCH))) is not None:
                 self._by_batch.setdefault(batch, deque(maxlen=NUM_NEAR)).append(record)
-        for entry in costly:
-            extra_s = record.attempt_s - self._plain_s(record.knobs)
-            self._compile_s[entry] = max(extra_s, 0.0)
+        elif (graphs := self._graphs(record.knobs, record.changed)) not in self._compiled:
+            self._compiled.add(graphs)
+            for entry in costly:
+                self._compile_s[entry] = max(record.attempt_s - self._plain_s(record.knobs), 0.0)
 
     def expected_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the expected seconds of a search trial of this configuration; errs on the high side."""
-        return self._plain_s(knobs) + sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
+        is_cached = self._graphs(knobs, changed) in self._compiled
+        return self._plain_s(knobs) + (CACHED_FRAC if is_cached else 1.0) * self._cold_compile_s(changed)
 
     def again_s(self, knobs: Knobs, changed: Knobs) -> float:
         """Returns the minimum time to measure a configuration again, in a fresh process with a warm compile cache.
@@ -273,8 +295,7 @@ class Costs:
         Counts only the part of the search trial's window that a trial of the finals needs. The whole window may be longer,
         because it restarted or was extended to get an interval.
         """
-        compile_s = self.expected_s(knobs, changed) - self._plain_s(knobs)
-        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * compile_s + self.spared_s
+        return self._plain_s(knobs, _confirming_s) + CACHED_FRAC * self._cold_compile_s(changed) + self.spared_s
 
     @property
     def spared_s(self) -> float:
@@ -288,6 +309,14 @@ class Costs:
         relative = self._costly.get(key, {})
         seen = [seconds / relative.get(other, 1.0) for (knob, other), seconds in self._compile_s.items() if knob == key]
         return max(seen, default=COMPILE_S) * relative.get(value, 1.0)
+
+    def _cold_compile_s(self, changed: Knobs) -> float:
+        return sum(self.compile_s(key, changed[key]) for key in self._costly if key in changed)
+
+    def _graphs(self, knobs: Knobs, changed: Knobs) -> frozenset[tuple[str, KnobValue]]:
+        """Returns what a configuration compiles: its values except those of OUTSIDE_GRAPHS."""
+        costly = {key: changed[key] for key in self._costly if key in changed}
+        return frozenset((key, value) for key, value in {**knobs, **costly}.items() if key not in OUTSIDE_GRAPHS)
 
     def _plain_s(self, knobs: Knobs, seconds_of: Callable[[TrialRecord], float] = lambda record: record.attempt_s) -> float:
         batch = _number(knobs.get(_BATCH))
@@ -310,12 +339,12 @@ def _has_cycles(record: TrialRecord) -> bool:
 
 
 def _confirming_s(record: TrialRecord) -> float:
-    """Returns a trial's cost with only the window that the finals need: a few seconds, or LEAST_STEPS slow steps."""
+    """Returns what a repetition costs, with only the window that the finals need: a few seconds, or LEAST_STEPS slow steps."""
     if _has_cycles(record):
-        return record.attempt_s
+        return record.attempt_s - _spared_by_cache_s(record)
     steady_s, num_steps = record.phases_s.get("steady", 0.0), record.metrics.get("window_steps")
     steps_s = LEAST_STEPS * record.metrics.get("window_s", steady_s) / num_steps if num_steps else steady_s
-    return record.attempt_s - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))
+    return record.attempt_s - _spared_by_cache_s(record) - steady_s + min(steady_s, max(FINALS_WINDOW_S, steps_s))
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:

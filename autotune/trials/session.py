@@ -240,13 +240,19 @@ class Session:
 
     def _least_again_s(self, first: TrialRecord) -> float:
         """Returns the minimum time of a finals trial: its expected start plus the longer of `race_min_s` and two cycles."""
+        cycles_s = LEAST_CYCLES * (self.runner.cycle or {}).get("seconds", 0.0)
+        return self.again_start_s(first) + max(self.inputs.config.measure.finals.race_min_s, cycles_s)
+
+    def again_start_s(self, first: TrialRecord) -> float:
+        """Returns what a fresh trial of an earlier one's configuration is expected to take outside its window.
+
+        The compile cache has what the earlier trial compiled.
+        """
         finals = [record for record in self.records if record.kind is Kind.final and record.outcome.has_value]
         again = [record for record in finals if record.repeats == first.number]
-        start_s = without_window_s(again[-1] if again else first)
-        if not again:
-            start_s = min(start_s + first.spared_s, self.costs.again_s(first.knobs, first.changed))
-        cycles_s = LEAST_CYCLES * (self.runner.cycle or {}).get("seconds", 0.0)
-        return start_s + max(self.inputs.config.measure.finals.race_min_s, cycles_s)
+        if again:
+            return without_window_s(again[-1])
+        return min(without_window_s(first) + first.spared_s, self.costs.again_s(first.knobs, first.changed))
 
     def _race_below_per_s(self, tier: Tier) -> float | None:
         """Returns the rate below which a search trial is stopped early; None to never stop it.

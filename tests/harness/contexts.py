@@ -22,6 +22,7 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
     }
     modules = SimpleNamespace(living=[], roots=[], reported=[], num_graphs=lambda: 0, is_compiled=lambda: False)
     modules.functions = SimpleNamespace(call_all_roots=False)
+    modules.convolutions = SimpleNamespace(is_found=None)
     loaders = SimpleNamespace(training=None, workers=list)
     made = {
         "device": device,

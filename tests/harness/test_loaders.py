@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from autotune.harness.collating import takes_only_first
@@ -302,3 +303,13 @@ def test_one_worker_does_not_prove_that_a_stream_is_split_among_workers(num_work
     loader = Loader(0, {"dataset": Silent()})
     loader.batch_size, loader.num_workers = 4, num_workers
     assert ("loader.num_workers" not in applicability(loader)) is is_free
+
+
+@pytest.mark.parametrize(("device", "is_free"), [("cpu", True), ("meta", False)])  # meta stands for a GPU
+def test_batches_that_are_on_the_device_already_are_neither_pinned_nor_made_by_workers(device: str, is_free: bool) -> None:
+    loader = Loader(0, {"dataset": [1.0]})
+    loader.batch_size = 4
+    loader.note_facts(torch.ones(4, device=device))
+    assert loader.is_on_device is not is_free
+    free = {"loader.num_workers", "loader.pin_memory"} - applicability(loader).keys()
+    assert bool(free) is is_free

@@ -61,6 +61,28 @@ def test_fused_is_tried_only_if_the_optimizer_has_it() -> None:
     assert (implementation.domain(without), implementation.expert(without)) == (["default", "foreach"], "default")
 
 
+@pytest.mark.parametrize(
+    ("machine", "observed", "expected"),
+    [
+        (CPU, {}, ["default", "foreach", "fused"]),
+        (HOPPER, {}, ["default", "fused"]),
+        (HOPPER, {"optimizer.implementation": "foreach"}, ["foreach", "fused"]),
+        (HOPPER, {"parallel.strategy": "fsdp"}, ["default", "foreach", "fused"]),
+    ],
+    ids=["cpu", "gpu", "own-foreach", "fsdp"],
+)
+def test_foreach_is_not_tried_where_torch_chooses_it_by_default(
+    machine: HostContext, observed: Knobs, expected: list[str]
+) -> None:
+    assert knob("optimizer.implementation").domain(replace(machine, observed=observed)) == expected
+
+
+@pytest.mark.parametrize(("cores", "own", "expected"), [(16, 0, 8), (16, 12, 12), (32, 64, 8), (4, 8, 3)])
+def test_expert_keeps_more_workers_of_the_program_if_each_has_a_core(cores: int, own: int, expected: int) -> None:
+    machine = replace(HOPPER, num_cores=cores, observed={"loader.num_workers": own})
+    assert knob("loader.num_workers").expert(machine) == expected
+
+
 def test_tf32_and_bf16_need_ampere() -> None:
     assert "needs 8.0" in str(knob("precision.matmul").blocked(VOLTA))
     assert knob("precision.amp").domain(VOLTA) == ["off", "fp16"]

@@ -191,6 +191,38 @@ def test_without_time_for_every_change_the_likeliest_is_reverted_alone_and_the_r
         assert "together 1.2" in missing_text(summary)
 
 
+COMPILED = {
+    "precision.amp": "bf16", "optimizer.implementation": "fused", "loader.num_workers": 2, "compile.mode": "default",
+}  # fmt: skip
+LITTLE = {"loader.num_workers", "optimizer.implementation"}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "reverted"), [(1.1, [LITTLE]), (1.4, [{"precision.amp"}, {"compile.mode"}, LITTLE])], ids=["one-trial", "three"]
+)
+def test_changes_that_matter_little_and_need_no_compilation_are_reverted_together(
+    bench, tmp_path, monkeypatch, minutes, reverted
+):
+    """They were reverted together with changes that matter, so that nothing was known about any of them."""
+    monkeypatch.setattr("autotune.compare.noise.UNKNOWN_NOISE", BUSY_GPU_NOISE)
+
+    class Everything(OnlyEverything):
+        wanted = COMPILED
+
+    monkeypatch.setattr("autotune.study.loop.Search", Everything)
+    space = tmp_path / "space.yaml"
+    space.write_text(
+        "precision.amp: ['off', bf16]\noptimizer.implementation: [default, fused]\nloader.num_workers: [0, 2]\n"
+        "compile.mode: ['off', default]\n"
+    )
+    gains = {("precision.amp", "bf16"): 1.8, ("compile.mode", "default"): 1.3}
+    slow = Surface(gains=gains, loader_per_s=1e9, noise_frac=0.002, start_s=2.0, window_s=3.0, compile_s=10.0)
+    study = bench(slow, f"search_space={space}", minutes=minutes)
+    summary = study.run()
+    assert [COMPILED.keys() - trial.changed.keys() for trial in attributed(study)] == reverted
+    assert summary["best"]["overrides"].keys() == COMPILED.keys() - LITTLE
+
+
 def test_without_time_for_attribution_the_whole_winner_is_exported_with_a_notice(planted):
     study = planted(0.01, minutes=0.7)
     summary = study.run()

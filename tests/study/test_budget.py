@@ -3,7 +3,7 @@ import pytest
 from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules
 from autotune.records import Kind, Outcome, TrialRecord
-from autotune.trials.budget import CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
+from autotune.trials.budget import CACHED_FRAC, CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
 
 
 def trial(seconds, batch=32, *, start_s=4.0, steady_s=6.0, outcome=Outcome.ok, **changed):
@@ -115,9 +115,44 @@ def test_compile_time_is_guessed_until_it_was_measured():
     assert costs.expected_s(knobs, changed) == 10 + COMPILE_S
     assert costs.again_s(knobs, changed) < costs.expected_s(knobs, changed)
     costs.learn(trial(35.0, compile__mode="default"))
-    assert costs.expected_s(knobs, changed) == 35.0
+    assert costs.expected_s({"loader.batch_size": 16}, changed) == 35.0
     assert costs.expected_s(knobs, {"compile.mode": "max-autotune"}) == 10.0 + 4 * 25.0, "guessed from `default`"
     assert costs.expected_s(knobs, {}) == 10.0
+
+
+def test_what_a_trial_has_compiled_is_expected_in_the_cache_unless_the_graphs_differ():
+    costs = Costs({"compile.mode": {"max-autotune": 4.0}})
+    compiled = {"compile.mode": "default"}
+    costs.learn(trial(10.0))
+    costs.learn(trial(50.0, compile__mode="default"))
+    cached_s = 10 + CACHED_FRAC * 40
+    for changed in ({"loader.num_workers": 8}, {"loader.pin_memory": True, "optimizer.implementation": "fused"}):
+        assert costs.expected_s({"loader.batch_size": 32, **changed}, {**compiled, **changed}) == cached_s
+    for changed in ({"precision.amp": "bf16"}, {"loader.batch_size": 16}, {"compile.mode": "reduce-overhead"}):
+        knobs = {"loader.batch_size": 32, **changed}
+        assert costs.expected_s(knobs, {**compiled, **changed}) == 50.0
+        assert costs.again_s(knobs, {**compiled, **changed}) <= cached_s
+
+
+def test_trial_that_compiles_from_the_cache_does_not_make_compilations_look_cheap():
+    """After such a trial, a study of ten minutes expected max-autotune to fit, and lost three minutes to its time limit."""
+    costs = Costs({"compile.mode": {"max-autotune": 4.0}})
+    costs.learn(trial(10.0))
+    costs.learn(trial(50.0, compile__mode="default"))
+    costs.learn(trial(13.0, compile__mode="default", loader__num_workers=8))
+    assert costs.expected_s({"loader.batch_size": 32}, {"compile.mode": "max-autotune"}) == 10 + 4 * 40
+
+
+def test_program_that_compiles_its_model_itself_is_repeated_from_the_cache():
+    """With the baseline's 40 s of compilation in each round, the fastest configuration seemed too slow to be confirmed."""
+    baseline, costs, held, other = trial(60.0), Costs({}), budget(), budget()
+    baseline.phases_s["compile"] = 40.0
+    costs.learn(baseline)
+    assert costs.expected_s(baseline.knobs, {}) == 60.0, "another batch size is compiled anew"
+    assert costs.again_s(baseline.knobs, {}) == pytest.approx(60 - (1 - CACHED_FRAC) * 40)
+    held.reserve(baseline)
+    other.reserve(trial(30.0))
+    assert held.reserved_s == other.reserved_s
 
 
 def test_expected_cost_of_repeating_a_trial_ignores_window_restarts():

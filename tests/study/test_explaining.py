@@ -98,6 +98,15 @@ def test_no_pass_runs_without_time_for_it_and_the_summary_says_so(bench, tiny):
     assert any("Not explained" in notice for notice in made_bench.listener.named("notice"))
 
 
+def test_compiled_best_is_explained_if_a_pass_fits_with_what_the_study_has_compiled(bench):
+    """Its search trial took 84 s to compile and start. Since the finals, it is known that a pass takes half of that."""
+    surface = Surface(documents=documents, gains={("compile.mode", "default"): 2.0}, compile_s=80.0)
+    made_bench = bench(surface, AUTO, "search_space=none", "compile.mode=choice(off,default)", minutes=12)
+    best = made_bench.run()["best"]
+    assert best["overrides"] == {"compile.mode": "default"}
+    assert (best["trial"], "lines") in passes(made_bench)
+
+
 def test_suggested_command_names_the_folder_if_a_later_study_has_the_same_name(bench, tiny):
     first, later = (bench(Surface(documents=documents), AUTO, *tiny, minutes=1) for _ in range(2))
     later.folder.sequence = first.folder.sequence + 1

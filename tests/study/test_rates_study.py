@@ -13,10 +13,18 @@ from autotune.study.initial import Proposal
 from autotune.study.proposals import ANSWER_FIRST, NO_IMPROVEMENT, Search
 from autotune.study.search_budget import ANSWER_AFTER, SearchBudget
 from tests.study.conftest import MACHINE, RATES
-from tests.support.fake_launcher import Failure, Surface
+from tests.support.fake_launcher import DEFAULTS, Failure, Surface
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
+H200 = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "index": 0, "uuid": "GPU-1", "compute_capability": [9, 0]}
+ONE_H200 = {**MACHINE, "num_cores": 16, "num_cpus": 16, "gpus": [H200]}
+HOPPER = {"torch": "2.11.0", "device": "cuda", "compute_capability": [9, 0], "has_compiler": True}
+SPACE_OF_MODES = [
+    "search_space=none",
+    "compile.mode=choice(off,default,reduce-overhead,max-autotune)",
+    "precision.amp=choice(off,bf16)",
+]
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
 
 
@@ -86,6 +94,19 @@ def test_compilation_is_tried_on_a_good_eager_configuration(bench):
     rest = {key: value for key, value in first.changed.items() if key != "compile.mode"}
     assert rest in [trial.changed for trial in study.trials[: first.number]]
     assert summary["best"]["overrides"]["compile.mode"] == "default"
+
+
+def test_value_that_seemed_too_expensive_is_not_called_untried_if_it_was_tried(bench):
+    """A compilation is first assumed to take a minute. Here it takes 5 s, so that the others fit, too."""
+    modes = {"default": 1.4, "reduce-overhead": 1.5, "max-autotune": 1.6}
+    gains = {**FAST, **{("compile.mode", mode): gain for mode, gain in modes.items()}}
+    surface = Surface(gains=gains, compile_s=5.0, loader_per_s=1e5, facts=HOPPER)
+    study = bench(surface, *SPACE_OF_MODES, minutes=7, machine=ONE_H200)
+    study.run()
+    tried = {trial.changed.get("compile.mode") for trial in study.trials}
+    left_out = [line for line in study.listener.named("notice") if "does not fit the budget" in line]
+    assert "max-autotune" in tried
+    assert left_out == []
 
 
 def test_tpe_proposes_if_the_objective_is_not_the_rate(bench):
@@ -160,14 +181,26 @@ def test_late_proposals_wait_for_running_trials_unless_few_are_running(num_searc
 
 def test_threads_of_the_host_are_not_among_the_first_trials_on_a_gpu(bench):
     """On a made-up GPU like an H200, an earlier version spent three of its first six trials on thread counts."""
-    facts = {"torch": "2.11.0", "device": "cuda", "compute_capability": [9, 0], "has_compiler": True}
     gains = {("precision.amp", "bf16"): 2.5, ("precision.matmul", "high"): 1.1, ("compile.mode", "default"): 1.3}
     surface = Surface(
-        gains=gains, base_per_s=100.0, loader_per_s=3_000.0, half_batch=3.0, noise_frac=0.003, start_s=10.0, facts=facts
+        gains=gains, base_per_s=100.0, loader_per_s=3_000.0, half_batch=3.0, noise_frac=0.003, start_s=10.0, facts=HOPPER
     )
-    gpu = {"name": "NVIDIA H200", "memory_bytes": 150 * 10**9, "index": 0, "uuid": "GPU-1", "compute_capability": [9, 0]}
-    study = bench(surface, minutes=5, machine={**MACHINE, "num_cores": 16, "num_cpus": 16, "gpus": [gpu]})
+    study = bench(surface, minutes=5, machine=ONE_H200)
     study.run()
     searched = [trial for trial in study.trials if trial.kind is Kind.search]
     assert len(searched) >= 5
     assert not any("threads.intra" in trial.changed for trial in searched[:5])
+
+
+@pytest.mark.parametrize(
+    ("workers", "loader_per_s", "has_more"),
+    [(0, 3_000.0, True), (0, 20_000.0, False), (2, 300.0, True), (2, 1_000.0, False)],
+)
+def test_expert_leaves_the_workers_on_a_gpu_if_the_loader_is_far_too_fast_to_matter(bench, workers, loader_per_s, has_more):
+    observed = {**DEFAULTS, "loader.num_workers": workers}
+    surface = Surface(gains=FAST, base_per_s=100.0, loader_per_s=loader_per_s, observed=observed, facts=HOPPER)
+    study = bench(surface, "study.budget.trials=2", minutes=30, machine=ONE_H200)
+    study.run()
+    expert = [trial for trial in study.trials if trial.origin == "expert"]
+    assert len(expert) == 2
+    assert ["loader.num_workers" in trial.changed for trial in expert] == [has_more] * 2

@@ -61,6 +61,10 @@ REUSED = (
     "the loader writes each batch into the tensors of the last one: a worker would overwrite batches that the program has not "
     "used yet"
 )
+ON_DEVICE = (
+    "the data set or the collate function puts the batches on the GPU, which workers forked from this process cannot use"
+)
+UNPINNABLE = "the batches of the loader are on the GPU already, and only host memory can be page-locked"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -265,7 +269,10 @@ def applicability(loader: Any) -> Dict[str, str]:
         reasons["loader.batch_size"] = COMPANION.format(loader.companion)
     if not loader.is_shared_out:
         reasons.update({PREFIX + name: UNSHARED for name in kept})
+    if loader.is_on_device:
+        reasons["loader.pin_memory"] = UNPINNABLE
     signs = (
+        (loader.is_on_device, ON_DEVICE),
         (loader.is_changed_between_batches, CHANGED),
         (loader.draws_by_itself, DRAWS),
         (loader.reuses_tensors, REUSED),

@@ -22,6 +22,8 @@ INTRA, OMP, MATMUL, CUDNN = "threads.intra", "threads.omp", "precision.matmul", 
 SHARING, INTEROP, MKL = "loader.sharing_strategy", "threads.interop", "threads.mkl"
 READ_BACK = (INTRA, INTEROP, OMP, MKL, MATMUL, CUDNN, SHARING)
 NO_MKL = "torch was built without MKL"
+NO_CONVOLUTIONS = "none of the modules that the program calls has a convolution"
+IN_16_BITS = "the parameters are {} already, so no products are computed in float32"
 
 
 class ProcessKnobs(KnobHandler):
@@ -67,8 +69,20 @@ class ProcessKnobs(KnobHandler):
         """Returns knob key -> why it cannot be changed in this process."""
         reasons = {} if has_mkl() else {MKL: NO_MKL}
         if self._context.device == "cuda":
-            return reasons
+            return {**reasons, **self._without_effect()}
         return {**reasons, CUDNN: f"{ON_THE_CPU}: cuDNN is not used"}
+
+    def _without_effect(self) -> Dict[str, str]:
+        """Returns knob key -> why it changes nothing on the GPU in this program."""
+        modules = self._context.modules
+        reasons: Dict[str, str] = {}
+        # A compiled function that calls the roots may also call frozen modules, which are not seen then.
+        if modules.convolutions.is_found is False and not modules.functions.call_all_roots:
+            reasons[CUDNN] = NO_CONVOLUTIONS
+        dtypes = {dtype for root in modules.reported for dtype in root.observed["parameter_dtypes"]}
+        if dtypes and dtypes <= {"bf16", "fp16"}:
+            reasons[MATMUL] = IN_16_BITS.format(" and ".join(sorted(dtypes)))
+        return reasons
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
         if key == MKL and not has_mkl():

@@ -224,6 +224,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
             rules=self.rules,
             options=self.options,
             rng=self._rng,
+            is_on_gpu=not machine.is_cpu,
         )
         found = step.propose()
         self.is_exhausted, self.is_held_back = found is None, step.is_held_back

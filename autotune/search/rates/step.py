@@ -13,7 +13,7 @@ from scipy.special import ndtr
 
 from autotune.search.rates import explain
 from autotune.search.rates.average import AveragedForecast
-from autotune.search.rates.coding import Array, Codes, Coding
+from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.forecast import Means
 from autotune.search.rates.history import Known
 from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
@@ -35,6 +35,9 @@ SURE_CHANCE = 0.9  # a candidate with a smaller chance to fit needs an expected 
 RISK_GAIN = 0.02
 STOP_IMPROVEMENT = 0.01  # a proposal with a smaller expected improvement is unpromising; several in a row end the search
 FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: running out of memory yields no rate
+# On a GPU, larger batches are rarely slower. So the gain of a smaller one is multiplied by this if only its uncertainty makes
+# it promising, see `_are_needlessly_small`.
+SMALL_BATCH = 0.1
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
 # Besides the slower of loader and device, the other side also counts as limiting if the log rate would be higher by at least
@@ -89,6 +92,7 @@ class Step:
         rules: what the study knows about configurations.
         options: which parts of the sampler to use.
         rng: random source of candidates and samples.
+        is_on_gpu: whether the step computes on a GPU.
     """
 
     def __init__(
@@ -103,7 +107,9 @@ class Step:
         rules: Rules,
         options: SamplerOptions,
         rng: np.random.Generator,
+        is_on_gpu: bool = False,
     ) -> None:
+        self._is_on_gpu = is_on_gpu
         self._coding, self._pool, self._forecast, self._memory = coding, pool, forecast, memory
         self._rules, self._options, self._rng = rules, options, rng
         able = (one for one in known.fastest() if one.may_win and rules.may_win(one.params))
@@ -144,7 +150,8 @@ class Step:
         if_fitting = _expected_gains(means, expected.spread) * works
         is_worth_the_risk = (fits >= SURE_CHANCE) | (if_fitting * fits >= RISK_GAIN)
         self.is_held_back |= not is_worth_the_risk.all()
-        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER, -1.0)
+        is_needless = self._are_needlessly_small(codes, expected.mean, reference)
+        gains = np.where(is_worth_the_risk, if_fitting * fits**FIT_POWER * np.where(is_needless, SMALL_BATCH, 1.0), -1.0)
         places = self._open(codes, gains)
         if not places:
             return None
@@ -170,6 +177,23 @@ class Step:
             why=f"{_lead(params[chosen], current, reference.sides)}: {explain.changes(current, params[chosen])}, {gain}{risk}",
             expected_improvement=self._improvement(reference.codes, codes[places], works[places] * fits[places]),
         )
+
+    def _are_needlessly_small(self, codes: Codes, means: Array, reference: _Reference) -> NDArray[np.bool_]:
+        """Whether each configuration has a smaller batch than the best so far, on a GPU, without a reason.
+
+        Reasons are that it is expected to be faster than with the larger batch, or that this may not fit the memory.
+        """
+        found = np.zeros(len(codes), dtype=bool)
+        place = next((place for place, knob in enumerate(self._coding.knobs) if knob.key == BATCH and knob.is_ordered), None)
+        if not self._is_on_gpu or place is None:
+            return found
+        smaller = np.flatnonzero((codes[:, place] >= 0) & (codes[:, place] < reference.codes[0, place]))
+        if len(smaller):
+            raised = codes[smaller].copy()
+            raised[:, place] = reference.codes[0, place]
+            is_faster = means[smaller] >= self._forecast.means(raised).mean + STOP_IMPROVEMENT
+            found[smaller] = ~is_faster & (self._chances_to_fit(raised) >= SURE_CHANCE)
+        return found
 
     def _wanted(self, best: Codes) -> tuple[Codes, Array]:
         """Returns the new candidates that may work, and for each one the result of `_chances_to_work`.

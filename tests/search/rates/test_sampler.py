@@ -115,6 +115,18 @@ def all_configurations():
         yield active(dict(zip(SPACE, values, strict=True)))
 
 
+@pytest.mark.parametrize(("is_cpu", "batch"), [(True, 16), (False, 64)])
+def test_batch_below_the_best_is_not_tried_on_a_gpu_only_because_it_is_uncertain(is_cpu, batch):
+    """In a study of ten minutes of a made-up GPT on an H100, such a trial took half of the search's remaining time."""
+    rules = Rules(active=active, is_open=lambda params: params == with_(batch=params[BATCH], amp="bf16"))
+    study = new_study(machine=Machine(num_cores=16, memory_bytes=1e9, is_cpu=is_cpu), rules=rules)
+    for params in [with_(batch=32), with_(batch=32, amp="bf16"), with_(batch=128, amp="bf16")]:
+        flat = 100.0 if params[AMP] == "off" else 180.0  # about the same at any batch size
+        add(study, params, rate=flat * (1 + params[BATCH] / 1e4), device_rate=flat * (1 + params[BATCH] / 1e4), loader_rate=1e6)
+    params, _ = proposal(study)
+    assert params[BATCH] == batch
+
+
 def test_loader_bound_program_gets_more_workers_with_that_reason():
     study = new_study(SOME)
     params, found = proposal(study)
@@ -130,7 +142,7 @@ def test_device_bound_program_is_changed_on_the_device_side():
     for params, told in zip(fast, slow_device, strict=True):
         add(study, params, **told)
     _, found = proposal(study)
-    assert "fp32 -> bf16" in found.why
+    assert found.why.startswith("device-bound: ")
     assert "workers" not in found.why
 
 

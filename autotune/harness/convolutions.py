@@ -1,0 +1,40 @@
+"""Finds out whether the modules that the program calls contain convolutions, for which cuDNN chooses kernels."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Callable, Dict, Optional
+
+from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from . import members
+
+# Number of dimensions of the weights of two- and three-dimensional convolutions. They show a module that passes its own weights
+# to `torch.nn.functional.conv2d`.
+DIMENSIONS = (4, 5)
+
+
+class Convolutions:
+    """Whether any of the modules seen so far contains a convolution.
+
+    Attributes:
+        is_found: whether one of them does; None if no module was seen.
+    """
+
+    def __init__(self) -> None:
+        self.is_found: Optional[bool] = None
+        self._known: Dict[int, Callable[[], Any]] = {}  # id -> weak reference; not a set, which would call `__eq__`
+
+    def see(self, module: Any) -> None:
+        """Examines a module and all modules within it, each time until a convolution is found or its weights have a shape."""
+        known = self._known.get(id(module))
+        if self.is_found or (known is not None and known() is module):
+            return
+        weights = list(members.parameters(module))
+        if any(map(is_lazy, weights)):
+            return
+        self._known[id(module)] = weakref.ref(module)
+        has_class = any(isinstance(each, _ConvNd) for each in members.modules(module))
+        self.is_found = has_class or any(Tensor.dim(each) in DIMENSIONS for each in weights)
