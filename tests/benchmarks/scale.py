@@ -82,9 +82,9 @@ class OwnTimeClock(VirtualClock):
 class ForgetfulLauncher(FakeLauncher):
     """A fake launcher that keeps no launches, so that the memory measured is the tuner's."""
 
-    def begin(self, launch: Launch) -> FakeRunning:
+    def begin(self, launch: Launch, slot: str = "") -> FakeRunning:
         """Starts a trial, and forgets its launch."""
-        begun = super().begin(launch)
+        begun = super().begin(launch, slot)
         self.launches.clear()
         return begun
 
