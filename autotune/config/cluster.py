@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
-from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, StudyConfig
+from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # fixed for a whole job; a step of the job cannot change them
@@ -82,6 +82,16 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
             f"{GPUS[launcher].format('N')}."
         )
     return [*problems, *(_of_slurm(given[SLURM], environment) if launcher == SLURM else _of_ray(launch.ray))]
+
+
+def resumed_options(slurm: SlurmOptions, environment: Mapping[str, str]) -> SlurmOptions:
+    """Returns `launch.slurm` of a study that is resumed: inside a job, without what that job has already decided.
+
+    The number of nodes stays, because a program for two nodes cannot run in a job of one.
+    """
+    decided = [name for name in OF_JOB if name != "nodes"] if JOB in environment else []
+    usual = SlurmOptions()
+    return dataclasses.replace(slurm, **{name: getattr(usual, name) for name in decided})
 
 
 def problems_of_nodes(config: StudyConfig, command: Sequence[str] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
@@ -11,10 +12,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from autotune.config import yaml_file
 from autotune.config.checks import problems_of
+from autotune.config.cluster import resumed_options
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
 from autotune.config.hidden import recovered
-from autotune.config.schema import StudyConfig
+from autotune.config.schema import LOCAL, StudyConfig
+from autotune.config.slots import problems_of_slots
 from autotune.documents import read_text
 from autotune.errors import BadInput
 from autotune.masking import Secrets
@@ -48,7 +51,9 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         domains = {key: domain_from_json(domain) for key, domain in study.asked.items()}
     except ValueError as error:
         raise BadInput(f"{file.with_name('study.json')}: {error}. {ANOTHER}") from error
-    if problems := problems_of(config):
+    config.launch.slurm = resumed_options(config.launch.slurm, os.environ)
+    more = [] if config.launcher == LOCAL else problems_of_slots(config, {})  # the present job may have no place for its slots
+    if problems := [*problems_of(config), *more]:
         raise BadInput(problems)
     config.runs_dir = str(file.parent.parent)  # the study may have been moved, and the present folder may be another one
     is_held = config.train.global_batch is not None

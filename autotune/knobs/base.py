@@ -39,7 +39,8 @@ class HostContext:
     """What a knob's rules may depend on: this machine, and the program as the baseline trial found it.
 
     Attributes:
-        num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota) divided by the ranks.
+        num_cores: effective CPU cores for one process of the program: min(affinity, cgroup quota) divided by its ranks on
+            this machine.
         has_cuda: whether the program's process sees a CUDA device.
         compute_capability: (major, minor) of the device; None on the CPU.
         cpu_isa: relevant CPU instruction sets: "avx2", "avx512_bf16", "amx_bf16", ...

@@ -146,6 +146,7 @@ def _nccl(key: str, *, default: KnobValue, variable: str = "", **others: Any) ->
         variables=(variable,),
         usual_spread=0.1,
         phrase=f"NCCL {name} {{}}",
+        phrases={UNSET: f"NCCL {name} {AUTO}"} if unless == UNSET else {},
         **others,
     )
 

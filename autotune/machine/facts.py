@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
@@ -109,8 +110,10 @@ def host_context(
         seen = baseline.facts
     capability = seen.get("compute_capability")
     observed = baseline.observed if baseline else {}
+    num_nodes = seen.get("num_nodes")
+    num_ranks = math.ceil(baseline.world_size / (num_nodes or 1)) if baseline else 1  # on one machine
     return HostContext(
-        num_cores=max(1, int(facts["num_cores"]) // (baseline.world_size if baseline else 1)),
+        num_cores=max(1, int(facts["num_cores"]) // num_ranks),
         has_cuda=seen.get("device") == "cuda",
         compute_capability=(int(capability[0]), int(capability[1])) if capability else None,
         cpu_isa=frozenset(seen.get("isa") or facts.get("isa") or []),
@@ -121,7 +124,7 @@ def host_context(
         num_local_ranks=int(seen.get("num_local_ranks") or 1),
         is_recipe=is_recipe,
         world_size=baseline.world_size if baseline else None,
-        num_nodes=seen.get("num_nodes"),
+        num_nodes=num_nodes,
         collectives=str(seen.get("collectives") or ""),
         nccl=tuple(seen["nccl"]) if seen.get("nccl") else None,
         topology=as_host_context(facts.get("topology") or {}),

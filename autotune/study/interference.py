@@ -8,15 +8,18 @@ Finals, attribution and verification always run alone.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any
 
 from autotune import stats
+from autotune.config.program import program_of
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord
+from autotune.trials.budget import CACHED_FRAC
 from autotune.trials.places import Place
 from autotune.trials.session import Session
 
@@ -34,10 +37,17 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs without a measurement, the calibration is given up
+# Slots that are slower than the others, or on which every trial fails, are left out, but at most this share of all slots. If
+# there are more of them, neighbours are the likelier cause.
+LEFT_OUT_FRAC = 1 / 4
 # A calibration is repeated once the best is AGAIN_FACTOR times as fast as at the last calibration. Otherwise it is repeated
 # after AGAIN_TRIALS trials, but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20
 AGAIN_FRAC = 0.1
+# A calibration takes place only if at least PAYS_FACTOR times as many trials fit after it, in parallel, as would fit on one
+# slot without it: it may end with one slot, and parallel trials know less of each other than trials one after another.
+PAYS_FACTOR = 1.25
+STANDALONE = "--standalone"  # option of torchrun: its processes meet at a free port
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +59,14 @@ class Calibration:
         margin: by how much the ratio may fall below 1.
         slowest: name and ratio of the slowest slot among those that ran in every pair.
         num_slots: number of slots that ran in every pair.
+        slow: name and ratio of each slot whose ratio is more than SLOT_MARGINS margins below 1.
     """
 
     ratio: stats.Ratio
     margin: float
     slowest: tuple[str, float]
     num_slots: int
+    slow: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_allowed(self) -> bool:
@@ -64,8 +76,7 @@ class Calibration:
         the two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
-        is_even = self.slowest[1] >= 1 - SLOT_MARGINS * self.margin
-        return is_even and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin
+        return not self.slow and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin
 
     @property
     def is_over(self) -> bool:
@@ -84,9 +95,18 @@ class Interference:
         self._session, self._num = session, len(session.runner.beside)
         self._calibrated: TrialRecord | None = None  # configuration of the last calibration
         self._num_searched, self._ended_s, self._took_s = 0, 0.0, 0.0
+        self._num_measured = 0  # slots in the first pair of the last calibration
+
+    def begin(self, baseline: TrialRecord) -> None:
+        """Tells the user if trials cannot run in parallel, as far as this is known before the search."""
+        if self._num > 1 and self._left_s(self._each_s(baseline)) > 0 and (why := self._why_not(baseline)):
+            self._use_one(why)
 
     def check(self, best: TrialRecord) -> None:
         """Calibrates if that is due, and tells the user the result; does nothing with one slot."""
+        self._num = min(self._num, len(self._session.runner.beside))  # a faulty slot may have been left out
+        if self._num > 1 and (why := self._why_never):
+            self._use_one(why)
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
         if self._left_s(self._each_s(best)) <= 0:  # for example in a study that is resumed in the finals
@@ -123,20 +143,28 @@ class Interference:
         is_long_ago = session.inputs.clock.monotonic() - self._ended_s >= self._took_s / AGAIN_FRAC
         return is_long_ago and session.num_searched - self._num_searched >= AGAIN_TRIALS
 
-    def _why_not(self, best: TrialRecord) -> str:
-        """Returns why trials cannot run in parallel, as far as is known without measuring; "" if they may.
-
-        A calibration pays only if more trials fit after it, in parallel, than would fit on one slot without it.
-        """
+    @property
+    def _why_never(self) -> str:
+        """Returns why trials of this program cannot run in parallel on these slots; "" if they may."""
         session = self._session
         evidence = session.baseline.evidence
         if left := [*evidence.get("files_left", {}), *evidence.get("files_kept", [])]:
             return f"the program writes {left[0]}, which parallel trials would share"
-        if session.baseline.ranks:
-            return "the program starts several processes"
+        hosts = [place.host for place in session.runner.beside]  # a lost slot may be replaced by one on another machine
+        if session.baseline.ranks and len(set(hosts)) < len(hosts) and not _takes_free_ports(session.inputs.command.argv({})):
+            return (
+                "the program starts several processes, and those of two trials on one machine could meet at the same port "
+                f"(with torchrun {STANDALONE} they could not)"
+            )
+        return ""
+
+    def _why_not(self, best: TrialRecord) -> str:
+        """Returns why trials cannot run in parallel, as far as is known without measuring; "" if they may."""
+        if why := self._why_never:
+            return why
         each_s = self._each_s(best)
         needed_s, left_s = 2 * MIN_PAIRS * each_s, self._left_s(each_s)
-        if (left_s - needed_s) * self._num < left_s:
+        if (left_s - needed_s) * self._num < PAYS_FACTOR * left_s:
             return (
                 f"testing whether parallel trials disturb each other takes {seconds_text(needed_s)}, too long for a search of "
                 f"about {seconds_text(left_s)}"
@@ -145,7 +173,8 @@ class Interference:
 
     @staticmethod
     def _each_s(best: TrialRecord) -> float:
-        return max(best.fresh_s, 1e-9)
+        """Returns the expected seconds of a trial of a configuration whose compilation is in the study's cache."""
+        return max(best.fresh_s - (1 - CACHED_FRAC) * best.phases_s.get("compile", 0.0), 1e-9)
 
     def _left_s(self, each_s: float) -> float:
         """Returns the time that the search has left on one slot."""
@@ -168,32 +197,55 @@ class Interference:
         """Measures pairs, alone and with neighbours, until the answer is known. Returns None if MAX_LOST pairs failed."""
         session, found, num_lost = self._session, None, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
+        self._num_measured = len(places)
         pairs: list[tuple[float, dict[str, float]]] = []
+        failing = {place.name for place in places}  # slots on which every trial failed
         while num_lost < MAX_LOST and not (found and found.is_over):
             number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
             is_alone_first = bool(number % 2)
             order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone
             measured = [_rates(session.calibrate(best, on, round_number=number)) for on in order]
             alone, beside = measured if is_alone_first else measured[::-1]
+            failing -= beside.keys()
             if len(alone) != 1 or len(beside) != len(places):
                 num_lost += 1
+                if len(alone) == 1 and num_lost == MAX_LOST and self._leave_out(dict.fromkeys(failing, 0.0)):
+                    places = [place for place in places if place.name not in failing]
+                    self._num_measured, num_lost, failing = len(places), 0, set()
                 continue
             pairs.append((next(iter(alone.values())), beside))
             places = _slowest_machines(places, beside) if len(pairs) == 1 else places
             found = calibration(pairs)
+            if 0 < len(found.slow) <= LEFT_OUT_FRAC * self._num:
+                without = calibration(_without(pairs, found.slow))
+                if without.is_allowed and self._leave_out(found.slow):
+                    return without
             if len(pairs) >= CLEAR_PAIRS and all(
                 geometric_mean(others.values()) < (1 - CLEAR_FRAC) * rate for rate, others in pairs
             ):
                 break
         return None if num_lost >= MAX_LOST else found
 
+    def _leave_out(self, slots: Mapping[str, float]) -> bool:
+        """Leaves slots out and tells the user; returns False if they are too many. A ratio of 0 says that all trials failed."""
+        if not 0 < len(slots) <= LEFT_OUT_FRAC * self._num:
+            return False
+        self._session.schedule.leave_out(slots)
+        self._num -= len(slots)
+        for slot, ratio in slots.items():
+            why = f"a trial there ran at {ratio:.3f} of its rate alone" if ratio else "all of its trials failed"
+            self._session.listener.notice(f"Slot {slot} is left out: {why}, unlike on the other slots.")
+        return True
+
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci
         sample = f", from the second on with {found.num_slots} slots" if found.num_slots < self._num else ""
         interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs{sample})" if ci else ""
-        others = "1 other" if self._num == 2 else f"{self._num - 1} others"
+        others = "1 other" if self._num_measured == 2 else f"{self._num_measured - 1} others"
         slot, ratio = found.slowest
-        slower = f"; slot {slot} ran at {ratio:.3f}" if ratio < 1 - SLOT_MARGINS * found.margin <= found.ratio.ratio else ""
+        slower = (
+            f"; slot {slot} ran at {ratio:.3f}" if found.slow and found.ratio.ratio >= 1 - SLOT_MARGINS * found.margin else ""
+        )
         return f"in parallel with {others}, a trial ran at {found.ratio.ratio:.3f} of its rate alone{interval}{slower}"
 
     def _as_json(self, found: Calibration | None) -> dict[str, Any]:
@@ -206,6 +258,9 @@ class Interference:
 
 class Uncalibrated(Interference):
     """Does not change the number of slots. For replays, because recorded trials have no neighbours."""
+
+    def begin(self, baseline: TrialRecord) -> None:
+        """Does nothing."""
 
     def check(self, best: TrialRecord) -> None:
         """Does nothing."""
@@ -222,7 +277,19 @@ def calibration(pairs: Sequence[tuple[float, dict[str, float]]]) -> Calibration:
     by_slot = {slot: geometric_mean(beside[slot] / rate for rate, beside in pairs) for slot in slots}
     slowest = min(by_slot.items(), key=lambda pair: pair[1], default=("", 1.0))
     margin = min(MAX_MARGIN_FRAC, max(MARGIN_FRAC, stats.spread_frac(alone)))
-    return Calibration(ratio=ratio, margin=margin, slowest=slowest, num_slots=len(slots))
+    slow = {slot: ratio for slot, ratio in by_slot.items() if ratio < 1 - SLOT_MARGINS * margin}
+    return Calibration(ratio=ratio, margin=margin, slowest=slowest, num_slots=len(slots), slow=slow)
+
+
+def _without(pairs: Sequence[tuple[float, dict[str, float]]], slots: Container[str]) -> list[tuple[float, dict[str, float]]]:
+    """Returns the pairs without the rates of some slots."""
+    return [(alone, {slot: rate for slot, rate in beside.items() if slot not in slots}) for alone, beside in pairs]
+
+
+def _takes_free_ports(command: list[str]) -> bool:
+    """Whether a command's processes find each other at a port that is free when they start, instead of always the same one."""
+    program = program_of(command)
+    return program.starter == "torchrun" and STANDALONE in itertools.takewhile(lambda word: word != program.script, command)
 
 
 def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Sequence[Place]:

@@ -33,11 +33,6 @@ MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the rem
 # The late proposals wait for the running trials, because one of them may become the best. If at most FEW_FRAC times as many
 # trials run as have finished, this is unlikely. Then the late proposals do not wait, which would only leave slots idle.
 FEW_FRAC = 0.1
-# While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that know
-# nothing but the baseline find little. In eight replays of each of seven recorded tables with 16 slots, a search's ten first
-# trials reached .994 of what ten trials one after another do, instead of .748, in no more time. With more than MAX_HELD_SLOTS
-# slots, trials are so many that those without knowledge do not matter, and idle slots would.
-FIRST_AT_ONCE, MAX_HELD_SLOTS = 4, 64
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
 EXHAUSTED = "the search space is used up"
@@ -61,13 +56,13 @@ class Search:
         config, space = session.inputs.config, session.resolved
         self._session, self._space, self._sampler_name = session, space, config.search.sampler
         self._interference = interference or Interference(session)
-        self._budget = SearchBudget(session)
         self._parity, self._culprits = Parity(session), Culprits(space)
         self._settled = Settled(session, self._parity, self._culprits)
         self._names = session.runner.goal.names
         # Whether RatesSampler leads the search: it makes single changes itself, and decides which compilations are worth their
         # time. It needs a single objective that depends on the rate alone; otherwise TPE takes its place.
         self._is_led = self._sampler_name == "rates" and len(self._names) == 1 and session.runner.goal.follows_rate
+        self._budget = SearchBudget(session, is_led=self._is_led)
         self._compiled = {key for _, key, _ in space.costly()}  # knobs with values that cost a compilation
         self._costly = [] if self._is_led else space.costly()
         self._hold: Knobs = {key: space.reference[key] for _, key, _ in self._costly}
@@ -129,20 +124,16 @@ class Search:
         Raises:
             NothingWorked: the first configurations all failed in the same way, other than by running out of memory.
         """
-        schedule, interference = self._session.schedule, self._interference
+        schedule = self._session.schedule
         try:
-            interference.check(self._session.baseline)
-            if self._is_held_back and self._budget.num_searched < schedule.num_slots > FIRST_AT_ONCE:
-                self._session.listener.notice(
-                    f"At first, {FIRST_AT_ONCE} trials run at once, then as many as have finished, up to {schedule.num_slots}: "
-                    "each trial is chosen by what the finished ones showed."
-                )
+            self._interference.begin(self._session.baseline)
+            self._open_slots()
             for proposal in self._with_questions(self._proposals()):
                 self._begin(proposal)
                 self._make_room()
                 self._budget.keep_for_finals(self._incumbent)
                 self._settled.check_failures()
-                interference.check(self._incumbent)
+                self._open_slots()
             schedule.drain()
             self._announce_unaffordable_values()
         except (Ending, NothingWorked):
@@ -152,17 +143,24 @@ class Search:
             raise
         return self._budget.why_nothing_was_tried(self._reason) or self._reason
 
-    @property
-    def _is_held_back(self) -> bool:
-        return self._is_led and self._session.schedule.num_slots <= MAX_HELD_SLOTS
+    def _open_slots(self) -> None:
+        """Calibrates the slots if that is due, so that trials run in parallel from then on."""
+        if self._budget.is_one_at_a_time:
+            return
+        schedule, num_before = self._session.schedule, self._session.schedule.num_slots
+        self._interference.check(self._incumbent)
+        if num_before == 1 and (most := self._budget.most_at_once) < schedule.num_slots:
+            self._session.listener.notice(
+                f"At first, {most} trials run at once, then as many as have finished, up to {schedule.num_slots}: "
+                "each trial is chosen by what the finished ones showed."
+            )
 
     def _make_room(self) -> None:
-        """Waits until a slot is free and another trial may run; see FIRST_AT_ONCE."""
+        """Waits until a slot is free and another trial may run."""
         schedule = self._session.schedule
         schedule.make_room()
-        if self._is_held_back:
-            while schedule.num_running >= max(FIRST_AT_ONCE, self._budget.num_searched):
-                schedule.wait_for_one()
+        while schedule.num_running >= self._budget.most_at_once:
+            schedule.wait_for_one()
 
     # Order -------------------------------------------------------------------------------------------------------
 

@@ -57,14 +57,18 @@ def sticky_fault(record: TrialRecord) -> str:
 class Quarantine:
     """Counts sticky errors, and tests the device when there are too many.
 
+    Attributes:
+        advice: what the user may do about a faulty device; the end of what `note` returns.
+
     Args:
         probe: computes something on the device in a fresh process; returns "" if that works, else what went wrong.
         device: returns how messages name the device that a trial ran on: "device 0 (NVIDIA H100, GPU-...)".
-        advice: what the user may do about a faulty device.
+        advice: see above.
     """
 
     def __init__(self, probe: Callable[[TrialRecord], str], *, device: Callable[[TrialRecord], str], advice: str) -> None:
-        self._probe, self._device, self._advice = probe, device, advice
+        self.advice = advice
+        self._probe, self._device = probe, device
         self._strikes: dict[str, dict[frozenset[tuple[str, object]], tuple[int, str]]] = {}  # slot -> {changes: (trial, error)}
 
     def note(self, record: TrialRecord) -> str:
@@ -82,7 +86,7 @@ class Quarantine:
         if not (failure := self._probe(record)):
             return ""
         found = f"trials {trials} failed, then a simple computation, too: {failure}"
-        return f"{self._device(record)} is faulty: {found}. {self._advice}"
+        return f"{self._device(record)} is faulty: {found}. {self.advice}"
 
 
 def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[], str | None]) -> Quarantine:

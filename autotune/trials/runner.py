@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,6 +150,13 @@ class TrialRunner:
         """Releases the monitors of the machine."""
         for place in (self.alone, *self.beside):
             place.close()
+
+    def leave_out(self, slots: Collection[str]) -> None:
+        """Removes slots, by name, from `beside`; no trial may run there now."""
+        for place in self.beside:
+            if place.name in slots:
+                place.close()
+        self.beside = [place for place in self.beside if place.name not in slots]
 
     def finish(self, request: Request, finished: Finished, place: Place) -> Finished:
         """Judges a trial whose last attempt is over, and writes its record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from autotune.clock import Clock
@@ -78,6 +78,11 @@ class Schedule:
         for place in places:
             self._begin(request(), take, place)
         self.drain()
+
+    def leave_out(self, slots: Collection[str]) -> None:
+        """Starts no further trials on these slots, given by name; no trial may run there now."""
+        self._runner.leave_out(slots)
+        self.num_slots = max(1, min(self.num_slots, len(self._runner.beside)))
 
     def make_room(self) -> None:
         """Waits until a slot is free."""

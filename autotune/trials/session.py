@@ -487,11 +487,20 @@ class Session:
             # A pass that fails says nothing about the device: the same configuration trained before.
             is_pass = finished.record.kind is Kind.explain
             fault = "" if is_pass else self.quarantine.note(finished.record)
-            if fault:
+            if fault and not self._goes_on_without(finished.record.slot, fault):
                 raise Ending(fault)
             take(finished)
 
         return taken
+
+    def _goes_on_without(self, slot: str, fault: str) -> bool:
+        """Leaves out a slot with a faulty device; returns False if trials that run alone use it, which is the first slot."""
+        beside = self.inputs.launcher.beside()
+        if not beside or not beside[0].slot or slot in ("", beside[0].slot.name):
+            return False
+        self.schedule.leave_out([slot])
+        self.listener.notice(f"The study goes on without slot {slot}: {fault.removesuffix(f' {self.quarantine.advice}')}")
+        return True
 
     def _add(self, finished: Finished) -> None:
         record = finished.record

@@ -6,9 +6,10 @@
 
 A trial takes 60 simulated seconds. The clock also counts the tuner's own processor time, so a tuner that is too slow for its
 slots leaves them idle. "busy" is the share of all slots that is busy. At the end, fewer trials are left than there are slots.
-"used" leaves out the slots for which no trial is left. Own time includes the calibration of the slots, all files, and the fake
-launcher itself. It does not include the baseline, the report (written at the end) and MLflow (another process tracks). The
-processor times of report and MLflow are printed separately, in seconds. Each machine has eight slots.
+"used" leaves out the slots for which no trial is left. Both count from the end of the first calibration on. Own time includes
+the calibration of the slots, all files, and the fake launcher itself. It does not include the baseline, the report (written at
+the end) and MLflow (another process tracks). The processor times of report and MLflow are printed separately, in seconds. Each
+machine has eight slots.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
 from autotune.studies import create
 from autotune.study import run_study
+from autotune.study.search_budget import NUM_ALONE
 from autotune.trackers.store import embedded_uri
 from autotune.trackers.sync import sync
 from autotune.trials.events import Listener, Outlook
@@ -81,9 +83,9 @@ class OwnTimeClock(VirtualClock):
 class ForgetfulLauncher(FakeLauncher):
     """A fake launcher that keeps no launches, so that the memory measured is the tuner's."""
 
-    def begin(self, launch: Launch) -> FakeRunning:
+    def begin(self, launch: Launch, slot: str = "") -> FakeRunning:
         """Starts a trial, and forgets its launch."""
-        begun = super().begin(launch)
+        begun = super().begin(launch, slot)
         self.launches.clear()
         return begun
 
@@ -121,6 +123,8 @@ class SearchOnly(Listener):
 
     def trial_ended(self, trial: TrialRecord) -> None:
         """Records a trial of the search."""
+        if trial.kind == "check" and len(self.own_s) <= NUM_ALONE:  # counts from the first calibration on
+            self.busy_s = self.wanted_s = self.begun_s = self.ended_s = 0.0
         if trial.kind != "search":
             return
         now_s = self.clock.monotonic()

@@ -78,6 +78,30 @@ def test_only_the_budget_can_be_changed_and_every_other_word_is_refused(kept):
         kept(change=["study.budget.minutes=-3"])
 
 
+ANY = StudyRecord(name="s", title="", command=["python"], cwd="/")
+
+
+def test_study_of_a_partition_is_resumed_inside_a_job_and_keeps_its_partition(kept, tmp_path, monkeypatch):
+    asked = ("launcher=slurm", "launch.slurm.partition=gpu", "launch.slurm.minutes=60", "launch.slurm.gres=gpu:1")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    _, outside = kept(*asked)
+    assert (outside.config.launch.slurm.partition, outside.config.launch.slurm.minutes) == ("gpu", 60.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    inside = recorded(ANY, tmp_path / "config.yaml")
+    options = inside.config.launch.slurm
+    assert (options.partition, options.minutes, options.gres) == (None, None, "gpu:1")
+    assert inside.yaml == outside.yaml
+
+
+@pytest.mark.parametrize("option", ["launch.slurm.nodes=2", "launch.slots=2"])
+def test_study_is_not_resumed_inside_a_job_that_cannot_hold_it(kept, tmp_path, monkeypatch, option):
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    kept("launcher=slurm", option, command=("srun", "python", "-c", "pass"))
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    with pytest.raises(BadInput, match=r"job 12"):
+        recorded(ANY, tmp_path / "config.yaml")
+
+
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "study: {nosuch: 1}", "study: 3", "tiers: exakt", "\x00", LAUGHS])
 def test_invalid_configuration_file_is_refused(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)

@@ -20,7 +20,7 @@ from tests.harness.contexts import context
 ALLOWED = {
     ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
     ("delayed.py", "floats.to(dtype)"),
-    ("products.py", "each.to(torch.bfloat16)"),
+    ("products.py", "each.to(dtype)"),
     ("optimizers.py", "found.to(device)"),
     ("optimizers.py", "self._sum.to(device)"),
     ("gradients.py", "self._scale().to(norm.device)"),

@@ -159,3 +159,8 @@ def test_value_that_is_not_in_the_variable_is_reported_as_overridden(
     report = harness_nccl.NcclKnobs(context(asked)).verify()["nccl.algo"]
     assert report.status == status
     assert ("NCCL_ALGO" in report.reason) == (status != "applied")
+
+
+def test_number_that_leaves_the_choice_to_nccl_is_called_auto():
+    assert [knob("nccl.buffsize").phrase_of(value) for value in (0, 1 << 20)] == ["NCCL buffsize auto", "NCCL buffsize 1048576"]
+    assert knob("nccl.nvls").phrase_of(False) == "NCCL nvls false"

@@ -14,7 +14,7 @@ import pytest
 from autotune.run_dir import StudyFolder
 from tests.faults.quick_study import PROGRAM, QuickStudy
 
-GIVEN = ("study.budget.minutes=8", "study.budget.trials=20", "measure.quiet=false", "explain.auto=false")
+GIVEN = ("study.budget.minutes=8", "study.budget.trials=30", "measure.quiet=false", "explain.auto=false")
 # Rates differ from process to process, by much less than the margin of the finals.
 UNSTEADY = PROGRAM.replace("rate = 300.0 *", "import random; rate = random.uniform(299.7, 300.3) *")
 MARGIN = 0.01

@@ -66,6 +66,11 @@ def test_cores_are_divided_among_ranks() -> None:
     assert host_context({"num_cores": 2}, several, is_recipe=True).num_cores == 1
 
 
+def test_cores_of_a_machine_are_divided_among_its_own_ranks() -> None:
+    on_two = replace(baseline(device="cuda", num_nodes=2), world_size=8)
+    assert host_context({"num_cores": 64}, on_two, is_recipe=False).num_cores == 16
+
+
 def test_host_context_comes_from_the_process_of_the_program() -> None:
     result = baseline(device="cuda", compute_capability=[9, 0], isa=["amx_bf16"], has_compiler=False)
     found = host_context({"num_cores": 4, "isa": ["avx2"]}, result, is_recipe=False)

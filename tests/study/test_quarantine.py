@@ -121,17 +121,37 @@ def test_study_on_a_broken_device_ends_early_and_keeps_its_results(bench):
     assert "second attempt" in study.trials[2].reason
 
 
-def test_broken_device_of_a_slot_is_probed_on_that_slot(bench):
-    broken = Failure(signal="SIGABRT", log_tail=f"terminate called after throwing\n  what():  {ILLEGAL}")
-    surface = Surface(**QUIET, failures=lambda number, knobs: broken if number >= 26 else None)
-    surface.facts["executable"] = sys.executable
-    study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4)
-    summary = study.run()
+@pytest.fixture
+def four_slots(bench):
+    """A study on four slots; the device of slot `broken` fails once the search has begun."""
+
+    def run(broken):
+        surface = Surface(**QUIET)
+        surface.facts["executable"] = sys.executable
+        study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4)
+        surface.on_slot = lambda slot: 0.0 if slot == broken and len(study.launcher.launches) > 26 else 1.0
+        return study, study.run()
+
+    return run
+
+
+def test_study_goes_on_without_a_slot_whose_device_broke(four_slots):
+    study, summary = four_slots("3")
+    assert summary["status"] == "complete"
+    (said,) = [line for line in study.listener.named("notice") if "goes on without" in line]
+    assert said.startswith("The study goes on without slot 3: the device of slot 3 is faulty: trials ")
+    assert "resume" not in said
+    (probed,) = [launch for launch in study.launcher.launches if launch.spec.mode == "inspect"]
+    assert study.folder.read_trial(probed.spec.trial).slot == "3"
+    searched = [record for record in study.trials if record.kind is Kind.search]
+    assert {record.slot for record in searched if record.number > probed.spec.trial + 3} == {"1", "2", "4"}
+
+
+def test_study_ends_if_the_device_of_trials_that_run_alone_broke(four_slots):
+    study, summary = four_slots("1")
     assert summary["status"] == "interrupted"
-    assert summary["reason"].startswith("the device of slot ")
+    assert summary["reason"].startswith("the device of slot 1 is faulty")
     assert summary["reason"].endswith("have the device reset, then resume")
-    probed = next(launch for launch in study.launcher.launches if launch.spec.mode == "inspect")
-    assert study.folder.read_trial(probed.spec.trial).slot == summary["reason"].split()[4]
     assert not study.launcher.running
 
 
@@ -194,4 +214,4 @@ def test_message_names_the_device_that_the_program_sees(bench, monkeypatch):
     monkeypatch.setitem(study.inputs.machine, "gpus", gpus)  # for this test only: the other studies share these facts
     device = quarantine(study.inputs, study.folder, lambda: None)
     assert device._device(trial(3)) == "device 0 (H200, GPU-c)"
-    assert device._advice.endswith("device.index=1 (one of 1)")
+    assert device.advice.endswith("device.index=1 (one of 1)")

@@ -153,7 +153,7 @@ def test_search_does_not_end_on_a_provisional_estimate_of_little_gain():
     sampler, schedule = RatesSampler(optuna.samplers.RandomSampler()), SimpleNamespace(num_running=2)
     sampler.is_provisional = True
     session = SimpleNamespace(schedule=schedule, runner=SimpleNamespace(goal=SimpleNamespace(names=["throughput"])))
-    search = SimpleNamespace(_rates=sampler, _session=session, _num_free=9, _budget=SearchBudget(session))
+    search = SimpleNamespace(_rates=sampler, _session=session, _num_free=9, _budget=SearchBudget(session, is_led=True))
     search._budget._num_small = ANSWER_AFTER
     search._knows_more = lambda: Search._knows_more(search)
     search._is_turn_of_single_change, search._sampled = lambda: False, lambda: "a proposal"

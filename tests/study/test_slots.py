@@ -10,7 +10,7 @@ import pytest
 from autotune.records import Kind, Outcome
 from autotune.search.rates import RatesSampler
 from autotune.study import resume_study
-from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, _slowest_machines, calibration
+from autotune.study.interference import MAX_PAIRS, MIN_PAIRS, SAMPLE_SLOTS, Interference, _slowest_machines, calibration
 from autotune.study.proposals import AGAIN
 from tests.study.conftest import RATES, Bench
 from tests.support.fake_launcher import Failure, Surface
@@ -327,6 +327,83 @@ def test_doubted_configuration_is_repeated_in_only_one_slot(bench, tiny, monkeyp
     study = bench(Surface(**QUIET), *tiny, RATES, "search.stop=false", minutes=60, num_slots=4)
     study.run()
     assert [trial.changed for trial in study.trials if trial.origin == AGAIN] == [doubted]
+
+
+def test_first_trials_run_alone_and_slots_are_calibrated_once_with_the_best_of_them(bench):
+    surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
+    study = bench(surface, RATES, "study.budget.trials=30", minutes=60, num_slots=4)
+    study.run()
+    first, later = of_kind(study, Kind.search)[:3], of_kind(study, Kind.search)[3:]
+    best = max(first, key=lambda trial: trial.value or 0.0)
+    assert {trial.repeats for trial in calibrating(study)} == {best.number}
+    assert {(trial.slot, trial.neighbours) for trial in first} == {("", 0)}
+    assert most_at_once(later) == 4
+
+
+def test_resumed_study_is_calibrated_with_the_best_trial_so_far(bench):
+    surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
+    surface.failures = lambda trial, knobs: Failure(raises=KeyboardInterrupt) if trial == 4 else None
+    study = bench(surface, RATES, "study.budget.trials=30", minutes=60, num_slots=4)
+    assert study.run()["status"] == "interrupted"
+    assert calibrating(study)[0].outcome is Outcome.interrupted
+    surface.failures = lambda trial, knobs: None
+    resume_study(study.inputs, study.folder, study.listener)
+    assert {trial.changed.get("precision.amp") for trial in calibrating(study)} == {"bf16"}
+
+
+def test_slow_slot_is_left_out_and_the_others_run_in_parallel(bench):
+    surface = Surface(**QUIET, on_slot=lambda slot: 0.9 if slot == "3" else 1.0)
+    study = bench(surface, *ENOUGH, minutes=60, num_slots=8)
+    study.run()
+    (left_out,) = [line for line in notices(study) if "left out" in line]
+    assert re.match(r"Slot 3 is left out: a trial there ran at 0\.[89]\d+ of its rate alone, unlike", left_out)
+    assert any(line.startswith("7 trials at a time: in parallel with 7 others, a trial ran at ") for line in notices(study))
+    searched = of_kind(study, Kind.search)
+    assert most_at_once(searched) == 7
+    assert "3" not in {trial.slot for trial in searched}
+    assert study.folder.read_study().slots["num"] == 7
+
+
+def test_slot_on_which_all_trials_fail_is_left_out(bench):
+    surface = Surface(**QUIET, on_slot=lambda slot: 0.0 if slot == "8" else 1.0)
+    study = bench(surface, *ENOUGH, minutes=60, num_slots=8)
+    study.run()
+    assert "Slot 8 is left out: all of its trials failed, unlike on the other slots." in notices(study)
+    assert any(line.startswith("7 trials at a time: in parallel with 6 others") for line in notices(study))
+    assert most_at_once(of_kind(study, Kind.search)) == 7
+
+
+def test_slots_are_not_left_out_if_many_of_them_are_slow(bench):
+    surface = Surface(**QUIET, on_slot=lambda slot: 0.9 if slot in ("2", "3", "4") else 1.0)
+    study = bench(surface, *ENOUGH, minutes=60, num_slots=8)
+    study.run()
+    assert not any("left out" in line for line in notices(study))
+    assert any(line.startswith("One trial at a time: in parallel with 7 others") for line in notices(study))
+
+
+RANKS = {"world_size": 2}
+STANDALONE = ["torchrun", "--standalone", "--nproc_per_node=2", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "hosts", "may_meet"),
+    [
+        (["torchrun", "--nproc_per_node=2", "train.py"], ["a", "a"], True),
+        (["torchrun", "--nproc_per_node=2", "train.py", "--standalone"], ["a", "a"], True),
+        (["python", "train.py"], ["a", "b", "a"], True),
+        (["torchrun", "--nproc_per_node=2", "train.py"], ["a", "b"], False),
+        (STANDALONE, ["a", "a"], False),
+        (["python", "-m", "torch.distributed.run", *STANDALONE[1:]], ["a", "a"], False),
+    ],
+)
+def test_several_processes_use_one_slot_only_if_those_of_two_trials_could_meet(command, hosts, may_meet):
+    session = SimpleNamespace(
+        baseline=SimpleNamespace(evidence={}, ranks=RANKS),
+        runner=SimpleNamespace(beside=[SimpleNamespace(host=host) for host in hosts]),
+        inputs=SimpleNamespace(command=SimpleNamespace(argv=lambda knobs: command)),
+    )
+    why = Interference(session)._why_never
+    assert ("several processes" in why) is may_meet
 
 
 def test_first_trials_run_few_at_a_time_so_that_later_ones_can_learn_from_them(bench):

@@ -64,6 +64,7 @@ class Surface:
         documents: called with (pass, knobs); returns the documents that a pass of `autotune explain` writes.
         files_left: files that each trial leaves in the working directory, name -> bytes.
         beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
+        on_slot: called with the name of a trial's slot, "" for none; returns the factor on the rate, 0 if it fails there.
         without: called with the stages of the loader that a trial skips; returns the factor on the rate.
     """
 
@@ -95,6 +96,7 @@ class Surface:
     documents: Callable[[str, Knobs], list[Any]] = lambda _, __: []
     files_left: dict[str, int] = field(default_factory=dict)
     beside: Callable[[int], float] = lambda _: 1.0
+    on_slot: Callable[[str], float] = lambda _: 1.0
     without: Callable[[list[str]], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
@@ -160,6 +162,7 @@ class Failure:
     raises: type[BaseException] | None = None
 
 
+BROKEN = Failure(signal="SIGABRT", cause="exit", log_tail="terminate called\n  what():  CUDA error: unknown error")
 OUT_OF_MEMORY = Failure(error={"type": "torch.OutOfMemoryError", "message": "CUDA out of memory.", "traceback": "..."})
 
 
@@ -193,12 +196,12 @@ class FakeLauncher(Launcher):
         """Returns the launchers of the slots."""
         return list(self._slots)
 
-    def begin(self, launch: Launch) -> FakeRunning:
+    def begin(self, launch: Launch, slot: str = "") -> FakeRunning:
         """Starts a trial on a slot, or on the whole machine."""
         self.launches.append(launch)
         launch.folder.mkdir(parents=True, exist_ok=True)
         write_json(str(launch.folder / "spec.json"), launch.spec)
-        self.running.append(begun := FakeRunning(self, launch))
+        self.running.append(begun := FakeRunning(self, launch, slot))
         for running in self.running:
             running.most_at_once = max(running.most_at_once, len(self.running))
         return begun
@@ -233,7 +236,7 @@ class _FakeSlot(Launcher):
 
     def start(self, launch: Launch) -> Running:
         assert self._running is None or self._running.poll() is not None, "two trials at once on one slot"
-        self._running = self._whole.begin(launch)
+        self._running = self._whole.begin(launch, self.slot.name)
         return self._running
 
 
@@ -254,11 +257,13 @@ class MadeUpDevice(NoDevice):
 class FakeRunning(Running):
     """A trial of a fake launcher."""
 
-    def __init__(self, launcher: FakeLauncher, launch: Launch) -> None:
-        self._launcher, self._launch, self.most_at_once = launcher, launch, 1
+    def __init__(self, launcher: FakeLauncher, launch: Launch, slot: str = "") -> None:
+        self._launcher, self._launch, self.most_at_once, self._on_slot = launcher, launch, 1, launcher.surface.on_slot(slot)
         self._knobs = launcher.knobs_of(launch)
         surface = launcher.surface
         self._failure = surface.failures(launch.spec.trial, self._knobs)
+        if self._failure is None and not self._on_slot:
+            self._failure = BROKEN
         if self._failure is None and surface.is_out_of_memory(self._knobs):
             self._failure = OUT_OF_MEMORY
         is_compiled = self._knobs.get("compile.mode", "off") != "off"
@@ -373,6 +378,7 @@ class FakeRunning(Running):
     def _measure(self, result: RankResult, *, is_steady: bool) -> None:
         surface, noise = self._launcher.surface, self._launcher.noise
         rate = self._rate() * noise(surface.noise_frac) * surface.beside(self.most_at_once)
+        rate *= self._on_slot
         rate *= surface.without(self._launch.spec.skipped)
         blocks = [rate * noise(surface.noise_frac / 3) for _ in range(NUM_BLOCKS)]
         result.throughput_per_s = sum(blocks) / NUM_BLOCKS

@@ -143,8 +143,7 @@ class Levelled:
             return _steps(count), np.array([1.0, *[self.step**2] * (count - 2)])[: count - 1]
         if not self.is_ordered:
             return np.vstack([np.eye(count)[:, 1:], np.zeros((1, count - 1))]), np.ones(count - 1)
-        at = np.array([_place(value) for value in self.values])
-        steps = _steps(count)
+        at, steps = self._places(), _steps(count)
         if self.key != BATCH:
             return steps, STEP_VARIANCE * np.diff(at)
         sizes = np.array([max(float(value), 1.0) for value in self.values])
@@ -156,9 +155,20 @@ class Levelled:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1."""
         if not self.is_ordered:
             return self.columns()[0]
-        at = np.array([_place(value) for value in self.values])
+        at = self._places()
         shares = np.sqrt(np.diff(at) / max(at[-1] - at[0], 1e-9))
         return np.asarray(_steps(len(at)) * shares)
+
+    def _places(self) -> Array:
+        """Returns the positions of the numbers on a logarithmic scale, in doublings.
+
+        A step from 0 counts at most as a change of an unordered value. Often 0 leaves the choice to a library, and is not far
+        from the values that are listed: for a buffer of 16 MiB instead of the default, 24 doublings were expected to gain 30 %.
+        """
+        at = np.array([_place(value) for value in self.values])
+        if len(at) > 1 and self.values[0] == 0:
+            at[0] = max(at[0], at[1] - 1 / STEP_VARIANCE)
+        return at
 
 
 class Coding:

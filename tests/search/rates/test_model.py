@@ -3,7 +3,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from autotune.search.rates import coding as coding_module
-from autotune.search.rates.coding import Coding
+from autotune.search.rates.coding import Coding, Levelled
 from autotune.search.rates.model import LinearModel
 
 SPACE = {
@@ -73,6 +73,12 @@ def test_absent_knob_has_zero_columns_and_measured_values_in_a_range_become_leve
     values = coding.knobs[1].values
     assert (values[0], values[-1]) == (1, 1000)
     assert len(values) <= 10
+
+
+def test_step_from_zero_counts_at_most_as_a_change_of_an_unordered_value():
+    variances = {values: Levelled("any", values, True).columns()[1] for values in ((0, 2**20, 2**21), (0, 1, 3))}
+    assert variances[0, 2**20, 2**21] == pytest.approx([1.0, 1 / 3], rel=1e-5)
+    assert variances[0, 1, 3] == pytest.approx([1 / 3, 1 / 3])
 
 
 def test_true_and_1_are_distinct_values():
