@@ -32,7 +32,7 @@ class Convolutions:
         known = self._known.get(id(module))
         if self.is_found or (known is not None and known() is module):
             return
-        weights = list(members.parameters(module))
+        weights = [each for each in members.parameters(module) if isinstance(each, Tensor)]
         if any(map(is_lazy, weights)):
             return
         self._known[id(module)] = weakref.ref(module)

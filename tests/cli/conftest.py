@@ -16,7 +16,7 @@ from tests.harness.forks import Forks
 COMMANDS = ("app", "doctor", "explain", "export", "inspect", "knobs", "prune", "report", "resume", "run", "show", "trial")
 MODULES = [
     *("autotune.study", *(f"autotune.cli.{name}" for name in COMMANDS)),
-    *(f"autotune.config.{name}" for name in ("compose", "conflicts", "describe", "parts", "slots")),
+    *(f"autotune.config.{name}" for name in ("compose", "conflicts", "describe", "recipe", "slots")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 import time
@@ -48,11 +49,11 @@ class RestartTimer:
 
     def step_begins(self) -> None:
         """Records that what is observed from now on belongs to the next step."""
-        self._step_began = dataclasses.replace(self.found)
+        self._step_began = copy.copy(self.found)
 
     def leave_out_step(self) -> None:
         """Forgets what was observed since the current step began."""
-        self.found = dataclasses.replace(self._step_began)
+        self.found = copy.copy(self._step_began)
 
     def result(self) -> Optional[Restarts]:
         """Returns what was observed; None if no workers were started."""
