@@ -285,7 +285,7 @@ class Folders:
                 if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
                     ours = {name for name in inside if _is_ours(folder / name)}
                     inside -= ours
-                    found.update(path for name in ours for path in foreign(folder / name))
+                    found.update(path for name in ours - set(RESERVED_NAMES) for path in foreign(folder / name))
                 if len(inside) <= MAX_INSIDE:
                     found |= {folder / name for name in inside}
         return {path for path in found if not _is_ours(path)}
