@@ -23,6 +23,7 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     loaders.py, loader.py     which DataLoader feeds the training; how long steps wait for input
     persistent.py             restarts persistent workers where the program expects new ones; notices changes of a data set
     batches.py                counts the samples of a batch or of a module's input
+    idle_steps.py             counts steps on batches that the program has kept
     collating.py              whether a collate function uses only the first sample of a batch
     delayed.py                keeps images as bytes until they are on the device
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step

@@ -25,10 +25,11 @@ from . import added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
+from .idle_steps import IdleSteps
 from .knobs import affinity, eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
-from .loader import IdleSteps, Loader
+from .loader import Loader
 from .patches import patches
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")

@@ -159,11 +159,8 @@ def test_without_time_for_every_change_the_likeliest_is_reverted_alone_and_the_r
     bench, tmp_path, monkeypatch, rest, is_dropped
 ):
     monkeypatch.setattr("autotune.compare.noise.UNKNOWN_NOISE", BUSY_GPU_NOISE)
-
-    class Everything(OnlyEverything):
-        wanted = FEW
-
-    monkeypatch.setattr("autotune.study.loop.Search", Everything)
+    monkeypatch.setattr(OnlyEverything, "wanted", FEW)
+    monkeypatch.setattr("autotune.study.loop.Search", OnlyEverything)
     space = tmp_path / "space.yaml"
     space.write_text(
         "precision.amp: ['off', bf16]\nlayout.channels_last: [false, true]\noptimizer.implementation: [default, fused]\n"
@@ -205,11 +202,8 @@ def test_changes_that_matter_little_and_need_no_compilation_are_reverted_togethe
 ):
     """They were reverted together with changes that matter, so that nothing was known about any of them."""
     monkeypatch.setattr("autotune.compare.noise.UNKNOWN_NOISE", BUSY_GPU_NOISE)
-
-    class Everything(OnlyEverything):
-        wanted = COMPILED
-
-    monkeypatch.setattr("autotune.study.loop.Search", Everything)
+    monkeypatch.setattr(OnlyEverything, "wanted", COMPILED)
+    monkeypatch.setattr("autotune.study.loop.Search", OnlyEverything)
     space = tmp_path / "space.yaml"
     space.write_text(
         "precision.amp: ['off', bf16]\noptimizer.implementation: [default, fused]\nloader.num_workers: [0, 2]\n"
