@@ -117,6 +117,7 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
     if context.loaders.unit == "steps":  # until that was known, a loader's samples may have been counted
         steps = {**steps, "samples": [1.0] * len(steps["samples"])}
+    found.ranks_per_batch = context.sharing.ranks_per_batch()
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
     if measured.meter is None:
         return
