@@ -285,6 +285,7 @@ def test_accelerate_export_contains_the_number_of_processes(changed):
         assert accelerate.SHARDED not in render(summary, "accelerate", None).text
         summary["baseline"]["knobs"]["parallel.strategy"] = "fsdp"
         assert accelerate.SHARDED in render(summary, "accelerate", None).text
+        del summary["baseline"]["knobs"]["parallel.strategy"]
 
 
 @pytest.mark.parametrize("format", ["hf", "lightning", "deepspeed", "accelerate", "env", "python"])
