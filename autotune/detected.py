@@ -101,6 +101,7 @@ def _precision(found: dict[str, Any]) -> str:
     autocast, compiled = precision.get("autocast"), found.get("compile")
     words = [
         f"{kinds} parameters" if kinds else "",
+        f"computed in {precision['policy']} by a policy" if precision.get("policy") else "",
         f"autocast {value_text(autocast)}" if autocast not in (None, "off") else "no autocast",
         "a gradient scaler" if found.get("grad_scaler") else "",
         "compiled" if compiled not in (None, "off") else "not compiled",

@@ -194,7 +194,11 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "wrappers": list(watch.wrappers),
         "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],
-        "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
+        "precision": {
+            "autocast": None if first.get("policy") else first.get("precision.amp"),
+            "policy": first.get("policy"),
+            "parameters": first.get("parameter_dtypes"),
+        },
         "steps_seen_by": context.writes.source,
         "grad_scaler": context.optimizers.scaler is not None,
         "compile": first.get("compile.mode"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autotune import ranks
+from autotune.detected import findings
 from autotune.harness.knobs.sharding import ShardingKnobs
 from autotune.harness.knobs.step import PIPELINE
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
@@ -99,6 +100,7 @@ def test_sharded_model_with_other_knobs_has_the_same_losses_as_with_ddp(trial: T
 def test_a_policy_that_computes_in_bf16_counts_as_the_precision_of_the_program(trial: Trial) -> None:
     found = trial("sharded.py", "half", ranks=2, mode="inspect").result()
     assert found.observed[AMP] == "bf16"
+    assert dict(findings(found))["precision"] == "fp32 parameters, computed in bf16 by a policy, no autocast, not compiled"
     assert "mixed-precision policy (FSDP) computes in bf16" in found.applicability[AMP]
     report = trial("sharded.py", "half", ranks=2, knobs={AMP: "bf16"}, mode="inspect").result().knobs[AMP]
     assert (report.status, report.observed) == (NOT_APPLICABLE, "bf16")
@@ -119,6 +121,7 @@ def test_a_batch_of_ranks_that_hold_parts_of_one_model_counts_once(trial: Trial,
     assert rate == pytest.approx(2 * min(rates) / shared)
 
 
+@SHARDS
 def test_stages_of_a_pipeline_share_a_batch_and_do_not_accumulate(trial: Trial) -> None:
     run = trial("staged.py", ranks=2, knobs={"step.accumulation": 2})
     results = [run.result(rank) for rank in (0, 1)]
