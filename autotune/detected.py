@@ -76,7 +76,8 @@ def _device(result: RankResult) -> str:
     name = facts.get("device_name") or facts["device"]
     num_threads = facts.get("num_threads") if facts.get("device") == "cpu" else None
     threads = f", {num_threads} thread{'s' * (num_threads != 1)}" if num_threads else ""
-    processes = "1 process" if result.world_size == 1 else f"{result.world_size} processes that train together"
+    together = f", {result.ranks_per_batch} of them on each batch" if result.ranks_per_batch > 1 else ""
+    processes = "1 process" if result.world_size == 1 else f"{result.world_size} processes that train together{together}"
     return f"{name}{threads}, {processes}"
 
 
@@ -100,6 +101,7 @@ def _precision(found: dict[str, Any]) -> str:
     autocast, compiled = precision.get("autocast"), found.get("compile")
     words = [
         f"{kinds} parameters" if kinds else "",
+        f"computed in {precision['policy']} by a policy" if precision.get("policy") else "",
         f"autocast {value_text(autocast)}" if autocast not in (None, "off") else "no autocast",
         "a gradient scaler" if found.get("grad_scaler") else "",
         "compiled" if compiled not in (None, "off") else "not compiled",

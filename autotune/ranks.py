@@ -78,7 +78,7 @@ def _is_whole(first: RankResult) -> bool:
 def rate_per_s(results: Sequence[RankResult]) -> float | None:
     """Returns the samples of all ranks in a step, divided by the slowest rank's step time; None if a rank's pace is unknown.
 
-    If the ranks step at their own pace, returns the sum of their rates. If rank 0 feeds the others, only its samples count.
+    If the ranks step at their own pace, returns the sum of their rates. A batch on which several ranks train counts once.
     """
     if len(results) == 1:
         return results[0].throughput_per_s
@@ -89,16 +89,23 @@ def rate_per_s(results: Sequence[RankResult]) -> float | None:
     known = [each for each in paces if each is not None]
     if not known or len(known) < len(paces):
         return None
-    return sum(each.samples for each in known[: len(feeding(results))]) / max(each.step_s for each in known)
+    samples = sum(each.samples for each in known[: len(feeding(results))]) * share(results)
+    return samples / max(each.step_s for each in known)
 
 
 def feeding(results: Sequence[RankResult]) -> Sequence[RankResult]:
-    """Returns the ranks whose samples count: all, or rank 0 alone if only it has a loader and sends the others their samples.
+    """Returns the ranks whose samples count: all, or rank 0 alone if all train on its batch.
 
+    That is so if one model is split over all ranks, or if only rank 0 has a loader and sends the others their samples.
     Accelerate reads streams in this way (`dispatch_batches`), and so do pipelines of several stages.
     """
     is_by_first = results[0].unit_source == LOADER and all(result.unit_source != LOADER for result in results[1:])
-    return results[:1] if is_by_first else results
+    return results[:1] if is_by_first or results[0].ranks_per_batch == len(results) else results
+
+
+def share(results: Sequence[RankResult]) -> float:
+    """Returns the share of their samples for which the ranks that `feeding` returns count."""
+    return 1.0 if len(feeding(results)) == 1 else 1 / results[0].ranks_per_batch
 
 
 def joined(results: Sequence[RankResult]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.export.document import Document, Row, expressed
 from autotune.export.winner import Winner
+from autotune.knobs.parallel import FSDP, STRATEGY
 
 ROWS: dict[str, Row] = {
     "precision.amp": lambda value, _: {"mixed_precision": "no" if value == "off" else value},
@@ -14,17 +15,20 @@ ROWS: dict[str, Row] = {
 }
 USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
 THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given.{}"
+SHARDED = "If `accelerate launch` shards your model (FSDP), add these keys to your own configuration, which shards it."
 
 
 def document(winner: Winner) -> Document:
     """Returns the winner as a configuration of `accelerate launch`, with the measured number of processes."""
     settings, left_out = expressed(winner, ROWS)
     omp = winner.active.get("threads.omp")
+    is_sharded = winner.full.get(STRATEGY.key) == FSDP
+    threads = THREADS.format(f" Give --num_cpu_threads_per_process={omp}." if omp else "")
     return Document(
         settings={**_place(winner), **settings},
         usage=USAGE,
         left_out=left_out,
-        notes=[THREADS.format(f" Give --num_cpu_threads_per_process={omp}." if omp else "")],
+        notes=[threads, SHARDED] if is_sharded else [threads],
     )
 
 

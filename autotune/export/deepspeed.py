@@ -20,6 +20,7 @@ ROWS: dict[str, Row] = {
 }
 USAGE = ['Load: deepspeed.initialize(model=model, optimizer=optimizer, config="FILE")']
 OTHER_BF16 = 'Measured with torch_autocast. {"bf16": {"enabled": true}} keeps the weights in bf16, which was not measured.'
+OWN = "If you have a configuration of DeepSpeed, add these keys to it: this one has no ZeRO settings."
 NO_BATCH = "The batch size of this program is unknown, but DeepSpeed needs it: add train_micro_batch_size_per_gpu."
 
 
@@ -29,7 +30,7 @@ def document(winner: Winner) -> Document:
     own = winner.full.get(BATCH_SIZE)
     if own and "train_micro_batch_size_per_gpu" not in settings:
         settings = {"train_micro_batch_size_per_gpu": own, **settings}
-    notes = [OTHER_BF16] if winner.active.get("precision.amp") == "bf16" else []
+    notes = [OWN, *([OTHER_BF16] if winner.active.get("precision.amp") == "bf16" else [])]
     if not own:
         notes.append(NO_BATCH)
     return Document(settings=settings, usage=USAGE, left_out=left_out, notes=notes)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .phases import Phases
     from .process import MemoryWatch
     from .ranks import Communication
+    from .sharing import Sharing
     from .supply import Supply
     from .window import Window
     from .writes import Writes
@@ -82,6 +83,7 @@ class TrialContext(abc.ABC):
     loaders: LoaderWatch
     supply: Supply
     modules: ModuleWatch
+    sharing: Sharing
     communication: Communication
     optimizers: OptimizerWatch
     gradients: Gradients

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, Iterable, List
 
 import torch
 
@@ -37,12 +37,16 @@ def norms(parameters: List[Any]) -> List[Any]:
     Text can be compared even if a norm is NaN, because "nan" equals itself.
     """
     found = [parameter.grad for parameter in parameters]
-    dense = [gradient for gradient in found if gradient is not None and not gradient.is_sparse]
+    dense = [_local(gradient) for gradient in found if gradient is not None and not gradient.is_sparse]
     if not dense:
         return [None for _ in found]
     with torch.no_grad():
         each = torch._foreach_norm(dense)
     return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in each)]
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # torch does not mix both kinds in one operation
 
 
 def total_norm(parameters: Any, norm_type: float) -> Any:
@@ -55,9 +59,16 @@ def total_norm(parameters: Any, norm_type: float) -> Any:
     return torch.linalg.vector_norm(torch.stack(each), norm_type)
 
 
-def divide(parameters: List[Any], scale: Any) -> None:
-    """Divides the gradients, which may be on several GPUs, by a scale before the program uses them; NaN and inf become 0."""
+def is_constant(gradient: Any) -> bool:
+    """Whether all elements of a gradient that the program passes to `backward()` are equal. Waits for the device."""
+    if gradient is None or type(gradient) is not torch.Tensor:
+        return gradient is None
+    return gradient.numel() < 2 or bool((gradient == gradient.reshape(-1)[0]).all())
+
+
+def divide(gradients: Iterable[Any], scale: Any) -> None:
+    """Divides gradients, which may be on several GPUs, by a scale before the program uses them; NaN and inf become 0."""
     with torch.no_grad():
-        for parameter in parameters:
-            if parameter.grad is not None:
-                torch.nan_to_num_(parameter.grad.div_(scale.to(parameter.grad.device)), 0.0, 0.0, 0.0)
+        for gradient in gradients:
+            if gradient is not None:
+                torch.nan_to_num_(gradient.div_(scale.to(gradient.device)), 0.0, 0.0, 0.0)

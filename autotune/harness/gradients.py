@@ -29,6 +29,7 @@ from .captures import is_capturing
 from .context import TrialContext
 from .knobs import module as module_knobs
 from .knobs import step as step_knobs
+from .writes import trained_by
 
 # A cycle is the k calls of `step()` that make one real step.
 CHECKED_CYCLES = 2  # the values of gradients are inspected only in the first cycles, because reading them waits for the device
@@ -59,7 +60,9 @@ class Gradients:
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
-        self._begin: Any = None  # the gradient that the last backward pass started from
+        self._begin: Any = None  # the factor by which the gradients of the last backward pass are scaled
+        self._inputs: List[Any] = []  # tensors without an optimizer that get gradients in the current backward pass
+        self._of_inputs: List[Any] = []  # weak references to these gradients, after the pass
         self._left_scale: Any = None  # the scale of a backward pass in which the harness has stopped scaling
         self._first_samples = 0.0  # samples of the forward calls before the first backward pass
         self._after_backward: Optional[List[Any]] = None
@@ -113,35 +116,50 @@ class Gradients:
         is_one = isinstance(tensors, torch.Tensor)
         outputs = (tensors,) if is_one else tuple(tensors)
         given = (grad_tensors,) if isinstance(grad_tensors, torch.Tensor) else tuple(grad_tensors or [None] * len(outputs))
+        if self.num_done < CHECKED_CYCLES:
+            self._check_chain(outputs, given)
         if self.problem or (self.every == 1 and self.scaler is None) or len(given) != len(outputs):
             return tensors, grad_tensors
         begin = tuple(map(self._begun, outputs, given))
         return (tensors, begin[0]) if is_one else (outputs, begin)
 
+    def _check_chain(self, outputs: Any, given: Any) -> None:
+        """Finds out whether the program computes a part of its gradients from those of the last pass, which are scaled already.
+
+        It then either passes them to this pass, or keeps the gradients of tensors that it does not train.
+        """
+        kept = [gradient for ref in self._of_inputs if (gradient := ref()) is not None]
+        if kept or (self._is_dirty and not all(map(state.is_constant, given))):
+            # `data`, because the graph of this pass may hold them, and must not notice that their scale is taken back.
+            state.divide([gradient.data for gradient in kept], self._begin)
+            self.stand_down(step_knobs.CHAINED)
+            return
+        held, leaves = self._context.optimizers.held_parameters(), (leaf for each in outputs for leaf in trained_by(each))
+        self._inputs = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, torch.nn.Parameter)]
+
     def _begun(self, output: Any, gradient: Any) -> Any:
         if gradient is None:
             if torch.Tensor.numel(output) != 1:
                 return None  # torch raises its own error
-            gradient = torch.full_like(output, 1 / (self.every or 1), memory_format=torch.preserve_format)
-        else:
-            gradient = gradient / (self.every or 1)
-        if self.scaler is not None:
-            gradient = self.scaler.scale(gradient)
-        self._begin = gradient
-        return gradient
+            gradient = torch.ones_like(output, memory_format=torch.preserve_format)
+        factor = torch.full((), 1 / (self.every or 1), dtype=output.dtype, device=output.device)
+        self._begin = factor if self.scaler is None else self.scaler.scale(factor)
+        return gradient * self._begin
 
     def backward_done(self) -> None:
         """Called after each backward pass."""
         self._is_dirty = True
         if self.num_done < CHECKED_CYCLES and not self.problem:
             self._after_backward = state.look(self._parameters())
+            self._of_inputs = [weakref.ref(leaf.grad) for leaf in self._inputs if leaf.grad is not None]
+        self._inputs = []
 
     # --- steps ---
 
     def is_in_charge(self, optimizer: Any) -> bool:
         """Whether the harness drives this optimizer's steps: true for the first one that steps, until a second one steps."""
         if self._left_scale is not None and self.is_inside:  # the pass that still runs has begun with the scale
-            state.divide(state.parameters_of(optimizer), self._left_scale)
+            state.divide(_gradients(state.parameters_of(optimizer)), self._left_scale)
         if not self.is_active:
             return False
         own = self._optimizer() if self._optimizer is not None else None
@@ -151,7 +169,7 @@ class Gradients:
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
             if self.scaler is not None and self._begin is not None:
-                state.divide(self._parameters_of_others(own), self._scale())
+                state.divide(_gradients(self._parameters_of_others(own)), self._scale())
                 self._left_scale = self._scale() if self.is_inside else None
             self.stand_down(step_knobs.SEVERAL)
             return False
@@ -295,7 +313,7 @@ class Gradients:
 
     def _set_every(self, samples: Optional[float], own: int) -> None:
         ranks = process.group()
-        each = (samples or 0.0) * own * (ranks.get_world_size() if ranks else 1)
+        each = (samples or 0.0) * own * (ranks.get_world_size() // self._context.sharing.ranks_per_batch() if ranks else 1)
         if not each:
             self.stand_down(step_knobs.UNCOUNTED)
         elif (self.global_batch or 0) % each:
@@ -315,11 +333,12 @@ class Gradients:
         return (called if is_counted else None), called
 
     def samples_per_step(self) -> Optional[float]:
-        """Returns the ranks' samples per step: this rank's median times the number of ranks. None if no samples are counted."""
+        """Returns all ranks' samples per step: this rank's median times the number of batches. None if none are counted."""
         samples = self._context.window.steps["samples"]
         if not samples or self._context.loaders.unit != "samples":
             return None
-        return float(statistics.median(samples) * self._context.world_size)
+        num_batches = self._context.world_size // self._context.sharing.ranks_per_batch()
+        return float(statistics.median(samples) * num_batches)
 
     # --- what the program does ---
 
@@ -330,7 +349,7 @@ class Gradients:
         self.problem = why
         if self.scaler is not None:
             if self._is_dirty and not self._is_unscaled:
-                state.divide(self._parameters(), self._scale())
+                state.divide(_gradients(self._parameters()), self._scale())
             self._context.modules.leave_precision(why)
         self.scaler, self.every, self.gathered, self._after_backward, self._when_held = None, 1, 0, None, None
         self._parallel.is_due = None
@@ -352,3 +371,7 @@ class Gradients:
 
     def _parameters(self) -> List[Any]:
         return state.parameters_of(self._own())
+
+
+def _gradients(parameters: List[Any]) -> List[Any]:
+    return [parameter.grad for parameter in parameters]

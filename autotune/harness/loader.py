@@ -36,6 +36,7 @@ class Loader:
         self.renew(arguments)
         self.settings: Dict[str, Any] = {}
         self.batch_size: Optional[int] = None
+        self.num_shares: Optional[int] = None  # into how many shares, for different ranks, its sampler divides the data
         self.num_workers = 0
         self.counters_file = ""
         self.has_asked_worker_info = False

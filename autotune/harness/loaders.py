@@ -319,6 +319,7 @@ class LoaderWatch:
             info.batch_sampler = members.attribute(loader, "batch_sampler")
             size = members.attribute(loader, "batch_size")
             info.batch_size = size if size is not None else sites.batch_size_of(info.batch_sampler)
+            info.num_shares = sites.num_shares_of(info.batch_sampler)
             info.num_workers = members.attribute(loader, "num_workers", 0)
             info.settings = loader_knobs.settings(loader, info.rows or info.batch_size)
             loader.__dict__["_autotune"] = info
@@ -503,6 +504,12 @@ class LoaderWatch:
             training.num_steps_fed = max(training.num_steps_fed, self.training.num_steps_fed)
         is_over = training is not None and num_steps >= LEAST_STEPS and training.is_given_up
         self.training = None if is_over else training
+
+    @property
+    def num_shares(self) -> Optional[int]:
+        """Into how many shares, for different ranks, the training loader's sampler divides the data; None if unknown."""
+        training = self.training or next(reversed(self.touched), None)
+        return training.num_shares if training is not None else None
 
     def num_workers(self) -> int:
         """Returns the number of workers of the training loader; 0 without one."""

@@ -101,6 +101,11 @@ class LossWatch:
                 patch.uninstall()
 
     @property
+    def device(self) -> Any:
+        """The device of the last loss; None before the first."""
+        return None if self._last is None else self._last.device
+
+    @property
     def _is_wanted(self) -> bool:
         if self._wanted_steps is None:
             return self.num_seen <= MAX_LOSSES

@@ -94,6 +94,12 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
     return shape if isinstance(shape, tuple) else None
 
 
+def device_of(parameter: Any) -> Any:
+    """Returns the device on which a parameter is used: the device of its mesh, if the parameter is kept in host memory."""
+    kind = attribute(attribute(parameter, "device_mesh"), "device_type", "cpu")
+    return torch.device(kind) if parameter.device.type == "cpu" != kind else parameter.device
+
+
 def plain(value: Tensor) -> Tensor:
     """Returns `value` detached, as a plain torch.Tensor; keeps the class of `value` if it wraps other tensors (DTensor)."""
     if type(value) is Tensor or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:

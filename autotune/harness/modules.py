@@ -199,6 +199,7 @@ class ModuleWatch:
         root = Root(module, module_knobs.observe(module), self._context.spec.passed.get("loader.batch_size"))
         self.roots.append(root)
         self._sharding.meet(module)
+        self._context.sharing.meet(module)
         if not self._is_prepared(members.attribute(module, "module")):
             self._knobs.on_module(module, root.observed)
         self._parallel.called()
@@ -458,13 +459,19 @@ class ModuleWatch:
         return self.living or self.roots
 
     def device(self) -> Tuple[str, Optional[int]]:
-        """Returns type and index of the device with the trained parameters; if these are unknown, the GPU if one is in use."""
+        """Returns type and index of the device that trains; if parameters are unknown, the GPU if one is in use.
+
+        That is the device of the first trained parameter. If this is the CPU, parameters may be kept there while they are not
+        used: then the device of any other parameter counts, or that of the loss.
+        """
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
         held = (parameter for optimizer in context.optimizers.optimizers() for parameter in parameters_of(optimizer))
-        first = next(itertools.chain(trained, held, context.writes.watched()), None)
-        if first is not None:
-            return str(first.device.type), first.device.index
+        found = [members.device_of(each) for each in itertools.chain(trained, held, context.writes.watched())]
+        if found:
+            found += [context.losses.device] if context.losses is not None and context.losses.device is not None else []
+            first = next((device for device in found if device.type not in ("cpu", "meta")), found[0])
+            return str(first.type), first.index
         in_use = "cuda" if cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
         return context.writes.device_type or in_use, None
 

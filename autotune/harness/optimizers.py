@@ -71,6 +71,10 @@ class OptimizerWatch:
         self._clock: Optional[Any] = None
         self._counted_steps = 0
         self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the clock stepped last
+        # Weak references to the first parameter that the clock held in the steps that count, and in its last step.
+        self._part: Any = _nothing
+        self._last_part: Any = _nothing
+        self.is_in_parts = False  # whether each of the clock's steps updates only a part of its parameters
         self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
         self._is_scaling = False
         self.is_stepping = self.is_uninstalled = False
@@ -212,7 +216,8 @@ class OptimizerWatch:
             return
         clock = self._clock()
         if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
-            self._context.step_done()
+            if self._is_first_part(clock):
+                self._context.step_done()
             return
         self._context.modules.other_steps()
         if self._counted_steps != self._context.num_steps:
@@ -221,7 +226,22 @@ class OptimizerWatch:
         if num >= SILENT_STEPS or clock is None:
             self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
-            self._steps_of_others = {}
+            self._steps_of_others, self._part = {}, _nothing
+
+    def _is_first_part(self, optimizer: Any) -> bool:
+        """Whether the clock's step begins with its first parameters again, instead of going on to the next ones.
+
+        Libraries that shard an optimizer's state let it hold one part of the parameters after another, and step each time.
+        """
+        groups = members.attribute(optimizer, "param_groups", ())
+        first = next((each for group in groups for each in group["params"][:1]), None)
+        if first is None:
+            return True
+        part, last, self._last_part = self._part(), self._last_part(), weakref.ref(first)
+        if part is None or first is last:  # the program may have replaced its parameters
+            part, self._part = first, self._last_part
+        self.is_in_parts = self.is_in_parts or (first is part and last is not None and last is not first)
+        return first is part
 
     def open_window(self) -> None:
         """Records the steps skipped before the window opens: a scaler skips some steps until it has found its scale."""
@@ -268,6 +288,10 @@ class OptimizerWatch:
         self._written.update(map(id, parameters))
         self._held_groups = -1
         self._context.modules.look_again()
+
+
+def _nothing() -> None:
+    """Stands for a weak reference to an object that no longer exists."""
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -301,6 +301,7 @@ class RankResult:
             unknown)}, see ranks.py; {} if not known.
         is_at_own_pace: whether this process does not wait for the other ranks (peers.py). If so, the processes' rates over
             their common time span are added up.
+        ranks_per_batch: number of ranks that train on the same batch, because the model is split over them.
         host: name of the machine that the rank ran on; "" in results of earlier versions.
     """
 
@@ -334,6 +335,7 @@ class RankResult:
     compiled: Dict[str, Any] = dataclasses.field(default_factory=dict)
     communication: Dict[str, Any] = dataclasses.field(default_factory=dict)
     is_at_own_pace: bool = False
+    ranks_per_batch: int = 1
     host: str = ""
     schema: int = SCHEMA
 

@@ -117,6 +117,7 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     measured, steps = context.window, context.window.steps
     if context.loaders.unit == "steps":  # until that was known, a loader's samples may have been counted
         steps = {**steps, "samples": [1.0] * len(steps["samples"])}
+    found.ranks_per_batch = context.sharing.ranks_per_batch()
     found.steps = {**{name: [round(v, 7) for v in values] for name, values in steps.items()}, "warmup": 0}
     if measured.meter is None:
         return
@@ -193,7 +194,11 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "wrappers": list(watch.wrappers),
         "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],
-        "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
+        "precision": {
+            "autocast": None if first.get("policy") else first.get("precision.amp"),
+            "policy": first.get("policy"),
+            "parameters": first.get("parameter_dtypes"),
+        },
         "steps_seen_by": context.writes.source,
         "grad_scaler": context.optimizers.scaler is not None,
         "compile": first.get("compile.mode"),

@@ -50,7 +50,21 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, state, supply, writes
+        from . import (
+            applied,
+            away,
+            gradients,
+            loaders,
+            losses,
+            modules,
+            optimizers,
+            ranks,
+            sharing,
+            state,
+            supply,
+            uneven,
+            writes,
+        )
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -65,6 +79,7 @@ class Session(TrialContext):
         self.memory = process.MemoryWatch()
         self.loaders = loaders.LoaderWatch(self)
         self.supply = supply.Supply(self.loaders, self.binder)
+        self.sharing = sharing.Sharing(self)
         self.modules = modules.ModuleWatch(self)
         self.communication = ranks.Communication(self.handlers.parallel)
         self.optimizers = optimizers.OptimizerWatch(self)
@@ -79,6 +94,7 @@ class Session(TrialContext):
         self.writes = writes.Writes(self)  # last, so its patch of `backward()` is on top and is removed first
         atexit.register(self.ending.at_exit)
         if not self.is_applying:
+            uneven.watch(self)
             patches.install(BaseProcess, "_bootstrap", self.ending.around_process)
             patches.install(os, "_exit", self.ending.around_exit)
         os.register_at_fork(after_in_child=self._forked)
@@ -209,9 +225,11 @@ class Session(TrialContext):
         if self.num_steps == 1:
             self.window.first_step()
         is_alone = self.world_size == 1 and not self._is_stepped_by_hand and self.loaders.unit_source == "loader"
-        is_settled = not self.modules.is_looking and self.optimizers.scaler is None and self.num_steps > self._eager_steps
+        optimizers = self.optimizers
+        is_usual = optimizers.scaler is None and not optimizers.is_in_parts
+        is_settled = not self.modules.is_looking and is_usual and self.num_steps > self._eager_steps
         self._is_plain = is_alone and is_settled
-        self.optimizers.settle(is_uninstalled=self._is_plain and not self.modules.is_counting)
+        optimizers.settle(is_uninstalled=self._is_plain and not self.modules.is_counting)
         if self.explained is not None:
             self.explained.look()
             self.window.is_full = self.explained.is_over

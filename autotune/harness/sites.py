@@ -153,6 +153,17 @@ def batch_size_of(batch_sampler: Any) -> Optional[int]:
     return None
 
 
+def num_shares_of(batch_sampler: Any) -> Optional[int]:
+    """Returns into how many shares, for different ranks, a batch sampler or its sampler divides the data; None if unknown."""
+    for _ in range(MAX_WRAPPERS):
+        for each in (batch_sampler, members.attribute(batch_sampler, "sampler")):
+            number = members.attribute(each, "num_replicas")
+            if isinstance(number, int) and number > 0:
+                return number
+        batch_sampler = members.attribute(batch_sampler, "batch_sampler")
+    return None
+
+
 def is_around(outer: Any, inner: Any) -> bool:
     """Whether the batch sampler `outer` is `inner` or was made around it."""
     for _ in range(MAX_WRAPPERS):

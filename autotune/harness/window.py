@@ -43,10 +43,11 @@ class Window:
         """Makes the meter; called at the first step, and again when the number of processes that train changes."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # Ranks step together, so each gets an equal share of the limits. Processes at their own pace have no limits: their
+        # Ranks step together, so each gets its batch's share of the limits. Processes at their own pace have no limits: their
         # shares of the rate are unknown.
+        num_together = context.sharing.ranks_per_batch()
         race, promote = (
-            None if limit is None or context.peers.is_joint else limit / context.world_size
+            None if limit is None or context.peers.is_joint else limit * num_together / context.world_size
             for limit in (spec.race_below_per_s, spec.promote_above_per_s)
         )
         width = max(1, context.loaders.num_workers())

@@ -26,14 +26,20 @@ def numbers(results: Sequence[RankResult]) -> dict[str, Any]:
         "unit": first.unit,
         "phases_s": dict(first.phases_s),
         "peak_memory_bytes": max((int(peak) for peak in peaks if peak), default=None),
-        "device_rate": stats.sum_known(result.device_rate_per_s for result in ranks.feeding(results)),
-        "loader_rate": stats.sum_known(result.loader_rate_per_s for result in results),
+        "device_rate": _total([result.device_rate_per_s for result in ranks.feeding(results)], results),
+        "loader_rate": _total([result.loader_rate_per_s for result in ranks.feeding(results)], results),
         "data_wait_frac": first.data_wait_frac,
         "regime": first.regime,
         "knob_reports": knob_reports(results),
         "losses": losses(results),
         "ranks": ranks.joined(results),
     }
+
+
+def _total(rates_per_s: Sequence[float | None], results: Sequence[RankResult]) -> float | None:
+    """Returns the rate of all ranks together; None if one is unknown."""
+    total = stats.sum_known(rates_per_s)
+    return None if total is None else total * ranks.share(results)
 
 
 def interval(results: Sequence[RankResult]) -> stats.Interval | None:
@@ -104,7 +110,8 @@ def metrics(results: Sequence[RankResult], seen: dict[str, float]) -> dict[str, 
             found["window_cycles"] = float(first.window.cycles)
         if seen.get("gpu.energy_j") and seen.get("gpu.energy_s") and first.window.rate_per_s:
             # This divides power by rate, not energy by samples, because the counter was not read exactly at the window's ends.
-            power_w = seen["gpu.energy_j"] / seen["gpu.energy_s"] * _devices_per_rank(results)
+            num_devices = _devices_per_rank(results) * first.ranks_per_batch
+            power_w = seen["gpu.energy_j"] / seen["gpu.energy_s"] * num_devices
             found["gpu.energy_per_sample_j"] = power_w / first.window.rate_per_s
     return found
 

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from autotune.errors import BadInput
+from autotune.export import accelerate
 from autotune.export.formats import DOCUMENTS, FORMATS, render
 from autotune.records import Tier
 
@@ -281,6 +282,10 @@ def test_accelerate_export_contains_the_number_of_processes(changed):
         summary = changed({"precision.amp": "bf16"}, device, detected={"world_size": 4})
         said = json.loads(render(summary, "accelerate", None, file="x.json").text)
         assert (said["distributed_type"], said["num_processes"], said["use_cpu"]) == (kind, 4, device == "cpu")
+        assert accelerate.SHARDED not in render(summary, "accelerate", None).text
+        summary["baseline"]["knobs"]["parallel.strategy"] = "fsdp"
+        assert accelerate.SHARDED in render(summary, "accelerate", None).text
+        del summary["baseline"]["knobs"]["parallel.strategy"]
 
 
 @pytest.mark.parametrize("format", ["hf", "lightning", "deepspeed", "accelerate", "env", "python"])
@@ -312,6 +317,7 @@ def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):
     exported = render(summary, "deepspeed", None)
     assert json.loads(exported.text)["train_micro_batch_size_per_gpu"] == 64
     assert any("weights in bf16" in note for note in exported.notes)
+    assert any("no ZeRO settings" in note for note in exported.notes)
     summary["baseline"]["knobs"] = {}
     assert any("DeepSpeed needs it" in note for note in render(summary, "deepspeed", None).notes)
 

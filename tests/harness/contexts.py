@@ -24,6 +24,7 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
     modules.functions = SimpleNamespace(call_all_roots=False)
     modules.convolutions = SimpleNamespace(is_found=None)
     loaders = SimpleNamespace(training=None, workers=list)
+    sharing = SimpleNamespace(num_stages=1, ranks_per_batch=lambda: 1)
     made = {
         "device": device,
         "device_index": None,
@@ -32,5 +33,6 @@ def context(knobs: dict[str, Any] | None = None, device: str = "cuda", **more: A
         "num_steps": 0,
         "modules": modules,
         "loaders": loaders,
+        "sharing": sharing,
     }
     return SimpleNamespace(**{**made, "spec": SimpleNamespace(**spec), **more})

@@ -77,6 +77,8 @@ def test_four_accumulated_batches_train_like_one_large_batch(trained: Any, words
         ("olddata", "clears its gradients by other means than zero_grad()"),
         ("handclip", "changes its gradients itself between backward() and step()"),
         ("assigned", "computes its gradients by other means than backward()"),
+        ("chained", "uses the gradients of one backward pass in the next"),
+        ("cached", "uses the gradients of one backward pass in the next"),
         ("two", "several optimizers step"),
         ("lbfgs", "the optimizer may call its closure several times a step"),
         ("discards", "throws gradients away between backward() and step()"),
@@ -145,6 +147,8 @@ def test_float16_with_scaled_losses_trains_like_float32(trained: Any, words: str
     [
         ("handclip", "changes its gradients itself"),
         ("scaler", "scales its gradients itself"),
+        ("chained", "uses the gradients of one backward pass in the next"),
+        ("cached", "uses the gradients of one backward pass in the next"),
         pytest.param("lbfgs", "may call its closure several times a step", marks=pytest.mark.thorough),
         ("three", "several optimizers step"),
         ("hooked", "several optimizers step"),
@@ -174,7 +178,7 @@ def test_gradients_on_several_gpus_are_divided_by_a_scale_on_one_gpu() -> None:
         parameters = [torch.nn.Parameter(torch.ones(2, device=f"cuda:{number}")) for number in range(2)]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        divide(parameters, torch.ones((), device="cuda:1"))
+        divide([parameter.grad for parameter in parameters], torch.ones((), device="cuda:1"))
     assert [str(parameter.grad.device) for parameter in parameters if parameter.grad is not None] == ["cuda:0", "cuda:1"]
 
 
@@ -192,8 +196,11 @@ def test_float16_is_not_applicable_without_a_backward_pass_to_scale(trained: Any
     assert reason in found.knobs[AMP].reason
 
 
-@pytest.mark.parametrize("knobs", [{AMP: "fp16"}, {KEY: 2}])
-def test_steps_without_gradients_do_not_disturb_float16_or_accumulation(trained: Any, knobs: dict[str, Any]) -> None:
-    found = trained("skips", knobs=knobs, max_steps=12).result
+@pytest.mark.parametrize(
+    ("words", "knobs"),
+    [("skips", {AMP: "fp16"}), ("skips", {KEY: 2}), ("vector checked", {AMP: "fp16", KEY: 2}), ("grad_input", {KEY: 2})],
+)
+def test_unusual_steps_do_not_disturb_float16_or_accumulation(trained: Any, words: str, knobs: dict[str, Any]) -> None:
+    found = trained(words, knobs=knobs, max_steps=12).result
     assert (found.status, found.error) == ("measured", None)
     assert {report.status for report in found.knobs.values()} == {APPLIED}

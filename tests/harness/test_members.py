@@ -24,7 +24,7 @@ ALLOWED = {
     ("optimizers.py", "found.to(device)"),
     ("optimizers.py", "self._sum.to(device)"),
     ("gradients.py", "self._scale().to(norm.device)"),
-    ("gradient_state.py", "scale.to(parameter.grad.device)"),
+    ("gradient_state.py", "scale.to(gradient.device)"),
 }
 OF_MODULES = {name for name in dir(nn.Module) if not name.startswith("__")} - {"apply"}
 OF_OPTIMIZERS = {name for name in dir(torch.optim.Optimizer) if not name.startswith("__")} - {"step"}

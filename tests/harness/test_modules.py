@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, observe
+from autotune.harness.knobs.module import IN_FP64, ModuleKnobs, device_of, observe
+from autotune.harness.modules import ModuleWatch
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE
 from tests.harness.conftest import SCRIPTS, Run, Trial
 from tests.harness.contexts import context
@@ -61,6 +63,28 @@ def test_bf16_is_refused_by_data_parallel_on_several_gpus(gpus: list[int], asked
     assert knobs.verify()["precision.amp"].status == status
     knobs._context.modules.reported = [SimpleNamespace(observed=observe(wrapper))]
     assert ("precision.amp=bf16" in knobs.applicability()) == (len(gpus) > 1)
+
+
+class Offloaded(torch.nn.Parameter):
+    """A shard that is kept in host memory while the GPU does not need it."""
+
+    device_mesh = SimpleNamespace(device_type="cuda")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "of_loss", "found"),
+    [("cpu", "cpu", "cpu"), ("cpu", "cuda:1", "cuda"), ("cpu cuda", "cuda", "cuda"), ("mesh", "cpu", "cuda")],
+)
+def test_model_kept_in_host_memory_trains_on_the_device_that_computes(kinds: str, of_loss: str, found: str) -> None:
+    with FakeTensorMode():  # tensors that say they are on GPUs
+        on_device = [torch.nn.Parameter(torch.ones(2, device=kind)) for kind in kinds.split() if kind != "mesh"]
+    parameters = on_device or [Offloaded(torch.ones(2))]
+    model = torch.nn.ParameterList(parameters)
+    optimizers = SimpleNamespace(optimizers=lambda: [SimpleNamespace(param_groups=[{"params": parameters}])])
+    losses, writes = SimpleNamespace(device=torch.device(of_loss)), SimpleNamespace(watched=list)
+    watch: Any = SimpleNamespace(living=[], _context=context(optimizers=optimizers, losses=losses, writes=writes))
+    assert ModuleWatch.device(watch)[0] == found
+    assert device_of(model) == (found if of_loss == "cpu" or len(on_device) > 1 else "cpu")
 
 
 @pytest.mark.parametrize("asked", ["bf16", "fp16"])

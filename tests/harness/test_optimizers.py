@@ -27,6 +27,7 @@ from tests.harness.contexts import context
         ("some_without_batch", 12, "loader"),
         ("optimizer_in_backward", 12, "loader"),
         ("pair_after_one", 12, "loader"),
+        ("in_parts", 12, "loader"),
         pytest.param("rebuilt_optimizer", 12, "loader", marks=pytest.mark.thorough),
     ],
 )

@@ -12,6 +12,8 @@ from autotune.ranks import STRAGGLER_FRAC, joined
 from tests.harness.conftest import Trial
 from tests.harness.contexts import context
 
+EPOCH, LESS = 8, 3  # steps in an epoch of wrapped.py, and how many fewer rank 1 has there
+
 
 @pytest.mark.thorough
 def test_slow_rank_is_named_and_waiting_for_it_is_not_counted_as_communication(trial: Trial) -> None:
@@ -26,6 +28,16 @@ def test_slow_rank_is_named_and_waiting_for_it_is_not_counted_as_communication(t
     assert found["communication"]["gradient_bytes"] == 4 * 2 * (512 * 1024 + 1024 + 1024 * 512 + 512)
     assert found["communication"]["bandwidth_bytes_per_s"] > 0
     assert all(result.communication["num_steps"] >= 2 for result in results)
+
+
+def test_ranks_with_unequal_data_end_at_the_same_step(trial: Trial) -> None:
+    run = trial("wrapped.py", "uneven", ranks=2, mode="parity", max_steps=20)
+    results = [run.result(rank) for rank in (0, 1)]
+    assert [result.status for result in results] == ["measured", "measured"]
+    whole, less = (result.steps["samples"] for result in results)
+    assert set(whole) == {4}
+    epoch = [4] * (EPOCH - LESS) + [0] * LESS
+    assert less == (3 * epoch)[1 : 1 + len(whole)]  # the first step's samples are not kept
 
 
 @pytest.mark.thorough

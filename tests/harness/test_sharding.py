@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 
+from autotune import ranks
+from autotune.detected import findings
 from autotune.harness.knobs.sharding import ShardingKnobs
+from autotune.harness.knobs.step import PIPELINE
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN
 from tests.harness.conftest import Run, Trial
 from tests.harness.contexts import context
 
 RECIPES = Path(__file__).parents[2] / "autotune" / "programs"
-STRATEGY, RESHARD = "parallel.strategy", "parallel.reshard_after_forward"
+IMPLEMENTATION = "optimizer.implementation"
+AMP, STRATEGY, RESHARD = "precision.amp", "parallel.strategy", "parallel.reshard_after_forward"
 SHARDS = pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 and older: FSDP2 needs a GPU")
 # All-gathers in a step: one (KEPT) or two (AGAIN) for each of three blocks, and one for the parameters outside the blocks.
 KEPT, AGAIN = 4, 7
@@ -90,6 +94,44 @@ def test_sharded_model_with_other_knobs_has_the_same_losses_as_with_ddp(trial: T
     whole = trial("sharded.py", "ddp", ranks=2, mode="parity", seed=3, max_steps=6)
     assert {key: report.status for key, report in shares.result().knobs.items()} == dict.fromkeys(knobs, APPLIED)
     assert seen(shares)["losses"] == pytest.approx(seen(whole)["losses"], rel=1e-5)
+
+
+@SHARDS
+def test_a_policy_that_computes_in_bf16_counts_as_the_precision_of_the_program(trial: Trial) -> None:
+    found = trial("sharded.py", "half", ranks=2, mode="inspect").result()
+    assert found.observed[AMP] == "bf16"
+    assert dict(findings(found))["precision"] == "fp32 parameters, computed in bf16 by a policy, no autocast, not compiled"
+    assert "mixed-precision policy (FSDP) computes in bf16" in found.applicability[AMP]
+    report = trial("sharded.py", "half", ranks=2, knobs={AMP: "bf16"}, mode="inspect").result().knobs[AMP]
+    assert (report.status, report.observed) == (NOT_APPLICABLE, "bf16")
+
+
+@SHARDS
+@pytest.mark.parametrize(("word", "shared"), [("tensor", 2), ("fsdp", 1), pytest.param("ddp", 1, marks=pytest.mark.thorough)])
+def test_a_batch_of_ranks_that_hold_parts_of_one_model_counts_once(trial: Trial, word: str, shared: int) -> None:
+    run = trial("sharded.py", word, ranks=2, global_batch=16, knobs={IMPLEMENTATION: "foreach"})
+    results = [run.result(rank) for rank in (0, 1)]
+    assert ("distributed tensors beside others" in results[0].knobs[IMPLEMENTATION].reason) == (word == "tensor")
+    assert {result.ranks_per_batch for result in results} == {shared}
+    report = results[0].knobs["step.accumulation"]
+    assert (report.status, report.observed) == (APPLIED, shared)  # a rank's batch has 8 samples
+    rates = [pace.samples / pace.step_s for result in results if (pace := ranks.pace(result, results[0]))]
+    rate = ranks.rate_per_s(results)
+    assert rate is not None
+    assert rate == pytest.approx(2 * min(rates) / shared)
+
+
+@SHARDS
+def test_stages_of_a_pipeline_share_a_batch_and_do_not_accumulate(trial: Trial) -> None:
+    run = trial("staged.py", ranks=2, knobs={"step.accumulation": 2})
+    results = [run.result(rank) for rank in (0, 1)]
+    assert {result.ranks_per_batch for result in results} == {2}
+    for result in results:
+        report = result.knobs["step.accumulation"]
+        assert (report.status, report.reason) == (NOT_APPLICABLE, PIPELINE)
+    first = ranks.pace(results[0], results[0])
+    assert first is not None
+    assert first.samples == 16
 
 
 def test_modules_that_raise_on_unknown_attributes_are_tolerated() -> None:

@@ -23,6 +23,7 @@ from ..gradient_state import is_sharded
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from . import float8
 from .base import KnobHandler, applying, compared
+from .sharding import sharded_by
 
 AMP, LAYOUT, COMPILE = "precision.amp", "layout.channels_last", "compile.mode"
 BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" cannot be chosen
@@ -36,6 +37,7 @@ APART = "in a validation, CUDA graphs of single blocks would overwrite each othe
 REPLICATED = (
     "nn.DataParallel computes in float16 on its GPUs, whatever 16-bit format autocast is given; use DistributedDataParallel"
 )
+BY_POLICY = "the program's mixed-precision policy (FSDP) computes in {} already"
 IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
 WRITES = "a block changes its tensor {} each time it runs, so running it again changes the training"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
@@ -52,6 +54,9 @@ def observe(module: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {AMP: "off", LAYOUT: False, COMPILE: "off"}
     if torch.is_autocast_enabled(device):
         found[AMP] = _short(torch.get_autocast_dtype(device))
+    found["policy"] = _policy(module)
+    if found["policy"] and found[AMP] == "off":
+        found[AMP] = found["policy"]
     dtypes = {_short(p.dtype) for p in members.parameters(module) if torch.is_floating_point(p)}
     found["parameter_dtypes"] = sorted(dtypes)
     weights = _convolution_weights(module)
@@ -250,9 +255,10 @@ class ModuleKnobs(KnobHandler):
             reasons[LAYOUT] = NO_CONVOLUTIONS
         elif any(o["is_sharded"] for o in observed):
             reasons[LAYOUT] = SHARDED
-        own = next((o[AMP] for o in observed if o[AMP] != "off"), None)
+        own = next((o for o in observed if o[AMP] != "off"), None)
         if own:
-            reasons[AMP] = f"the program enters autocast({own}) itself"
+            is_by_policy = own[AMP] == own["policy"]
+            reasons[AMP] = BY_POLICY.format(own[AMP]) if is_by_policy else f"the program enters autocast({own[AMP]}) itself"
         half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
         if half:
             reasons[AMP] = f"the parameters are {half} already"
@@ -295,6 +301,8 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if torch.is_autocast_enabled(device):
         own = _short(torch.get_autocast_dtype(device))
         return None if own == mode else (OVERRIDDEN, f"the program enters autocast({own}) itself", own)
+    if policy := _policy(module):
+        return NOT_APPLICABLE, BY_POLICY.format(policy), policy
     half = [p for p in members.parameters(module) if p.dtype in (torch.bfloat16, torch.float16)]
     if half:
         own = _short(half[0].dtype)
@@ -303,6 +311,15 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     if mode != "off" and kinds == {torch.float64}:
         return NOT_APPLICABLE, IN_FP64, "off"
     return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _is_replicated(module) else None
+
+
+def _policy(module: Any) -> Optional[str]:
+    """Returns the 16-bit format in which a policy of FSDP or DistributedDataParallel lets a module compute; None if none."""
+    states = [each._get_fsdp_state() for each in sharded_by(module)]
+    policies = [getattr(state, "_mp_policy", None) for state in states]
+    policies += [members.attribute(each, "mixed_precision") for each in members.modules(module)]
+    formats = (members.attribute(policy, "param_dtype") for policy in policies)
+    return next((_short(each) for each in formats if each in (torch.bfloat16, torch.float16)), None)
 
 
 def _is_replicated(module: Any) -> bool:
@@ -401,9 +418,9 @@ def recompile_limit_reason() -> str:
 
 
 def device_of(module: Any) -> str:
-    """Returns the device type of a module's parameters."""
-    parameter = next(members.parameters(module), None)
-    return str(parameter.device.type) if parameter is not None else "cpu"
+    """Returns the type of the device on which a module's parameters are used; the GPU if some of them stay on the CPU."""
+    kinds = [str(members.device_of(parameter).type) for parameter in members.parameters(module)]
+    return next((kind for kind in kinds if kind not in ("cpu", "meta")), kinds[0] if kinds else "cpu")
 
 
 def _short(dtype: Any) -> str:

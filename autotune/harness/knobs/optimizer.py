@@ -89,6 +89,8 @@ def _problem(optimizer: Any, value: str) -> str:
         return f"{name} has no fused implementation"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return f"{name} was made with differentiable=True"
+    if value != "default" and any(len({hasattr(p, "to_local") for p in g["params"]}) > 1 for g in optimizer.param_groups):
+        return f"{name} holds distributed tensors beside others, which torch cannot update together"
     if value == "foreach" and _has_tensor_settings(optimizer):
         return f"{name} has a learning rate or betas that are tensors, and is not capturable"
     if value == "fused":

@@ -54,7 +54,7 @@ class ShardingKnobs(KnobHandler):
     def meet(self, module: Any) -> None:
         """Notes a training root's sharded modules and sets the knob; called before the root's first call."""
         self._meet_fsdp1(module)
-        sharded = [each for each in _sharded_by(module) if _mesh_size(each)]
+        sharded = [each for each in sharded_by(module) if _mesh_size(each)]
         if not sharded:
             return
         self.is_found = True
@@ -130,7 +130,8 @@ class ShardingKnobs(KnobHandler):
         return KnobReport(OVERRIDDEN, f"{len(odd)} of {len(seen)} sharded modules have another value", self._resharded)
 
 
-def _sharded_by(module: Any) -> List[Any]:
+def sharded_by(module: Any) -> List[Any]:
+    """Returns the modules within a module that FSDP2 shards."""
     kinds = tuple(kind for home in HOMES if (kind := getattr(sys.modules.get(home), "FSDPModule", None)) is not None)
     return [each for each in members.modules(module) if isinstance(each, kinds)] if kinds else []
 

@@ -18,6 +18,8 @@ CLOSURE = "the optimizer may call its closure several times a step, so gradients
 SCALES = "the program scales its gradients itself"
 SHARDED = "the parameters are sharded over the ranks, and loss scaling would not skip the same steps in all ranks"
 CHANGES = "the program changes its gradients itself between backward() and step()"
+CHAINED = "the program uses the gradients of one backward pass in the next, where they would be scaled again"
+PIPELINE = "the program trains in stages of a pipeline, where a backward pass begins with the gradients of the next stage"
 NO_BACKWARD = "the program computes its gradients by other means than backward()"
 CLEARS = "the program clears its gradients by other means than zero_grad()"
 CAPTURED = "the program records its step as a CUDA graph, which repeats the same work at each replay"
@@ -50,6 +52,7 @@ class StepKnobs(KnobHandler):
         if stepping is None and not optimizers.num_stepped:
             return {ACCUMULATION: NO_STEP, SET_TO_NONE: NO_STEP}
         reason = SEVERAL if optimizers.num_stepped > 1 else CLOSURE if type(stepping).__name__ == "LBFGS" else ""
+        reason = reason or (PIPELINE if self._context.sharing.num_stages > 1 else "")
         return {ACCUMULATION: reason} if reason else {}
 
     def verify(self) -> Dict[str, KnobReport]:

@@ -87,7 +87,26 @@ def clear():
             each.zero_grad()
 
 
+def in_two_passes(x, y):
+    """Computes the first layer's gradients from those of its output, as programs do whose batch does not fit as a whole."""
+    hidden = model[0](x)
+    kept = hidden.detach().requires_grad_()
+    loss = nn.functional.mse_loss(model[1:](kept), y)
+    loss.backward()
+    gradient = kept.grad
+    del kept
+    if has("chained"):
+        hidden.backward(gradient)
+    else:
+        torch.dot(hidden.flatten(), gradient.flatten()).backward()
+
+
 def forward_and_backward(x, y):
+    if has("chained") or has("cached"):
+        in_two_passes(x, y)
+        return None
+    if has("grad_input"):  # as reentrant checkpointing needs it
+        x.requires_grad_()
     loss = nn.functional.mse_loss(trained(x), y) * (1000 if has("large") else 1) / OWN
     if has("spike") and not has("spiked") and len(lines) == 3:
         loss = loss * float("inf")
@@ -97,6 +116,9 @@ def forward_and_backward(x, y):
         chosen = parameters[2:] if has("half") else parameters
         for parameter, gradient in zip(chosen, torch.autograd.grad(loss, chosen), strict=True):
             parameter.grad = gradient
+    elif has("vector"):
+        each = (trained(x) - y).square().mean(dim=1)
+        each.backward(torch.full_like(each, 1 / len(each)))
     elif has("functional"):
         torch.autograd.backward([loss], [torch.ones(())])
     else:

@@ -65,6 +65,20 @@ def without_loader():
             model.train()
 
 
+def in_parts():
+    """The optimizer gets one layer's parameters after another and steps on each, as libraries do that shard its state."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD([{"params": list(layer.parameters())} for layer in model], lr=0.01)
+    groups = optimizer.param_groups
+    for x, y in batches():
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        for group in groups:
+            optimizer.param_groups = [group]
+            optimizer.step()
+        optimizer.param_groups = groups
+
+
 def compiled_late():
     seen = []
 

@@ -2,6 +2,7 @@
 
 Words: `--strategy ddp` uses DistributedDataParallel instead, `own=false` builds blocks that do not reshard after forward, `one`
 shards the model as one unit, `loose` shards only its blocks, `again` turns resharding on again after the harness has set it.
+`half` computes in bf16 by a policy, `tensor` splits each block's layers over the ranks, which then get the same batches.
 """
 
 import json
@@ -10,12 +11,14 @@ import sys
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 try:
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 except ImportError:  # torch before 2.6
-    from torch.distributed._composable.fsdp import fully_shard
+    from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard
 
 BLOCKS, WATCHED = 3, 4
 GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"  # what FSDP2 calls
@@ -43,15 +46,20 @@ class Block(nn.Module):
 setattr(dist, GATHER, counted)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Sequential(*(Block() for _ in range(BLOCKS))), nn.Linear(32, 10))
-if "ddp" in sys.argv:
+if "tensor" in sys.argv:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model[0]:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+elif "ddp" in sys.argv:
     model = DistributedDataParallel(model)
 else:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if "half" in sys.argv else None)
     for block in model[0] if "one" not in sys.argv else ():
-        fully_shard(block, reshard_after_forward="own=false" not in sys.argv)
+        fully_shard(block, reshard_after_forward="own=false" not in sys.argv, mp_policy=policy)
     if "loose" not in sys.argv:
-        fully_shard(model)
+        fully_shard(model, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
-torch.manual_seed(rank)
+torch.manual_seed(0 if "tensor" in sys.argv else rank)
 losses = []
 for step in range(1_000_000):
     before = gathered

@@ -1,6 +1,7 @@
 """Two ranks under DistributedDataParallel over gloo; each writes what it sees of its gradients.
 
-Words: `hook` registers a communication hook, `slow` makes rank 1 work longer, `bare` leaves DistributedDataParallel out.
+Words: `hook` registers a communication hook, `slow` makes rank 1 work longer, `bare` leaves DistributedDataParallel out,
+`uneven` gives rank 1 less data in each epoch.
 """
 
 import json
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+EPOCH, LESS = 8, 3
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(rank)
@@ -21,7 +24,17 @@ model = body if "bare" in sys.argv else DistributedDataParallel(body)
 if "hook" in sys.argv:
     model.register_comm_hook(None, allreduce_hook)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-for step in range(1_000_000):
+
+
+def steps():
+    if "uneven" not in sys.argv:
+        yield from range(1_000_000)
+    for begin in range(0, 1_000_000, EPOCH):
+        with model.join():
+            yield from range(begin, begin + EPOCH - LESS * rank)
+
+
+for step in steps():
     optimizer.zero_grad()
     output = model(torch.randn(4, 512))
     if "slow" in sys.argv and rank == 1:
