@@ -194,7 +194,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
         "num_parameters": [root.num_parameters for root in watch.reported],
         "optimizers": [type(o).__name__ for o in context.optimizers.optimizers()],
         "precision": {"autocast": first.get("precision.amp"), "parameters": first.get("parameter_dtypes")},
-        "steps_seen_by": context.writes.source,
+        "steps_seen_by": context.writes.source or context.optimizers.source,
         "grad_scaler": context.optimizers.scaler is not None,
         "compile": first.get("compile.mode"),
         "world_size": context.world_size,

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from autotune.harness.collating import takes_only_first
-from autotune.harness.knobs.loader import FIRST_ONLY, UNPACKED, applicability
+from autotune.harness.knobs.loader import FIRST_ONLY, TOO_FEW, UNPACKED, applicability
 from autotune.harness.loader import Loader
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then
@@ -126,6 +126,14 @@ def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of
     if words == ("first",):
         report = trial("kinds.py", "bags", *words, knobs={"loader.batch_size": 4}).result().knobs["loader.batch_size"]
         assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
+
+
+@pytest.mark.parametrize("flags", [(), ("sampler",)])
+def test_batch_size_is_not_applicable_above_the_samples_of_an_epoch(trial: Trial, flags: tuple[str, ...]) -> None:
+    baseline, found = baseline_then(trial, "kinds.py", "few", *flags, knobs={"loader.batch_size": 24})
+    report = found.knobs["loader.batch_size"]
+    assert baseline.applicability["loader.batch_size=24"] == report.reason == TOO_FEW.format(20)
+    assert (report.status, report.observed, set(found.steps["samples"])) == (NOT_APPLICABLE, 12, {12})
 
 
 @pytest.mark.parametrize("flags", [("first",), ()])
