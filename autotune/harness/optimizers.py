@@ -26,8 +26,8 @@ from .patches import patches
 # are not added up: a program may have one for each parameter, all of which step in each backward pass.
 SILENT_STEPS = 64
 # From this number of evaluations of a closure in one step on, each evaluation counts as a step: the whole training may be a
-# single step of LBFGS (max_iter=50000).
-MANY_EVALUATIONS = 64
+# single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
+MANY_EVALUATIONS = 32
 EVALUATIONS = "evaluations of the optimizer's closure, because a single step has many"
 ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they are added up on the device
 
@@ -155,7 +155,7 @@ class OptimizerWatch:
         return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
 
     def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments of a step (the first is the optimizer) with a closure that counts its calls; None without one."""
+        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without a closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             return None

@@ -419,15 +419,15 @@ def chunks():
 
 
 def one_step():
-    """The whole training is a single step, in which the optimizer evaluates a closure; the closure calls the model twice."""
+    """A differential equation is learned in a single step, in which the optimizer evaluates a closure many times."""
     model = nn.Linear(4, 2)
     settings = {"max_iter": 10**9, "max_eval": 10**9, "tolerance_grad": -1, "tolerance_change": -1}
     optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, **settings)
-    x, inside = torch.randn(4, 4), torch.randn(10, 4)
+    border, inside = torch.randn(4, 4), torch.randn(10, 4, requires_grad=True)
 
     def closure():
         optimizer.zero_grad()
-        loss = model(x).square().mean() + model(inside).square().mean()
+        loss = model(border).square().mean() + model(1 * inside).square().mean()
         loss.backward()
         return loss
 
