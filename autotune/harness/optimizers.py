@@ -155,7 +155,7 @@ class OptimizerWatch:
         return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
 
     def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without a closure."""
+        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without one."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             return None
