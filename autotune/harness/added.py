@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Dict, List
 
 from torch.utils.data import _utils
-from torch.utils.data.dataloader import _DatasetKind
+from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
 
 from . import persistent, state
 from .patches import patches
@@ -27,11 +27,11 @@ STALE = "the program has changed its data set or collate function in an iteratio
 _watched: List[Any] = []  # weak references to loaders
 
 
-def watch(loader: Any, kind: Any) -> None:
-    """Watches a loader that has workers because of the knob, and whose iterators are of a class `kind`."""
+def watch(loader: Any) -> None:
+    """Watches a loader that has workers because of the knob."""
     persistent.remember(loader, _watched)
     loader.__dict__[ADDED] = True
-    _install(kind)
+    _install()
 
 
 def is_remade(loader: Any) -> bool:
@@ -40,11 +40,11 @@ def is_remade(loader: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=None)
-def _install(kind: Any) -> None:
+def _install() -> None:
     def around_start(start: Callable[..., None]) -> Any:
-        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(iterator: Any, loader: Any) -> None:
             iterator.__dict__[ADDED] = Copies(loader.__dict__) if ADDED in loader.__dict__ else None
-            start(iterator, loader, *args, **kwargs)
+            start(iterator, loader)
 
         return __init__
 
@@ -72,10 +72,10 @@ def _install(kind: Any) -> None:
 
         return _next_data
 
-    patches.install(kind, "__init__", around_start)
-    patches.install(kind, "_reset", around_reset)
-    patches.install(kind, "_try_put_index", around_send)
-    patches.install(kind, "_next_data", around_advance)
+    patches.install(_MultiProcessingDataLoaderIter, "__init__", around_start)
+    patches.install(_MultiProcessingDataLoaderIter, "_reset", around_reset)
+    patches.install(_MultiProcessingDataLoaderIter, "_try_put_index", around_send)
+    patches.install(_MultiProcessingDataLoaderIter, "_next_data", around_advance)
 
 
 class Copies:

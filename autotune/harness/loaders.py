@@ -72,12 +72,12 @@ class LoaderWatch:
 
     def _patch_kinds(self, loader: Any, iterator: Any) -> None:
         """Watches a class of loaders and that of its iterators with workers."""
-        self._patch_construction(loader, iterator)
+        self._patch_construction(loader)
         of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
         if self._is_measuring or any(key in self._spec.knobs for key in of_workers):
             self._patch_workers(iterator)
 
-    def _patch_construction(self, kind: Any, iterator: Any) -> None:
+    def _patch_construction(self, kind: Any) -> None:
         signature = inspect.signature(kind.__init__)
 
         def around(construct: Any) -> Any:
@@ -88,7 +88,7 @@ class LoaderWatch:
                 extra = bound.arguments.pop("kwargs", {})
                 construct(loader, **bound.arguments, **extra)
                 if info is not None:
-                    self._constructed(loader, info, iterator)
+                    self._constructed(loader, info)
 
             return __init__
 
@@ -315,14 +315,14 @@ class LoaderWatch:
             return None
         return info
 
-    def _constructed(self, loader: Any, info: Loader, iterator: Any) -> None:
+    def _constructed(self, loader: Any, info: Loader) -> None:
         try:
             if info.is_target:
                 self._bits.mark(loader)
             if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
             if info.has_added_workers or added.is_remade(loader):
-                added.watch(loader, iterator)
+                added.watch(loader)
             if self.is_uninstalled:
                 self._sites.made(members.attribute(loader, "batch_sampler"), info)
                 return

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from autotune.harness import added, persistent
 from autotune.harness.patches import patches
@@ -64,7 +63,7 @@ def test_after_a_change_the_rest_of_the_iteration_is_fetched_without_workers(
 ) -> None:
     data, number = Data(), 25 if "sampler" in options else 10
     loader = DataLoader(data, num_workers=1, prefetch_factor=2, **options)
-    added.watch(loader, _MultiProcessingDataLoaderIter)
+    added.watch(loader)
     if options.get("persistent_workers"):
         persistent.watch(loader)
     found = seen(loader, data, number)
@@ -78,14 +77,14 @@ def test_after_a_change_the_rest_of_the_iteration_is_fetched_without_workers(
 def test_iteration_after_a_change_has_the_usual_length() -> None:
     data = Data()
     loader = DataLoader(data, num_workers=1)
-    added.watch(loader, _MultiProcessingDataLoaderIter)
+    added.watch(loader)
     assert len(seen(loader, data, 99)) == 10
 
 
 def test_changed_stream_gets_only_a_warning(capfd: pytest.CaptureFixture[str]) -> None:
     data = Stream()
     loader = DataLoader(data, batch_size=None, num_workers=1, prefetch_factor=2)
-    added.watch(loader, _MultiProcessingDataLoaderIter)
+    added.watch(loader)
     assert len(seen(loader, data, 99)) == 10
     assert capfd.readouterr().err == f"autotune: {added.STALE}: set loader.num_workers=0\n"
 
@@ -93,7 +92,7 @@ def test_changed_stream_gets_only_a_warning(capfd: pytest.CaptureFixture[str]) -
 def test_loader_rebuilt_from_one_with_added_workers_is_recognised() -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(4))
     first = DataLoader(data, num_workers=1)
-    added.watch(first, _MultiProcessingDataLoaderIter)
+    added.watch(first)
     assert added.is_remade(DataLoader(data, num_workers=1, batch_sampler=first.batch_sampler))
     assert not added.is_remade(DataLoader(data))
     assert not added.is_remade(DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), num_workers=1))
@@ -117,7 +116,7 @@ def sides(num_workers: int, *, are_persistent: bool = False) -> list[Any]:
     first = DataLoader(data, 4, shuffle=True)
     second = DataLoader(data, 4, shuffle=True, num_workers=num_workers, persistent_workers=are_persistent)
     if num_workers:
-        added.watch(second, _MultiProcessingDataLoaderIter)
+        added.watch(second)
     if are_persistent:
         persistent.watch(second)
     pairs = itertools.chain.from_iterable(zip(first, second, strict=True) for _ in range(2))

@@ -67,6 +67,7 @@ ON_DEVICE = (
 )
 UNPINNABLE = "the batches of the loader are on the GPU already, and only host memory can be page-locked"
 OWN_ITERATORS = "the loader is of a library's own class, which keeps its iterators itself"
+ANOTHER_ORDER = "the loader is of a library's own class, which draws the samples in another order with workers than without"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -195,8 +196,10 @@ def _problem(name: str, value: Any, arguments: Dict[str, Any], info: Any, *, is_
         return UNSHARED
     if name == "in_order" and value is False and not info.is_shuffled:
         return MEANT_ORDER
-    if name == "persistent_workers" and info.has_own_iterators:
+    if info.has_own_iterators and name == "persistent_workers":
         return OWN_ITERATORS
+    if info.has_own_iterators and name == "num_workers" and bool(value) != bool(arguments.get(name)):
+        return ANOTHER_ORDER
     if name == "multiprocessing_context" and value != FORK:
         return startable.problem(arguments, info.main_line) or None
     return None
@@ -286,6 +289,7 @@ def applicability(loader: Any) -> Dict[str, str]:
         (loader.draws_by_itself, DRAWS),
         (loader.reuses_tensors, REUSED),
         (loader.holds_open_file, OPEN),
+        (loader.has_own_iterators and not loader.num_workers, ANOTHER_ORDER),
     )
     if why := next((why for is_seen, why in signs if is_seen), ""):
         reasons.update({PREFIX + name: why for name in kept})

@@ -408,6 +408,20 @@ def few():
             optimizer.step()
 
 
+def stateful():
+    """A loader of torchdata, whose constructor does not call that of torch's."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    own = StatefulDataLoader(data, batch_size=12, shuffle=True, num_workers=int("workers" in FLAGS))
+    while True:
+        for x, _ in own:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
 def chunks():
     """A radiance field: a batch of 14 rays with four points each goes through the model in two calls."""
     model = nn.Linear(4, 2)
