@@ -209,8 +209,8 @@ class CallSizes:
         self.shape: Tuple[int, ...] = ()  # the same, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
-        # Whether the last input brings no samples beyond those of the call before: computed from parameters, or a further part of
-        # the batch whose size is on the command line.
+        # Whether the last input brings no samples beyond those of the call before: it was computed from parameters, or it is a
+        # part of the batch whose size is on the command line.
         self.continues = False
         self._dimension: Optional[int] = None
 
