@@ -146,6 +146,8 @@ def _step(result: RankResult) -> str:
     parts = [f"{what}, {source}" if result.unit != "steps" else what]
     if batches > 1:
         parts.append(f"{batches} batches each")
+    if result.detected.get("optimizers") and (seen_by := result.detected.get("steps_seen_by")):
+        parts.append(f"detected by {seen_by}")
     gaps_s = [later - earlier for earlier, later in itertools.pairwise(ends_s)]
     if gaps_s and (usual_s := statistics.median(gaps_s)) > 0:
         parts.append(f"about {usual_s:.2g} s ({number_text(1 / usual_s)} steps/s, a rough figure after so few steps)")

@@ -15,6 +15,12 @@ from .patches import patches
 # setting `batch_size` changes their batches, so the batches are inspected before the knob counts as applied.
 READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 
+# Libraries' own loaders, whose constructor does not call that of torch's DataLoader: module -> (class of the loader, class of
+# its iterators with workers).
+LOADERS: Dict[str, Tuple[str, str]] = {
+    "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "_StatefulMultiProcessingDataLoaderIter"),
+}
+
 
 def reads_batch_size_as_it_goes(batch_sampler: Any) -> bool:
     """Whether setting a batch sampler's `batch_size` is known to change its batches."""

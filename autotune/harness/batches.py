@@ -14,12 +14,14 @@ from collections import deque
 from typing import Any, Deque, Iterator, List, Optional, Tuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import members
 
 NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
+MAX_NODES = 64  # nodes of an input's graph that are searched for parameters
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
@@ -185,8 +187,9 @@ class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
     If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
-    number of samples is read from that dimension in every call. Until then, a call counts as this batch size if the leading
-    dimension is a multiple of it, otherwise by its leading dimension. If the command line gives no batch size:
+    number of samples is read from that dimension in every call. Until then, calls without a backward pass between them count as
+    this batch size if their leading dimension is a multiple of it, otherwise by their leading dimension. If the command line
+    gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
@@ -206,7 +209,9 @@ class CallSizes:
         self.shape: Tuple[int, ...] = ()  # the same, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
-        self.is_computed = False  # whether the last input was computed from trained parameters
+        # Whether the last input brings no samples beyond those of the call before: it was computed from parameters, or it is a
+        # part of the batch whose size is on the command line.
+        self.continues = False
         self._dimension: Optional[int] = None
 
     @property
@@ -224,7 +229,7 @@ class CallSizes:
         shape = tuple(members.shape_of(tensor) or ())
         is_one = len(shape) == len(self._first) - 1 and shape[0] == self._first[1] and not _is_of_integers(tensor)
         self.called, self.shape = shape, (1, *shape) if is_one else shape
-        self.is_computed = isinstance(tensor, Tensor) and _GRAD_FN.__get__(tensor) is not None
+        self.continues = isinstance(tensor, Tensor) and _is_computed(_GRAD_FN.__get__(tensor))
         if self._dimension is not None and self._dimension < len(shape):
             return float(shape[self._dimension])
         if self.asked is not None:
@@ -238,10 +243,24 @@ class CallSizes:
         if asked in shape:
             self._dimension = shape.index(asked)
             return float(asked)
-        if shape[0] % asked == 0:  # the samples' rows are flattened into one dimension
+        if shape[0] % asked == 0:  # the samples' rows are flattened into one dimension, and may be split over several calls
+            self.continues = True
             return float(asked)
         self.odd_shape = shape
         return float(shape[0])
+
+
+def _is_computed(node: Any) -> bool:
+    """Whether a tensor with this `grad_fn` was computed from parameters, not only from inputs that need gradients."""
+    waiting, num_seen = [node], 0
+    while waiting and num_seen < MAX_NODES:
+        node = waiting.pop()
+        if node is not None:
+            num_seen += 1
+            if isinstance(getattr(node, "variable", None), Parameter):
+                return True
+            waiting += [following for following, _ in node.next_functions]
+    return bool(waiting)  # too many to look at, as in the graph of a model
 
 
 def _is_table(inputs: Any, shape: Tuple[int, ...]) -> bool:

@@ -2,7 +2,8 @@
 
 Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation,
 and a program may test its model without disabling gradients: no backward pass reaches such a call. The solver of a differential
-equation, or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples.
+equation, or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples, and a
+radiance field calls it with chunks of the points on a batch of rays.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Calls:
         self.samples = self.set_aside = 0.0
         self.closed_step = -1
         self._largest, self._least_trained = 0.0, math.inf  # samples of a call; the latter of calls that were reached
-        self._is_fed_back = False  # whether inputs were computed from trained parameters
+        self._is_fed_back = False  # whether inputs continued the samples of the call before
         self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; the latter: but not all calls
         self._num_steps = 0
         self._watched: List[Call] = []  # since the last step, in the first steps
@@ -60,10 +61,10 @@ class Calls:
 
         A call with fewer samples than any that a backward pass has reached so far, and than the largest call, counts only once
         a backward pass reaches it. So do all calls if the first steps have calls that a backward pass reaches, and others. A
-        call with a computed input repeats the samples of the call before, unless a backward pass has come between them.
+        call whose input `continues` brings no new samples, unless a backward pass has come since the call before.
         """
         samples = self._sizes.count(args, kwargs)
-        if self._sizes.is_computed:
+        if self._sizes.continues:
             self._is_fed_back = True
             if self._last is not None and not self._last.is_reached:
                 return None

@@ -32,6 +32,7 @@ class Loader:
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
+        self.num_drawn = sites.num_drawn(arguments)
         self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = self._iterator = _nothing
         self.renew(arguments)
         self.settings: Dict[str, Any] = {}
@@ -45,6 +46,7 @@ class Loader:
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples
+        self.has_own_iterators = False  # whether it is of a library's own class, which keeps its iterators itself
         self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, dataloader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from . import added, batches, members, persistent, sites, worker
+from . import adapters, added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
@@ -59,21 +59,31 @@ class LoaderWatch:
         self._num_in_turn = 0  # steps that were fed by another loader in turn
         self._current: Optional[Loader] = None
         self._workers: List[Any] = []  # worker processes of the loader that started last
-        self._patch_construction()
         self._patch_iteration()
-        of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
-        if self._is_measuring or any(key in self._spec.knobs for key in of_workers):
-            self._patch_workers()
+        self._patch_kinds(DataLoader, _MultiProcessingDataLoaderIter)
+        for name, kinds in adapters.LOADERS.items():
+            patches.on_import(name, functools.partial(self._patch_library, kinds))
         if self._is_measuring:
             self._patch_worker_info()
 
-    def _patch_construction(self) -> None:
-        signature = inspect.signature(DataLoader.__init__)
+    def _patch_library(self, names: Tuple[str, str], module: Any) -> None:
+        if all(hasattr(module, name) for name in names):
+            self._patch_kinds(*(getattr(module, name) for name in names))
+
+    def _patch_kinds(self, loader: Any, iterator: Any) -> None:
+        """Watches a class of loaders and that of its iterators with workers."""
+        self._patch_construction(loader)
+        of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
+        if self._is_measuring or any(key in self._spec.knobs for key in of_workers):
+            self._patch_workers(iterator)
+
+    def _patch_construction(self, kind: Any) -> None:
+        signature = inspect.signature(kind.__init__)
 
         def around(construct: Any) -> Any:
             def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
                 bound = signature.bind(loader, *args, **kwargs)
-                info = self._constructing(bound.arguments)
+                info = self._constructing(bound.arguments, has_own_iterators=kind is not DataLoader)
                 bound.arguments.pop("self")
                 extra = bound.arguments.pop("kwargs", {})
                 construct(loader, **bound.arguments, **extra)
@@ -82,7 +92,7 @@ class LoaderWatch:
 
             return __init__
 
-        patches.install(DataLoader, "__init__", around)
+        patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
         watch, monotonic, tensor, worth, knobs = self, time.monotonic, Tensor, self._worth, self._spec.knobs
@@ -195,17 +205,17 @@ class LoaderWatch:
         for patch in self._iteration:
             patch.uninstall()
 
-    def _patch_workers(self) -> None:
+    def _patch_workers(self, kind: Any) -> None:
         # worker_init_fn is replaced only while the workers start: some programs read it from the loader.
         def around(start: Any) -> Any:
-            def __init__(iterator: Any, loader: Any) -> None:
-                self._start_workers(start, iterator, loader)
+            def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+                self._start_workers(lambda: start(iterator, loader, *args, **kwargs), iterator, loader)
 
             return __init__
 
-        patches.install(_MultiProcessingDataLoaderIter, "__init__", around)
+        patches.install(kind, "__init__", around)
 
-    def _start_workers(self, start: Any, iterator: Any, loader: Any) -> None:
+    def _start_workers(self, start: Callable[[], None], iterator: Any, loader: Any) -> None:
         kept = loader.__dict__
         info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
         cores = self._context.binder.workers_start(num_workers)
@@ -214,12 +224,12 @@ class LoaderWatch:
         is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
         is_of_bytes, observe = self._bits.is_for(loader), self._observer(info)
         if not is_counted and cores is None and not is_of_bytes and observe is None:
-            start(iterator, loader)
+            start()
             return
         path = info.counters_file if is_counted else ""
         kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=observe)
         try:
-            start(iterator, loader)
+            start()
         finally:
             kept["worker_init_fn"] = own
         if info is None:
@@ -279,9 +289,10 @@ class LoaderWatch:
 
     # --- construction ---
 
-    def _constructing(self, arguments: Dict[str, Any]) -> Optional[Loader]:
+    def _constructing(self, arguments: Dict[str, Any], *, has_own_iterators: bool) -> Optional[Loader]:
         try:
             new = Loader(len(self.loaders), arguments)
+            new.has_own_iterators = has_own_iterators
             if self.is_uninstalled:
                 self._sites.change(new, arguments, self._context.handlers.loader)
                 return new

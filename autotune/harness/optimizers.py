@@ -19,11 +19,16 @@ from . import members
 from .captures import CapturedSteps, is_capturing
 from .context import TrialContext
 from .gradient_state import parameters_of
+from .knobs.step import calls_closure_once
 from .patches import patches
 
 # If another optimizer makes this many steps while the clock makes none, the program has switched. Steps of different optimizers
 # are not added up: a program may have one for each parameter, all of which step in each backward pass.
 SILENT_STEPS = 64
+# From this number of evaluations of a closure in one step on, each evaluation counts as a step: the whole training may be a
+# single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
+MANY_EVALUATIONS = 32
+EVALUATIONS = "evaluations of the optimizer's closure, because a single step has many"
 ADDED_TOGETHER = 32  # number of `found_inf` tensors that are kept before they are added up on the device
 
 
@@ -60,7 +65,11 @@ class Overflows:
 
 
 class OptimizerWatch:
-    """Watches every optimizer of this process."""
+    """Watches every optimizer of this process.
+
+    Attributes:
+        source: how steps are recognised, in words; "" if they are calls of `step()`.
+    """
 
     def __init__(self, context: TrialContext) -> None:
         self._context = context
@@ -84,6 +93,9 @@ class OptimizerWatch:
         self.scaler: Optional[Any] = None
         self._prepared: Set[int] = set()
         self.num_stepped = 0  # number of optimizers that have stepped
+        self.source = ""
+        self._num_evaluations = 0  # evaluations of the closure in the current step
+        self._evaluators: Set[int] = set()  # ids of optimizers whose evaluations of the closure count as steps
         self._captured = CapturedSteps(context)
         self._patch()
 
@@ -139,11 +151,34 @@ class OptimizerWatch:
 
     _stepped_inside = False
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.is_stepping = True
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        self.is_stepping, self._num_evaluations = id(optimizer) not in self._evaluators, 0
         if self._clock is None or self._clock() is None:
             self._clock = weakref.ref(optimizer)
         self._prepare_once(optimizer)
+        return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
+
+    def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without one."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            return None
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            loss = closure(*arguments, **named)
+            self._evaluated(optimizer)
+            return loss
+
+        return (args, {**kwargs, "closure": counted}) if "closure" in kwargs else ((args[0], counted, *args[2:]), kwargs)
+
+    def _evaluated(self, optimizer: Any) -> None:
+        self._num_evaluations += 1
+        has_steps = self._context.num_steps > 0 and self.clock() is optimizer
+        if self._num_evaluations == MANY_EVALUATIONS and not has_steps:
+            self._evaluators.add(id(optimizer))
+            self.source, self.is_stepping = EVALUATIONS, False
+        elif id(optimizer) in self._evaluators:
+            self._count(optimizer)
 
     def _prepare_once(self, optimizer: Any) -> None:
         if id(optimizer) not in self._prepared:
@@ -163,7 +198,8 @@ class OptimizerWatch:
             self._stepped_inside = True  # counted when the scaler's step returns
             self._overflows.note(optimizer)
             return
-        self._count(optimizer)
+        if id(optimizer) not in self._evaluators:
+            self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
         """Gives the clock the short hook if `is_uninstalled`, otherwise its full hooks again; see `Session._look`.

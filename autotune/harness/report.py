@@ -199,7 +199,7 @@ def _add_detected(found: protocol.RankResult, context: TrialContext) -> None:
             "policy": first.get("policy"),
             "parameters": first.get("parameter_dtypes"),
         },
-        "steps_seen_by": context.writes.source,
+        "steps_seen_by": context.writes.source or context.optimizers.source,
         "grad_scaler": context.optimizers.scaler is not None,
         "compile": first.get("compile.mode"),
         "world_size": context.world_size,

@@ -72,6 +72,18 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
     return members.attribute(outer, "sampler", outer) if outer is not None else arguments.get("sampler")
 
 
+def num_drawn(arguments: Dict[str, Any]) -> Optional[int]:
+    """Returns how many samples a loader draws in an epoch, by its constructor's arguments; None if not known."""
+    given, dataset = arguments.get("batch_sampler"), arguments.get("dataset")
+    sampler = _sampler(arguments) if given is None or members.attribute(given, "sampler") is not None else given
+    if isinstance(dataset, IterableDataset) or (sampler is given and given is not None):
+        return None
+    try:
+        return len(dataset if sampler is None else sampler)  # type: ignore[arg-type]  # runs the program's code, as torch does
+    except Exception:
+        return None
+
+
 class TargetSites:
     """Decides by `Spec.target` which loaders get the loader knobs in mode "apply"; keeps no loader alive once training runs."""
 

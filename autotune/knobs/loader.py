@@ -10,7 +10,7 @@ WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help on
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch size, the batch size itself and its doublings.
+    """Returns half the program's batch size, the batch size itself and its doublings that have enough samples.
 
     With a GPU and a batch size of 64, these are [32, 64, 128, 256, 512]. The doublings end at 8 times the
     program's batch size, or at the device's cap if that is smaller. In a recipe, they end at the cap.
@@ -19,7 +19,8 @@ def batch_sizes(host_context: HostContext) -> list[KnobValue]:
     cap = max(own, MAX_BATCH_CUDA if host_context.has_cuda else MAX_BATCH_CPU)
     highest = cap if host_context.is_recipe else min(cap, own * 8)
     doublings = [own * 2**n for n in range(11)]
-    return up_to(highest, [max(1, own // 2), *doublings])
+    enough = [size for size in doublings if f"{BATCH_SIZE.key}={size}" not in host_context.not_applicable]
+    return up_to(highest, [max(1, own // 2), *enough])
 
 
 def has_workers(knobs: Knobs) -> bool:

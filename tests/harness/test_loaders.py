@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from autotune.harness.collating import takes_only_first
-from autotune.harness.knobs.loader import FIRST_ONLY, UNPACKED, applicability
+from autotune.harness.knobs.loader import ANOTHER_ORDER, FIRST_ONLY, TOO_FEW, UNPACKED, applicability
 from autotune.harness.loader import Loader
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, SEPARATE, SHARED
 from tests.harness.conftest import RULES, Trial, baseline_then
@@ -126,6 +126,27 @@ def test_batch_size_is_not_applicable_to_a_program_that_uses_the_first_sample_of
     if words == ("first",):
         report = trial("kinds.py", "bags", *words, knobs={"loader.batch_size": 4}).result().knobs["loader.batch_size"]
         assert (report.status, report.reason, report.observed) == (NOT_APPLICABLE, reason, 1)
+
+
+def test_loader_of_torchdata_is_counted_and_gets_knobs_that_keep_its_order(trial: Trial) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
+    asked = {"loader.batch_size": 6, "loader.num_workers": 2}
+    baseline, found = baseline_then(trial, "kinds.py", "stateful", knobs=asked)
+    assert (found.unit_source, set(found.steps["samples"])) == ("loader", {6})
+    reports = {key: (report.status, report.reason) for key, report in found.knobs.items()}
+    assert reports == {"loader.batch_size": (APPLIED, ""), "loader.num_workers": (NOT_APPLICABLE, ANOTHER_ORDER)}
+    assert baseline.applicability["loader.num_workers"] == ANOTHER_ORDER
+    _, found = baseline_then(trial, "kinds.py", "stateful", "workers", knobs=asked)
+    assert (set(found.steps["samples"]), {report.status for report in found.knobs.values()}) == ({6}, {APPLIED})
+    assert found.loader_rate_per_s is not None
+
+
+@pytest.mark.parametrize("flags", [(), ("sampler",)])
+def test_batch_size_is_not_applicable_above_the_samples_of_an_epoch(trial: Trial, flags: tuple[str, ...]) -> None:
+    baseline, found = baseline_then(trial, "kinds.py", "few", *flags, knobs={"loader.batch_size": 24})
+    report = found.knobs["loader.batch_size"]
+    assert baseline.applicability["loader.batch_size=24"] == report.reason == TOO_FEW.format(20)
+    assert (report.status, report.observed, set(found.steps["samples"])) == (NOT_APPLICABLE, 12, {12})
 
 
 @pytest.mark.parametrize("flags", [("first",), ()])

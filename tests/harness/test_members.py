@@ -109,7 +109,7 @@ def test_batch_sampler_whose_batch_size_cannot_be_set_is_left_alone() -> None:
 
     training = SimpleNamespace(settings={"loader.batch_size": 4})
     knobs = LoaderKnobs(context({"loader.batch_size": 8}, loaders=SimpleNamespace(training=training)))
-    knobs.on_loader({"batch_sampler": Fixed()}, SimpleNamespace(), is_chained=False, is_unshared=False)
+    knobs.on_loader({"batch_sampler": Fixed()}, SimpleNamespace(num_drawn=None), is_chained=False, is_unshared=False)
     assert "does not let its batch_size be set" in knobs.verify()["loader.batch_size"].reason
 
 

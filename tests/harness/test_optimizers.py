@@ -11,7 +11,7 @@ from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from autotune.harness.knobs.module import IN_FUNCTION
 from autotune.harness.knobs.optimizer import KEY, OptimizerKnobs, _problem
-from autotune.harness.optimizers import ADDED_TOGETHER, Overflows
+from autotune.harness.optimizers import ADDED_TOGETHER, EVALUATIONS, Overflows
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, UNMEASURABLE
 from autotune.harness.session import OTHER_DEVICE
 from tests.harness.conftest import RULES, Trial
@@ -38,11 +38,22 @@ def test_samples_of_a_step_are_counted_once(trial: Trial, kind: str, samples: in
     assert set(found.steps["samples"][3:]) - {65 * samples} == {samples}  # 65 steps pass before those of a new optimizer count
 
 
-@pytest.mark.parametrize("words", ["acting", "acting critic", "tested", "tested closure", "solver", "solver gathered"])
+CALLS = ["acting", "acting critic", "tested", "tested closure", "solver", "solver gathered", "chunks"]
+
+
+@pytest.mark.parametrize("words", CALLS)
 def test_calls_that_bring_no_samples_to_train_on_are_not_counted(trial: Trial, words: str) -> None:
-    found = trial("kinds.py", *words.split()).result()
+    passed = {"loader.batch_size": 14} if words == "chunks" else {}
+    found = trial("kinds.py", *words.split(), passed=passed).result()
     assert (found.status, found.unit, found.unit_source) == ("measured", "samples", "forward calls")
     assert set(found.steps["samples"][3:]) == {14}
+
+
+@pytest.mark.parametrize("flags", [(), ("named",)])
+def test_evaluations_of_a_closure_count_if_the_training_is_one_step(trial: Trial, flags: tuple[str, ...]) -> None:
+    found = trial("kinds.py", "one_step", *flags).result()
+    assert (found.status, found.unit_source, set(found.steps["samples"])) == ("measured", "forward calls", {14})
+    assert found.detected["steps_seen_by"] == EVALUATIONS
 
 
 @pytest.mark.parametrize(("flags", "samples"), [((), {12}), (("twice",), {24, 36})])

@@ -28,6 +28,7 @@ def at_batch(machine: HostContext, batch_size: int) -> HostContext:
         (at_batch(CPU, 512), [256, 512]),
         (at_batch(HOPPER, 100), [50, 100, 200, 400, 800]),
         (at_batch(HOPPER, 256), [128, 256, 512, 1024]),
+        (replace(at_batch(CPU, 64), not_applicable={"loader.batch_size=128": "an epoch has only 100 samples"}), [32, 64]),
         (replace(at_batch(HOPPER, 32), is_recipe=True), [16, 32, 64, 128, 256, 512, 1024]),
     ],
 )

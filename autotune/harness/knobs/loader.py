@@ -39,6 +39,7 @@ WHOLE = (
     "each item of the data set is a whole batch, here of {0} samples. If an argument of the program sets its size, write "
     "{{loader.batch_size={0}}} in the command as its value"
 )
+TOO_FEW = "an epoch has only {} samples"
 COMPANION = (
     "steps also take batches of another loader ({}), whose batch size would stay as it is. If an argument of the program sets "
     "both, write {{loader.batch_size=32}} in the command as its value"
@@ -65,6 +66,8 @@ ON_DEVICE = (
     "the data set or the collate function puts the batches on the GPU, which workers forked from this process cannot use"
 )
 UNPINNABLE = "the batches of the loader are on the GPU already, and only host memory can be page-locked"
+OWN_ITERATORS = "the loader is of a library's own class, which keeps its iterators itself"
+ANOTHER_ORDER = "the loader is of a library's own class, which draws the samples in another order with workers than without"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -98,7 +101,7 @@ class LoaderKnobs(KnobHandler):
                 continue
             name = key[len(PREFIX) :]
             if name == "batch_size":
-                problem = None if is_chained else _set_batch_size(arguments, value)
+                problem = None if is_chained else _set_batch_size(arguments, value, info.num_drawn)
             else:
                 problem = _problem(name, value, arguments, info, is_unshared=is_unshared)
                 if problem is None:
@@ -193,6 +196,10 @@ def _problem(name: str, value: Any, arguments: Dict[str, Any], info: Any, *, is_
         return UNSHARED
     if name == "in_order" and value is False and not info.is_shuffled:
         return MEANT_ORDER
+    if info.has_own_iterators and name == "persistent_workers":
+        return OWN_ITERATORS
+    if info.has_own_iterators and name == "num_workers" and bool(value) != bool(arguments.get(name)):
+        return ANOTHER_ORDER
     if name == "multiprocessing_context" and value != FORK:
         return startable.problem(arguments, info.main_line) or None
     return None
@@ -203,7 +210,9 @@ def has_in_order() -> bool:
     return "in_order" in inspect.signature(DataLoader.__init__).parameters
 
 
-def _set_batch_size(arguments: Dict[str, Any], value: int) -> Optional[str]:
+def _set_batch_size(arguments: Dict[str, Any], value: int, num_drawn: Optional[int]) -> Optional[str]:
+    if num_drawn is not None and value > num_drawn:
+        return TOO_FEW.format(num_drawn)  # with drop_last, there would be no batch at all
     if collating.takes_only_first(arguments.get("collate_fn")):
         return FIRST_ONLY
     sampler = arguments.get("batch_sampler")
@@ -267,6 +276,9 @@ def applicability(loader: Any) -> Dict[str, str]:
         reasons["loader.batch_size"] = FIRST_ONLY if loader.takes_only_first else UNPACKED
     elif loader.companion:
         reasons["loader.batch_size"] = COMPANION.format(loader.companion)
+    elif loader.num_drawn is not None:
+        doublings = [loader.batch_size * 2**n for n in range(1, 11)]
+        reasons.update({f"loader.batch_size={n}": TOO_FEW.format(loader.num_drawn) for n in doublings if n > loader.num_drawn})
     if not loader.is_shared_out:
         reasons.update({PREFIX + name: UNSHARED for name in kept})
     if loader.is_on_device:
@@ -277,9 +289,12 @@ def applicability(loader: Any) -> Dict[str, str]:
         (loader.draws_by_itself, DRAWS),
         (loader.reuses_tensors, REUSED),
         (loader.holds_open_file, OPEN),
+        (loader.has_own_iterators and not loader.num_workers, ANOTHER_ORDER),
     )
     if why := next((why for is_seen, why in signs if is_seen), ""):
         reasons.update({PREFIX + name: why for name in kept})
+    if loader.has_own_iterators:
+        reasons[PREFIX + "persistent_workers"] = OWN_ITERATORS
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():

@@ -6,7 +6,7 @@ import time
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 KIND, FLAGS = sys.argv[1], sys.argv[2:]
 torch.manual_seed(0)
@@ -407,6 +407,59 @@ def solver():
                 x = x + 0.1 * model(x)
             x.square().mean().backward()
         optimizer.step()
+
+
+def few():
+    """An epoch draws 20 samples, and incomplete batches are dropped: a loop over batches of 24 would never end."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    drawn = {"sampler": SubsetRandomSampler(range(20))} if "sampler" in FLAGS else {"shuffle": True}
+    some = DataLoader(data if "sampler" in FLAGS else TensorDataset(*data[:20]), batch_size=12, drop_last=True, **drawn)
+    while True:
+        for x, _ in some:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+def stateful():
+    """A loader of torchdata, whose constructor does not call that of torch's."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    own = StatefulDataLoader(data, batch_size=12, shuffle=True, num_workers=int("workers" in FLAGS))
+    while True:
+        for x, _ in own:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+def chunks():
+    """A radiance field: a batch of 14 rays with four points each goes through the model in two calls."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    while True:
+        optimizer.zero_grad()
+        torch.cat([model(points) for points in torch.randn(56, 4).split(28)]).square().mean().backward()
+        optimizer.step()
+
+
+def one_step():
+    """A differential equation is learned in a single step, in which the optimizer evaluates a closure many times."""
+    model = nn.Linear(4, 2)
+    settings = {"max_iter": 10**9, "max_eval": 10**9, "tolerance_grad": -1, "tolerance_change": -1}
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, **settings)
+    border, inside = torch.randn(4, 4), torch.randn(10, 4, requires_grad=True)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(border).square().mean() + model(1 * inside).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure=closure) if "named" in FLAGS else optimizer.step(closure)
 
 
 def wrapped_anew():
