@@ -165,8 +165,11 @@ class FakeTracking:
         self.is_terminated = True
 
 
-@pytest.mark.parametrize(("is_stuck", "minutes", "waited_s"), [(False, 30, 3.0), (True, 30, 60.0), (True, 0.1, 5.0)])
-def test_tracker_starts_early_and_is_awaited_while_the_budget_lasts(bench, is_stuck, minutes, waited_s):
+@pytest.mark.parametrize(
+    ("is_stuck", "is_interrupted", "minutes", "waited_s"),
+    [(False, False, 30, 3.0), (True, False, 30, 60.0), (True, False, 0.1, 5.0), (True, True, 30, 5.0)],
+)
+def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is_stuck, is_interrupted, minutes, waited_s):
     started = []
 
     def start_tracking(folder):
@@ -174,10 +177,14 @@ def test_tracker_starts_early_and_is_awaited_while_the_budget_lasts(bench, is_st
         started.append(FakeTracking(folder, is_stuck=is_stuck))
         return started[0]
 
-    study = bench(Surface(gains=FAST), "study.budget.trials=2", minutes=minutes, start_tracking=start_tracking)
+    def failures(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if is_interrupted and trial == 1 else None
+
+    study = bench(Surface(gains=FAST, failures=failures), "study.budget.trials=2", minutes=minutes, start_tracking=start_tracking)
     study.run()
     assert started[0].waited_s == waited_s
-    assert started[0].status_seen == "complete", "the tracking process ends when it reads that the study has ended"
+    expected = "interrupted" if is_interrupted else "complete"
+    assert started[0].status_seen == expected, "the tracking process ends when it reads that the study has ended"
     assert started[0].is_terminated is is_stuck
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
 
