@@ -250,7 +250,8 @@ def break_even_text(summary: Summary) -> str:
         ("steps", found["steps"]) if found.get("steps") else (str(summary.get("unit") or "samples"), found["samples"])
     )
     num = math.ceil(amount)
-    return f"{what} pays off after {num:,} {unit.removesuffix('s') if num == 1 else unit} ({seconds_text(found['seconds'])}): {cost}"
+    unit = unit.removesuffix("s") if num == 1 else unit
+    return f"{what} pays off after {num:,} {unit} ({seconds_text(found['seconds'])}): {cost}"
 
 
 def search_cost_text(summary: Summary) -> str:

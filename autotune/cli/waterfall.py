@@ -89,7 +89,9 @@ class Waterfall:
         top = _top(entries, whole) if has_bars else 1.0
         rows: list[tuple[Text, ...]] = []
         if is_attributed:
-            rows.append((Text("  baseline"), Text(self._rate("baseline")), Text(), Text(), Text("1.00x", style="quiet"), Text()))
+            rows.append(
+                (Text("  baseline"), Text(self._rate("baseline")), Text(), Text(), Text("1.00x", style="quiet"), Text())
+            )
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)

@@ -58,7 +58,7 @@ from autotune.wording import cycles_text, log_lines, unwatched_text
 ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
 NO_MODULE = "No module named"  # part of Python's own message
 # At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. A complete study
-# waits while its budget lasts, up to DRAIN_S. The user is told of a wait that may be longer than BUDGETED_DRAIN_S after SILENT_S.
+# waits while its budget lasts, up to DRAIN_S. After SILENT_S, it tells the user of a wait that may exceed BUDGETED_DRAIN_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
 # time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.

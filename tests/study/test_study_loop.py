@@ -180,7 +180,9 @@ def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is
     def failures(trial, knobs):
         return Failure(raises=KeyboardInterrupt) if is_interrupted and trial == 1 else None
 
-    study = bench(Surface(gains=FAST, failures=failures), "study.budget.trials=2", minutes=minutes, start_tracking=start_tracking)
+    study = bench(
+        Surface(gains=FAST, failures=failures), "study.budget.trials=2", minutes=minutes, start_tracking=start_tracking
+    )
     study.run()
     assert started[0].waited_s == waited_s
     expected = "interrupted" if is_interrupted else "complete"
