@@ -120,21 +120,26 @@ def _missing_passes(entry: Mapping[str, Any]) -> list[str]:
     return [name for name in PASSES if (entry["passes"].get(name) or {}).get("outcome") != "ok"]
 
 
-def why_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known."""
+def why_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
+    """Returns what still costs time in the best trial, in lines for a verdict; [] if nothing is known.
+
+    Args:
+        summary: the study's summary.
+        study: what to type for the study, from `studies.call`; "" for its name.
+    """
     entry = best_entry(summary)
-    command = f"autotune explain {shell_word(str(summary.get('study') or ''))}"
+    command = f"autotune explain {study or shell_word(str(summary.get('study') or ''))}"
     nothing = nothing_text(entry, command) if entry is not None else ""
     return [nothing] if nothing else finding_lines(summary)
 
 
-def limit_lines(summary: Mapping[str, Any]) -> list[str]:
+def limit_lines(summary: Mapping[str, Any], study: str = "") -> list[str]:
     """Returns what limits the best trial: its findings, preceded by where its time goes if no finding is large.
 
-    If the trial was not explained, its own rates say what limits it.
+    If the trial was not explained, its own rates say what limits it. The arguments are those of `why_lines`.
     """
     entry = best_entry(summary) or {}
-    lines = why_lines(summary) or diagnosis_lines(summary)
+    lines = why_lines(summary, study) or diagnosis_lines(summary)
     is_small = all(finding["gain"]["mid"] < LARGE_FRAC for finding in entry.get("findings") or [])
     return [phases_text(entry), *lines] if is_small and entry.get("phases_s") else lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -248,7 +249,9 @@ def break_even_text(summary: Summary) -> str:
     unit, amount = (
         ("steps", found["steps"]) if found.get("steps") else (str(summary.get("unit") or "samples"), found["samples"])
     )
-    return f"{what} pays off after {amount:,.0f} {unit} ({seconds_text(found['seconds'])}): {cost}"
+    num = math.ceil(amount)
+    unit = unit.removesuffix("s") if num == 1 else unit
+    return f"{what} pays off after {num:,} {unit} ({seconds_text(found['seconds'])}): {cost}"
 
 
 def search_cost_text(summary: Summary) -> str:

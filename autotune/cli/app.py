@@ -13,7 +13,9 @@ from autotune.cli.options import (
     AnyStudy,
     AsJson,
     Best,
+    Command,
     ConfigDir,
+    Group,
     IsForced,
     IsQuiet,
     Overrides,
@@ -58,6 +60,7 @@ def build() -> Any:
 
 
 app = typer.Typer(
+    cls=Group,
     help=HELP,
     pretty_exceptions_enable=False,
     suggest_commands=False,
@@ -128,7 +131,7 @@ def run(
     return implementation.run(asked, as_json=as_json, is_quiet=is_quiet)
 
 
-@app.command(rich_help_panel=_PANEL_TUNE)
+@app.command(cls=Command, rich_help_panel=_PANEL_TUNE)
 def resume(
     study: Study,
     budget: Annotated[
@@ -154,7 +157,7 @@ def resume(
     return implementation.resume(runs_folder(runs_dir), study, budget or (), as_json=as_json, is_quiet=is_quiet)
 
 
-@app.command(name="list", rich_help_panel=_PANEL_SEE)
+@app.command(name="list", cls=Command, rich_help_panel=_PANEL_SEE)
 def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
     """List the studies, latest last, with start, program and verdict.
 
@@ -166,7 +169,7 @@ def list_(runs_dir: RunsDir = None, as_json: AsJson = False) -> int:
     return show.print_studies(runs_folder(runs_dir), as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def show(
     study: AnyStudy = None,
     trial: Annotated[int | None, optional("--trial", metavar="N", min=0, help="Show everything about this trial.")] = None,
@@ -254,7 +257,7 @@ def explain(
     return implementation.explain(asked, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def report(
     studies: Annotated[
         list[str] | None,
@@ -301,7 +304,7 @@ def report(
     return implementation.report(asked, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def export(
     study: AnyStudy = None,
     format_: Annotated[
@@ -409,11 +412,11 @@ def verify(
     return implementation.verify(asked, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def ui(
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int | None, optional("--port", min=1, max=65535, help="Port; 5000 or the next free one when not given.")
+        int | None, optional("--port", metavar="PORT", min=1, max=65535, help="Port; 5000 or the next free one when not given.")
     ] = None,
     runs_dir: RunsDir = None,
     uri: Uri = None,
@@ -424,7 +427,7 @@ def ui(
     return implementation.serve(runs_folder(runs_dir), host=host, port=port, uri=address_of(uri))
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def prune(
     studies: Annotated[
         list[str] | None, typer.Argument(metavar="STUDY", help="Whole studies to remove.", show_default=False)
@@ -453,7 +456,7 @@ def prune(
     return implementation.prune(asked, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_SEE)
+@app.command(cls=Command, rich_help_panel=_PANEL_SEE)
 def sync(
     study: AnyStudy = None,
     follow: Annotated[bool, typer.Option("--follow", help="Continue while the study runs.")] = False,
@@ -485,7 +488,7 @@ def inspect(context: typer.Context, overrides: Overrides = None, config_dir: Con
     return implementation.inspect(list(overrides or ()), command=context.obj, config_dirs=folders(config_dir), as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_KNOW)
+@app.command(cls=Command, rich_help_panel=_PANEL_KNOW)
 def knobs(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="A knob's key, or a family: loader.", show_default=False)
@@ -503,7 +506,7 @@ def knobs(
     return implementation.print_page() if is_page else implementation.print_knobs(name, as_json=as_json)
 
 
-@app.command(rich_help_panel=_PANEL_KNOW)
+@app.command(cls=Command, rich_help_panel=_PANEL_KNOW)
 def doctor(
     ctx: typer.Context,
     overrides: Annotated[
@@ -531,4 +534,4 @@ def doctor(
 
 
 app.command(cls=WithKeys, rich_help_panel=_PANEL_SEARCH)(judging.record)
-app.command(rich_help_panel=_PANEL_SEARCH)(judging.replay)
+app.command(cls=Command, rich_help_panel=_PANEL_SEARCH)(judging.replay)

@@ -102,7 +102,8 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
     summary = read_summary(folder)
     document = summary.get("explanation") or {}
     if not document.get("explained"):
-        skipped = f": {document['skipped']}" if document.get("skipped") else ""
+        why = str(document.get("skipped") or "").partition(";")[0]  # the rest names the command
+        skipped = f" ({why})" if why else ""
         raise BadInput(
             f"--why: this study was not explained yet, got {folder.name!r}{skipped}. Run `autotune explain {call(folder)}`."
         )

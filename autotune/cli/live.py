@@ -133,6 +133,8 @@ class LiveView(View):
     def attribution_started(self, trial: int, knobs: Sequence[str], left_s: float | None) -> None:
         """Draws a rule before the ablation of the winner."""
         words = f"attribution: the effect of each change of trial {trial:04d}, reverted one at a time"
+        if not knobs:
+            words = f"attribution: trial {trial:04d} without the changes that seem to have no effect"
         self._console.print(Rule(words, style="quiet", align="left"))
 
     def notice(self, message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from autotune.errors import BadInput
 
@@ -57,7 +57,31 @@ Uri = Annotated[
 ]
 
 
-class WithCommand(TyperCommand):
+def _bare(params: list[Any]) -> list[Any]:
+    """Returns parameters whose help shows no type: `--json <bool>` would look as if it took a value. Metavars stay."""
+    for param in params:
+        if getattr(param, "is_flag", False) or param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+    return params
+
+
+class Group(TyperGroup):
+    """The commands, and the options before a command's name."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the options."""
+        return _bare(super().get_params(ctx))
+
+
+class Command(TyperCommand):
+    """A command of autotune."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Returns the options and arguments."""
+        return _bare(super().get_params(ctx))
+
+
+class WithCommand(Command):
     """Command that takes a program's command line after `--`, which the CLI library never sees."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

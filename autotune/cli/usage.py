@@ -18,6 +18,10 @@ KEYS = {
     "--batch-size": "loader.batch_size=N",
     "--device": "device.kind=cpu or device.kind=cuda",
     "--seed": "study.seed=N",
+    "-m": "KEY=choice(A,B), which tries the values",
+    "--multirun": "KEY=choice(A,B), which tries the values",
+    "--config-name": "+GROUP=NAME for a file in a --config-dir DIR",
+    "--config-path": "--config-dir DIR",
 }
 
 

@@ -37,6 +37,8 @@ from autotune.report.verdict import (
     tier_ratio,
     verdict_of,
 )
+from autotune.run_dir import StudyFolder
+from autotune.studies import call
 from autotune.wording import (
     changes_phrase,
     headline,
@@ -67,7 +69,7 @@ def panel(summary: Summary, path: Path, *, is_said: bool = False) -> Panel:
             Waterfall(summary) if has_winner(summary) else None,
             _tiers(summary),
             _front(summary),
-            _limits(summary),
+            _limits(summary, path),
             _rest(summary, path),
         ]
     blocks: list[RenderableType] = [_headline(summary, is_said=is_said)]
@@ -179,8 +181,8 @@ def _front(summary: Summary) -> RenderableType | None:
     return Group(Text("Pareto front  (no other trial is better at every objective)"), made)
 
 
-def _limits(summary: Summary) -> Group | None:
-    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in limit_lines(summary)]
+def _limits(summary: Summary, path: Path) -> Group | None:
+    lines = [Padding(Text(line), (0, 0, 0, 2)) for line in limit_lines(summary, call(StudyFolder(path)))]
     return Group(Text("limited by"), *lines) if lines else None
 
 
@@ -254,7 +256,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"front  {line}" for line in front_lines(summary)]
     said += [f"{name}  {text}" for name, text in parity_lines(summary)]
     said += [f"cost  {cost}" for cost in [search_cost_text(summary)] if cost]
-    said += [f"limited by  {line}" for line in limit_lines(summary)]
+    said += [f"limited by  {line}" for line in limit_lines(summary, call(StudyFolder(path)))]
     return said + _last_lines(summary, path)
 
 

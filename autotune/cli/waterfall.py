@@ -39,7 +39,7 @@ class Waterfall:
         """Yields the lines."""
         entries = entries_of(self.summary)
         is_attributed = any(entry.get("verdict") not in (None, "not measured") or entry.get("ratio") for entry in entries)
-        is_narrow, is_table = not _fit(entries, options.max_width), options.max_width >= TABLE_FROM
+        is_narrow, is_table = not self._fits(entries, options.max_width), options.max_width >= TABLE_FROM
         shown = [
             True,
             not is_narrow,
@@ -52,7 +52,7 @@ class Waterfall:
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, is_shown in zip(_COLUMNS, shown, strict=True):
             if is_shown:
-                is_rigid = name in ("knob", "factor", "interval", "product")
+                is_rigid = name in ("knob", "change", "factor", "interval", "product")
                 justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
                 made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
         has_bars = options.max_width >= BAR_FROM
@@ -62,6 +62,16 @@ class Waterfall:
         if lines := basis_lines(self.summary):
             yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
         yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
+
+    def _rate(self, side: str) -> str:
+        """Returns the rate of "baseline" or "best"."""
+        return rate_text((self.summary.get(side) or {}).get("value"), str(self.summary.get("unit") or "samples"))
+
+    def _fits(self, entries: list[dict[str, Any]], width: int) -> bool:
+        """Whether each change's knob, values and effect, and both rates, fit on a line of `width` columns."""
+        knobs = max((len(str(entry["knob"])) for entry in entries), default=0)
+        changes = [f"{earlier_text(entry.get('from'))} → {value_text(entry.get('to'))}" for entry in entries]
+        return knobs + max(map(len, [*changes, self._rate("baseline"), self._rate("best")])) + EFFECT_WIDTH + 2 <= width
 
     def _lines(self, entries: list[dict[str, Any]]) -> Iterator[Padding]:
         """Yields a line for each change, and one for all together, for terminals that are too narrow for a table."""
@@ -74,13 +84,14 @@ class Waterfall:
     def _rows(
         self, entries: list[dict[str, Any]], *, is_attributed: bool, has_bars: bool, is_narrow: bool
     ) -> list[tuple[Text, ...]]:
-        speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
+        speedup = self.summary.get("speedup") or {}
         whole = speedup.get("ratio") if is_attributed else None
         top = _top(entries, whole) if has_bars else 1.0
         rows: list[tuple[Text, ...]] = []
         if is_attributed:
-            base = rate_text((self.summary.get("baseline") or {}).get("value"), unit)
-            rows.append((Text("  baseline"), Text(base), Text(), Text(), Text("1.00x", style="quiet"), Text()))
+            rows.append(
+                (Text("  baseline"), Text(self._rate("baseline")), Text(), Text(), Text("1.00x", style="quiet"), Text())
+            )
         reached = 1.0
         for entry in entries:
             begun, reached = reached, reached * (entry.get("ratio") or 1.0)
@@ -104,7 +115,7 @@ class Waterfall:
         """Returns a row for what the factors do not explain (if it exceeds noise), and a row for all changes together."""
         if not whole or len(entries) < 2:
             return []
-        speedup, unit = self.summary.get("speedup") or {}, str(self.summary.get("unit") or "samples")
+        speedup = self.summary.get("speedup") or {}
         rows: list[tuple[Text, ...]] = []
         if all(entry.get("ratio") for entry in entries) and abs(math.log(whole / product)) > LEAST_INTERACTION:
             words = "help each other" if whole > product else "overlap"
@@ -113,17 +124,9 @@ class Waterfall:
                 (Text("  interaction"), Text(words, style="quiet"), factor, Text(), reached, _bar(product, whole, top, "quiet"))
             )
         style = EFFECT_STYLES.get(str(speedup.get("verdict")), "name")
-        rate = rate_text((self.summary.get("best") or {}).get("value"), unit)
         interval = Text(ratio_interval_text(speedup.get("ci")), style="quiet")
-        total = (Text("  together"), Text(rate), Text(ratio_text(whole), style=style), interval, Text())
+        total = (Text("  together"), Text(self._rate("best")), Text(ratio_text(whole), style=style), interval, Text())
         return [*rows, (*total, _bar(1.0, whole, top, style))]
-
-
-def _fit(entries: list[dict[str, Any]], width: int) -> bool:
-    """Whether each change's knob, values and effect fit on a line of `width` columns."""
-    knobs = max((len(str(entry["knob"])) for entry in entries), default=0)
-    values = max((len(f"{earlier_text(entry.get('from'))} → {value_text(entry.get('to'))}") for entry in entries), default=0)
-    return knobs + values + EFFECT_WIDTH + 2 <= width
 
 
 def _style(entry: dict[str, Any]) -> str:

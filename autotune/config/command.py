@@ -30,7 +30,7 @@ from autotune.studies import RESERVED_NAMES
 
 # A placeholder without its group that is a whole word or value: "--batch-size={batch_size}". Other braces, as in
 # "runs/{model}_{batch_size}", belong to the program.
-SHORT = re.compile(r"(?<![^\s=])\{(\w+)(?:=[^{}]*)?\}(?!\S)")
+SHORT = re.compile(r"(?<![^\s=])\{(\w+)(=[^{}]*)?\}(?!\S)")
 OPENED = re.compile(rf"(?<!\{{)\{{\s*((?:{'|'.join([*GROUPS, 'env'])})\.[\w.]*)")
 BATCH_SIZE, RECIPE_BATCH_SIZE = "loader.batch_size", 32  # a knob, and its default in recipes
 RECIPE_FLAGS = {BATCH_SIZE: "--batch-size", STRATEGY.key: "--strategy", METRICS_SYNC_INTERVAL.key: "--print-every"}
@@ -154,7 +154,7 @@ def _read_placeholders(part: str, stated: Knobs, silent: Knobs, host_context: Ho
         f"COMMAND: a malformed placeholder, got {shown(part)}. Write {{{found[1]}}}." for found in OPENED.finditer(rest)
     ]
     return problems + [
-        f"COMMAND: a placeholder without its group, got {match[0]!r}. Write {{{twin}}}."
+        f"COMMAND: a placeholder without its group, got {match[0]!r}. Write {{{twin}{match[2] or ''}}}."
         for match in SHORT.finditer(rest)
         for twin in CATALOGUE
         if twin.rpartition(".")[2] == match[1]

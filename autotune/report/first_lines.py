@@ -76,7 +76,7 @@ def _cost(study: Study) -> FirstLine:
 def _next(study: Study) -> FirstLine:
     summary = study.summary
     commands = [each for each in next_commands(summary, study.folder.path) if not each.startswith(OWN)]
-    told = why_lines(summary)
+    told = why_lines(summary, study.name)
     if summary.get("status") == "interrupted":
         lead = "continue the study, which ended early"
     elif has_winner(summary):

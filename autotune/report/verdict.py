@@ -23,10 +23,7 @@ MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a 
 MAX_FILES = 5  # maximum number of file names in a line
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
-ADVICE = {
-    "same": "The program already runs about as well as it can with these knobs.",
-    "ambiguous": "The measurements cannot tell this configuration from the baseline. Give more time: study.budget.minutes=30.",
-}
+SETTLED = "The program already runs about as well as it can with these knobs."
 
 
 def has_winner(summary: Summary) -> bool:
@@ -129,10 +126,10 @@ def reason_of(summary: Summary) -> str:
 
 
 def advice_of(summary: Summary) -> str:
-    """Returns the reason for the verdict or, if there is none, what to do about the verdict; "" if there is neither."""
+    """Returns the reason for the verdict. If there is none and nothing faster was found, says so; "" otherwise."""
     has_ratio = (summary.get("speedup") or {}).get("ratio") is not None
-    is_open = verdict_of(summary) == "same" and bool(failed_text(summary))  # a failed configuration might be faster
-    return reason_of(summary) or (ADVICE.get(verdict_of(summary), "") if has_ratio and not is_open else "")
+    is_settled = has_ratio and verdict_of(summary) == "same" and not failed_text(summary)  # what failed might be faster
+    return reason_of(summary) or (SETTLED if is_settled else "")
 
 
 def no_interval_text(side: dict[str, Any]) -> str:

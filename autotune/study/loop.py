@@ -57,8 +57,8 @@ from autotune.wording import cycles_text, log_lines, unwatched_text
 
 ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
 NO_MODULE = "No module named"  # part of Python's own message
-# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. Without a time
-# budget, it tells the user of the wait after SILENT_S.
+# At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. A complete study
+# waits while its budget lasts, up to DRAIN_S. After SILENT_S, it tells the user of a wait that may exceed BUDGETED_DRAIN_S.
 DRAIN_S, BUDGETED_DRAIN_S, SILENT_S = 60.0, 5.0, 3.0
 # While trials run, the summary is written at most once in SUMMARY_EVERY_S. Writing takes at most SUMMARY_FRAC of the tuner's
 # time, even if the summary is large. If the tuner is killed with an old summary on disk, a new one is made from the records.
@@ -455,7 +455,7 @@ class _Study:
         self._release()
         self._session.runner.close()
         self._listener.finished(summary)
-        if tracking and (why := self._drain(tracking)):
+        if tracking and (why := self._drain(tracking, is_complete=summary["status"] == "complete")):
             self._listener.notice(incomplete(self._folder, why))
         self._folder.tidy()  # killed processes may have left temporary files
 
@@ -486,10 +486,12 @@ class _Study:
             with contextlib.suppress(FolderLost):
                 self._write("failed" if is_ours else "interrupted", self._inputs.secrets.text(reason))
 
-    def _drain(self, tracking: Tracking) -> str:
+    def _drain(self, tracking: Tracking, *, is_complete: bool = True) -> str:
         """Waits for the tracker, which exits once it has read the summary; returns why its copy is incomplete, or ""."""
         self._session.interrupts.hear_again()
-        drain_s = DRAIN_S if self._session.budget.total_s is None else BUDGETED_DRAIN_S
+        total_s, spent_s = self._session.budget.total_s, self._session.budget.spent_s
+        left_s = DRAIN_S if total_s is None else total_s - spent_s if is_complete else 0.0
+        drain_s = min(DRAIN_S, max(BUDGETED_DRAIN_S, left_s))
         try:
             code = self._awaited(tracking, drain_s)
         except subprocess.TimeoutExpired:

@@ -39,6 +39,7 @@ STATUSES = {Outcome.ok: "FINISHED", Outcome.raced: "KILLED", Outcome.interrupted
 # Outcome -> the run's color in charts, to distinguish the rates that count from the others.
 COLORS = {Outcome.ok: "#077A9D", Outcome.raced: "#A8B4BF", Outcome.unsteady: "#E0A030", Outcome.infeasible: "#8E5BBF"}
 BASELINE_COLOR, BEST_COLOR, FAILED_COLOR = "#3F4A54", "#3C9B5F", "#C82D4C"
+STUDY_COLOR = "#1F6FB2"  # otherwise MLflow chooses any, such as the red of a failure
 STUDY_STATUSES = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED", "running": "RUNNING"}
 
 STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.trial", "autotune.digest", "autotune.layout"
@@ -146,6 +147,7 @@ def study_tags(study: StudyRecord, summary: Summary) -> dict[str, str]:
         STUDY_TAG: study_id(study),
         "study": study.name,
         "kind": "study",
+        "mlflow.runColor": STUDY_COLOR,
         views.ORDER: _order(0, speedup.get("ratio")),
         "repeat": "no",
         "status": str(summary.get("status", "running")),

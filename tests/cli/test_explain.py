@@ -148,7 +148,12 @@ def test_command_that_checks_a_fix_is_shown_only_for_findings_and_names_the_tria
     assert "autotune explain resnet18 --trial 1 --fixed --" in " ".join(said.split())
 
 
-def test_show_why_refuses_a_trial_that_was_not_explained(here, capsys):
-    explained()
+def test_show_why_refuses_what_was_not_explained_and_names_the_command_once(here, capsys):
+    folder = explained()
     assert main(["show", "resnet18", "--why", "--trial", "3"]) == 2
     assert "--trial: not explained yet, got 3" in capsys.readouterr().err
+    skipped = "a pass takes 33 s, a tenth of the study's time is 18 s; `autotune explain resnet18` runs the passes"
+    folder.write_summary({**folder.read_summary(), "explanation": empty(skipped)})
+    assert main(["show", "resnet18", "--why"]) == 2
+    why = "(a pass takes 33 s, a tenth of the study's time is 18 s). Run `autotune explain resnet18`.\n"
+    assert capsys.readouterr().err.endswith(why)

@@ -221,6 +221,8 @@ def test_plain_verdict_gives_the_objectives_value_break_even_and_front(folder):
         in said
     )
     assert "front  trial 5: 6 h 57 min, 40.6 samples/s  unchanged (finals)" in said
+    summary["break_even"]["steps"] = 0.3
+    assert any("pays off after 1 step (" in line for line in lines(summary, folder.path))
 
 
 def drawn(summary, path, width):
@@ -374,7 +376,7 @@ def test_step_phases_explain_the_limit_if_no_finding_is_large():
     assert len(limit_lines(summary)) == 1
 
 
-def test_passes_that_did_not_run_are_named_where_no_cause_was_found():
+def test_passes_that_did_not_run_are_named_where_no_cause_was_found(tmp_path):
     passes = {name: {"trial": 10, "outcome": "ok", "reason": ""} for name in PASSES}
     entry = {"trial": 9, "phases_s": {"forward": 0.4, "backward": 0.6}, "findings": [], "passes": passes}
     summary = {"study": "mine", "best": {"trial": 9}, "explanation": {"explained": [entry]}}
@@ -384,6 +386,10 @@ def test_passes_that_did_not_run_are_named_where_no_cause_was_found():
         "no large cause so far: a step is 60 % backward, 40 % forward",
         "no known cause costs 3 % or more in what was recorded so far; `autotune explain mine` records more: trace and memory",
     ]
+    assert "`autotune explain mine --runs-dir other` records more" in limit_lines(summary, "mine --runs-dir other")[1]
+    summary = {**make_study(tmp_path, "mine").read_summary(), **summary}
+    make_study(tmp_path, "mine")
+    assert any(f"autotune explain {tmp_path}/mine " in line for line in lines(summary, tmp_path / "mine"))
     entry["phases_s"] = {}
     assert limit_lines(summary) == []
 

@@ -152,8 +152,10 @@ def test_job_that_may_still_hold_nodes_is_reported(bench, tiny, is_cut_short):
 class FakeTracking:
     def __init__(self, folder, *, is_stuck=False):
         self.folder, self.is_stuck, self.is_terminated, self.status_seen = folder, is_stuck, False, None
+        self.waited_s = 0.0
 
     def wait(self, timeout=None):
+        self.waited_s += timeout
         self.status_seen = self.folder.read_summary()["status"]
         if self.is_stuck:
             raise subprocess.TimeoutExpired("sync", timeout)
@@ -163,8 +165,11 @@ class FakeTracking:
         self.is_terminated = True
 
 
-@pytest.mark.parametrize("is_stuck", [False, True])
-def test_tracker_starts_early_and_is_awaited_for_a_limited_time(bench, is_stuck):
+@pytest.mark.parametrize(
+    ("is_stuck", "is_interrupted", "minutes", "waited_s"),
+    [(False, False, 30, 3.0), (True, False, 30, 60.0), (True, False, 0.1, 5.0), (True, True, 30, 5.0)],
+)
+def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is_stuck, is_interrupted, minutes, waited_s):
     started = []
 
     def start_tracking(folder):
@@ -172,9 +177,16 @@ def test_tracker_starts_early_and_is_awaited_for_a_limited_time(bench, is_stuck)
         started.append(FakeTracking(folder, is_stuck=is_stuck))
         return started[0]
 
-    study = bench(Surface(gains=FAST), "study.budget.trials=2", start_tracking=start_tracking)
+    def failures(trial, knobs):
+        return Failure(raises=KeyboardInterrupt) if is_interrupted and trial == 1 else None
+
+    study = bench(
+        Surface(gains=FAST, failures=failures), "study.budget.trials=2", minutes=minutes, start_tracking=start_tracking
+    )
     study.run()
-    assert started[0].status_seen == "complete", "the tracking process ends when it reads that the study has ended"
+    assert started[0].waited_s == waited_s
+    expected = "interrupted" if is_interrupted else "complete"
+    assert started[0].status_seen == expected, "the tracking process ends when it reads that the study has ended"
     assert started[0].is_terminated is is_stuck
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
 

@@ -159,6 +159,7 @@ def test_every_outcome_has_a_different_color():
     kinds = ("ok", "raced", "unsteady", "infeasible", "device_oom")
     colors = {entries.trial_tags(trial(outcome=Outcome(kind)), study, "n")["mlflow.runColor"] for kind in kinds}
     assert len(colors) == len(kinds)
+    assert entries.study_tags(study, {})["mlflow.runColor"] not in colors
 
 
 def test_multi_process_knobs_are_params_only_with_several_processes():
