@@ -273,6 +273,10 @@ class Evidence:
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
 
+    def remedy(self, knob: str, value: KnobValue, code: str) -> dict[str, Any]:
+        """Returns a finding's remedy: the setting if `may_set`, else `code`, what to change in the program."""
+        return {"knob": knob, "value": value} if self.may_set(knob, value) else {"code": code}
+
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
         """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""
         return self.tried.gain(knob, value) if self.tried else None

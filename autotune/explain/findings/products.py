@@ -142,7 +142,6 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
     seconds = evidence.operations[0].layout_s if evidence.operations else 0.0
     if not seconds or evidence.operations[0].is_distorted or waits_for_host(evidence):
         return
-    can_set = evidence.may_set(CHANNELS_LAST, True)
     low, mid, high = (seconds * times for times in NOT_CONVERTED)
     yield Finding(
         cause="layout conversions",
@@ -150,9 +149,7 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
         evidence=f"{evidence.of_step(seconds)} are spent on converting images between NCHW and NHWC",
         gain=gain_on_device(evidence, (low, mid, high), "predicted"),
         basis="kernels that convert between layouts; without them, pooling and normalisation are often faster, too",
-        code="" if can_set else "keep model and images in torch.channels_last throughout",
-        knob=CHANNELS_LAST if can_set else "",
-        value=True if can_set else None,
+        **evidence.remedy(CHANNELS_LAST, True, "keep model and images in torch.channels_last throughout"),
     )
 
 
