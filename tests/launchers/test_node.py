@@ -22,9 +22,8 @@ from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
 from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, place, ready
 from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
-from tests.support.stub_programs import program
+from tests.support.stub_programs import SLEEP, program
 
-SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # exits when the link closes
 SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
 OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}

@@ -10,10 +10,10 @@ import pytest
 
 from autotune.config.schema import RayOptions
 from autotune.launchers.ray.launcher import RayLauncher
-from tests.launchers.agents import SHORT, place
+from tests.launchers.agents import place
 from tests.launchers.rows import mark_later_rows
 from tests.ray.private import PrivateRay, why_not
-from tests.support.launcher_contract import trial_folder
+from tests.support.launcher_contract import SHORT, trial_folder
 
 # Tests of the contract whose result could depend on Ray. They always run; the others are thorough.
 ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_between")

@@ -10,10 +10,10 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from tests.launchers.agents import SHORT, place
+from tests.launchers.agents import place
 from tests.launchers.rows import mark_later_rows
 from tests.slurm.private import PrivateSlurm, why_not
-from tests.support.launcher_contract import trial_folder
+from tests.support.launcher_contract import SHORT, trial_folder
 from tests.support.ports import free_port
 
 # Tests of the contract with many sets of parameters. The first set always runs; the others are thorough.
