@@ -35,12 +35,11 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
             continue
         unused = _unused_frac(memory)
         also = f"; {percent_text(unused)} of the reserved memory is unused" if unused else ""
-        low, mid, high = (min(retries * seconds, evidence.step_s) for seconds in RETRY_S)
         yield Finding(
             cause="allocator retries",
             where=f"rank {memory.rank}",
             evidence=f"{retries:.3g} retries per step, each of which waits for the device and frees the cache{also}",
-            gain=evidence.gain(low, mid, high, "bound"),
+            gain=evidence.gain((min(retries * seconds, evidence.step_s) for seconds in RETRY_S), "bound"),
             basis="usual cost of freeing the cache; not measured on a GPU yet",
             **evidence.remedy(ALLOCATOR, EXPANDABLE, OTHER_REMEDY),
         )
@@ -73,13 +72,12 @@ def page_faults(evidence: Evidence) -> Iterator[Finding]:
     faults = evidence.first.page_faults
     if not faults or evidence.is_cuda:
         return
-    low, mid, high = (min(faults * seconds, evidence.step_s) for seconds in FAULT_S)
     code = f"start Python with {' '.join(f'{name}={text}' for name, text in KEEPING.items())}"
     yield Finding(
         cause="page faults",
         where="memory allocator of the host",
         evidence=f"{faults:,.0f} pages a step are requested from the kernel again after they were returned to it",
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=evidence.gain((min(faults * seconds, evidence.step_s) for seconds in FAULT_S), "predicted"),
         basis="the usual cost of a page fault",
         **evidence.remedy(MALLOC, GLIBC_KEEP, code),
     )
