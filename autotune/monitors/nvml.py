@@ -82,7 +82,9 @@ class DeviceCounters:
 class DeviceMonitor:
     """Monitors the devices of all ranks, in their order, as one. The worst device decides about a trial.
 
-    Without devices, everything is unknown. Subclasses monitor a single device. Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
+    Without devices, everything is unknown. Subclasses monitor a single device.
+
+    Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
     `close_window` when the window ends, `metrics`.
     """
 

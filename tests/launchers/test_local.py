@@ -14,7 +14,6 @@ from autotune.launchers.local import LocalLauncher
 from tests.support.launcher_contract import SHORT, LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import IGNORES_SIGTERM, program
 
-
 TUNER = """
 import sys, time
 from pathlib import Path

@@ -15,7 +15,7 @@ def folder(tmp_path):
     return make_study(tmp_path)
 
 
-trial = partial(a_trial, number=7)
+trial = partial(a_trial, number=7, kind=Kind.search)
 
 
 def test_run_names_list_the_changed_knobs():

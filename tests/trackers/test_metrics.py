@@ -24,7 +24,7 @@ UNITS = (
 )
 
 
-trial = partial(a_trial, number=7)
+trial = partial(a_trial, number=7, kind=Kind.search)
 
 
 @pytest.fixture
