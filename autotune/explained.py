@@ -90,12 +90,13 @@ def best_entry(summary: Mapping[str, Any]) -> dict[str, Any] | None:
 def other_checks(document: Mapping[str, Any], entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """Returns a line for each check of these trials that no finding shows, for example a check that refuted its finding."""
     trials = [entry["trial"] for entry in entries]
-    shown = {_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
-    others = [one for one in document.get("checks") or [] if one["trial"] in trials and _key(one) not in shown]
+    shown = {check_key(one["check"]) for entry in document["explained"] for one in entry["findings"] if one.get("check")}
+    others = [one for one in document.get("checks") or [] if one["trial"] in trials and check_key(one) not in shown]
     return [f"{one['cause']}, {one['remedy']}: {check_text(one)}" for one in others]
 
 
-def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
+def check_key(check: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what identifies a check within a study."""
     return check["trial"], check["cause"], check["where"], check["remedy"]
 
 

@@ -140,7 +140,7 @@ class StudyFolder:
 
     def write_study(self, record: StudyRecord) -> None:
         """Writes the study's record."""
-        self._write(self.study_file, as_json(record.as_json()))
+        self._write(self.study_file, record.as_json())
         self._is_begun = True
 
     def read_study(self) -> StudyRecord:
@@ -160,12 +160,12 @@ class StudyFolder:
     def write_request(self, request: TrialRequest) -> None:
         """Makes a trial's folder and writes what the trial is to measure."""
         self._put(lambda: make_folder(self.trial_path(request.number)))
-        self._write(self.trial_path(request.number) / "asked.json", as_json(asdict(request)))
+        self._write(self.trial_path(request.number) / "asked.json", asdict(request))
         self._next = max(self.next_number(), request.number + 1)
 
     def write_trial(self, record: TrialRecord) -> None:
         """Writes a finished trial's record. A trial without a record does not count."""
-        self._write(self.trial_path(record.number) / "trial.json", as_json(record.as_json()))
+        self._write(self.trial_path(record.number) / "trial.json", record.as_json())
 
     def read_trials(self, known: Known | None = None) -> list[TrialRecord]:
         """Returns every finished trial, ordered by number. Folders without a record (of killed trials) are left out.
@@ -214,7 +214,7 @@ class StudyFolder:
 
     def write_summary(self, summary: Summary) -> None:
         """Writes summary.json."""
-        self._write(self.summary_file, as_json(summary))
+        self._write(self.summary_file, summary)
 
     def read_summary(self) -> Summary:
         """Returns summary.json as it is stored, but with the folder's present name as "study".
@@ -259,7 +259,7 @@ class StudyFolder:
 
     def write_explanation(self, document: dict[str, Any]) -> None:
         """Writes explanation.json."""
-        self._write(self.explanation_file, as_json(document))
+        self._write(self.explanation_file, document)
 
     def read_explanation(self) -> dict[str, Any] | None:
         """Returns explanation.json; None if it is missing or unreadable: `explain` can make it again."""
@@ -334,9 +334,8 @@ class StudyFolder:
         if self._claim is not None and self._claim.is_lost:
             raise self.lost(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
-    def _write(self, file: Path, text: str) -> None:
-        text = self.mask(text)
-        self._put(lambda: write_text(file, text))
+    def _write(self, file: Path, document: Any) -> None:
+        self._put(lambda: write_text(file, self.mask(document if isinstance(document, str) else as_json(document))))
 
     def _put(self, write: Callable[[], None]) -> None:
         """Calls a function that writes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,9 +193,9 @@ class Evidence:
         """Seconds of `input_s` in the training loader: waiting for its workers or, without workers, doing their work."""
         return self.input_s if self.first.wait_s is None else min(self.first.wait_s, self.input_s)
 
-    def gain(self, low_s: float, mid_s: float, high_s: float, kind: Kind) -> Gain:
+    def gain(self, saved_s: Iterable[float], kind: Kind) -> Gain:
         """Returns the gain of a change that saves these seconds of a step: at least, probably, at most."""
-        return gain_of(self.step_s, (low_s, mid_s, high_s), kind)
+        return gain_of(self.step_s, saved_s, kind)
 
     def of_step(self, seconds: float) -> str:
         """Returns a part of a step in words: "20.0 ms of a step's 102 ms (20 %)"."""
@@ -272,6 +272,10 @@ class Evidence:
         """Returns whether a knob can be set to this value, is not set to it already, and trials have not refuted the value."""
         is_blocked = knob in self.host_context.not_applicable or self.value(knob) == value
         return not is_blocked and value in self.domains.get(knob, ()) and not self.is_refuted(knob, value)
+
+    def remedy(self, knob: str, value: KnobValue, code: str) -> dict[str, Any]:
+        """Returns a finding's remedy: the setting if `may_set`, else `code`, what to change in the program."""
+        return {"knob": knob, "value": value} if self.may_set(knob, value) else {"code": code}
 
     def effect(self, knob: str, value: KnobValue) -> Gain | None:
         """Returns the gain of setting one more knob, according to the study's trials; None if they do not show it."""

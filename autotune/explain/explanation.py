@@ -15,6 +15,7 @@ from typing import Any
 from autotune.explain.checks import Check, accuracy
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings import Finding
+from autotune.explained import check_key
 from autotune.records import Kind, Outcome, TrialRecord
 
 BEST, BASELINE, ASKED = "best", "baseline", "asked"
@@ -66,12 +67,8 @@ def _noted(one: dict[str, Any], check: Check) -> dict[str, Any]:
 
 def _with_checks(document: Document, checks: Sequence[Check]) -> Document:
     new = [check.as_json() for check in checks]
-    known = [*(one for one in document["checks"] if _key(one) not in map(_key, new)), *new]
+    known = [*(one for one in document["checks"] if check_key(one) not in map(check_key, new)), *new]
     return {**document, "checks": known, "accuracy": accuracy(known)}
-
-
-def _key(check: Mapping[str, Any]) -> tuple[Any, ...]:
-    return (check["trial"], check["cause"], check["where"], check["remedy"])
 
 
 def passes_of(number: int, records: Sequence[TrialRecord]) -> dict[str, TrialRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,7 +39,7 @@ class Gain:
         return self.low <= measured <= self.high
 
 
-def gain_of(step_s: float, saved: Saved, kind: Kind) -> Gain:
+def gain_of(step_s: float, saved: Iterable[float], kind: Kind) -> Gain:
     """Returns the gain if a step that takes `step_s` seconds became shorter by `saved`."""
     low, mid, high = (step_s / max(step_s - seconds, LEAST_STEP_FRAC * step_s) - 1 for seconds in saved)
     return Gain(low=low, mid=mid, high=high, kind=kind)
@@ -57,8 +58,7 @@ def gain_of_part(whole: Gain, remaining: Saved, kind: Kind, *, limiting: float |
     """
     saved = [max(0.0, gain / (1 + gain)) for gain in (whole.low, whole.mid, whole.high)]  # as a share of the step
     parts = [(1 - left) * (each if limiting is None else limiting) for left, each in zip(remaining, saved, strict=True)]
-    low, mid, high = map(min, parts, saved)
-    return gain_of(1.0, (low, mid, high), kind)
+    return gain_of(1.0, map(min, parts, saved), kind)
 
 
 def measured_gain_of(ratio: float, half: float) -> Gain:

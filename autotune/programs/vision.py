@@ -167,10 +167,8 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
         shape = (options.batch_size, 3, options.image_size, options.image_size)
         return SyntheticBatches(num_steps, shape, options.num_classes, device)
     dataset = build_dataset(options)
-    if dist.is_initialized():
-        sampler: Any = DistributedSampler(dataset, seed=options.seed)
-        return DataLoader(dataset, options.batch_size, sampler=sampler, num_workers=options.num_workers)
-    return DataLoader(dataset, options.batch_size, shuffle=True, num_workers=options.num_workers)
+    sampler: Any = DistributedSampler(dataset, seed=options.seed) if dist.is_initialized() else None
+    return DataLoader(dataset, options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.num_workers)
 
 
 def build_model(name: str, num_classes: int, image_size: int, source: str = "torchvision") -> nn.Module:

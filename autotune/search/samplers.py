@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
@@ -88,19 +88,11 @@ SAMPLERS: dict[str, Callable[[int, Distributions], optuna.samplers.BaseSampler]]
 
 
 def grid_levels(distribution: BaseDistribution) -> list[Any]:
-    """Returns the values that a grid visits: every choice or integer; on a log scale from 1 to 12: 1, 2, 4, 8 and 12.
-
-    Raises:
-        BadInput: a float range without a step has no finite list of values.
-    """
+    """Returns the values that a grid visits: every choice or integer; on a log scale from 1 to 12: 1, 2, 4, 8 and 12."""
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
-    if isinstance(distribution, IntDistribution) and distribution.log:
+    assert isinstance(distribution, IntDistribution)  # domains are choices and intervals of whole numbers
+    if distribution.log:
         powers = itertools.takewhile(lambda v: v < distribution.high, (distribution.low * 2**n for n in itertools.count()))
         return [*powers, distribution.high]
-    if isinstance(distribution, IntDistribution):
-        return list(range(distribution.low, distribution.high + 1, distribution.step))
-    if isinstance(distribution, FloatDistribution) and distribution.step is not None:
-        count = round((distribution.high - distribution.low) / distribution.step)
-        return [distribution.low + n * distribution.step for n in range(count + 1)]
-    raise BadInput(f"search.sampler: a grid needs listed values, got {distribution}. Use choice(...), or search.sampler=tpe.")
+    return list(range(distribution.low, distribution.high + 1, distribution.step))

@@ -17,7 +17,6 @@ The exit status is 1 in these cases:
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -49,8 +48,7 @@ def run(place: Path, *, minutes: float, num_trials: int | None, sampler: str, se
     words += [f"study.budget.trials={num_trials}"] if num_trials else []
     argv = [sys.executable, "-m", "autotune", *words, "--", sys.executable, str(PROGRAM)]
     unset = {f"PLANT_{name}": "0" for name in GAINS}
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run(argv, cwd=place, env={**own_environment(), **unset, "PYTHONPATH": path}, check=True)
+    subprocess.run(argv, cwd=place, env={**own_environment(), **unset}, check=True)
     return StudyFolder(place / "runs" / STUDY).read_summary()
 
 

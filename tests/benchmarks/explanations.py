@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.launchers.environment import own_environment
 from tests.benchmarks import planted_data
 from tests.benchmarks.explanation_verdicts import Finding, Verdict, findings_of, report
 from tests.benchmarks.planted_causes import PROGRAMS, Program
@@ -91,9 +92,8 @@ def explain(program: Program, folder: Path) -> dict[str, Any]:
 
 def _autotune(folder: Path, *words: str, limit_s: float, variables: Mapping[str, str]) -> str:
     """Runs a command in the benchmark's folder, as a user would, and returns its standard output."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("REVISION_")}
+    environment = {key: value for key, value in own_environment().items() if not key.startswith("REVISION_")}
     environment |= variables
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "autotune", *words]
     try:

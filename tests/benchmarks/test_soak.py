@@ -9,7 +9,6 @@ import pytest
 from autotune.launchers.environment import own_environment
 from tests.benchmarks import soak
 from tests.benchmarks.chaos_engines import OnSlurm
-from tests.benchmarks.commands import ROOT
 
 
 def lines(*, per_trial=0.0, left=0):
@@ -39,8 +38,7 @@ def test_noise_passes_and_a_process_left_behind_fails():
 def measured(folder, *words):
     """Returns what a short soak in this folder has measured so far."""
     short = ["--stub", "--each", "3", "--studies", "1", "--file", "soak.jsonl", *words]
-    environment = {**own_environment(), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "tests.benchmarks.soak", *short], cwd=folder, env=environment)
+    done = subprocess.run([sys.executable, "-m", "tests.benchmarks.soak", *short], cwd=folder, env=own_environment())
     assert done.returncode == 0
     return soak.read(folder / "soak.jsonl")
 

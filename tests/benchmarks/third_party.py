@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.explained import limit_lines
+from autotune.launchers.environment import own_environment
 from autotune.quantities import rate_text
 from tests.benchmarks.reporting import table
 from tests.benchmarks.third_party_checks import file_problems, listing, own_rate_per_s, with_batch
 from tests.benchmarks.third_party_clock import Watch, compare
 from tests.benchmarks.third_party_programs import PROGRAMS, Program
 
-PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "program", "baseline", "best", "ratio", "changed", "counted / printed", "applied / finals", "applied / without",
     "left behind",
@@ -99,10 +99,8 @@ def _prepare(program: Program, folder: Path) -> None:
 
 def _environment() -> dict[str, str]:
     """Returns this process's variables, with this interpreter's environment first on PATH."""
-    paths = [str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    own = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(paths), "PATH": path}
-    return {**os.environ, **own}
+    return {**own_environment(), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PATH": path}
 
 
 def _autotune(program: Program, folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:

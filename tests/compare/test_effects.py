@@ -8,15 +8,16 @@ import pytest
 
 from autotune.compare.effects import estimated, estimated_together
 from autotune.compare.noise import assumed_noise, noise_of, rounds_of
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome
 from autotune.stats import Noise
+from tests.support.records import a_trial
 from tests.support.rows import more
 
 GAINS = {"a": 1.30, "b": 1.10, "c": 1.03, "d": 1.0, "e": 1.0}
 
 
 def trial(number, changed, score, kind=Kind.search):
-    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+    return a_trial(number, kind=kind, changed=changed, value=score)
 
 
 def searched(rng, *, noise, interactions, num):

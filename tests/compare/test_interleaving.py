@@ -1,11 +1,8 @@
 import random
 
 from autotune.compare.interleaving import Interleaving
-from autotune.records import Kind, Outcome, TrialRecord
-
-
-def trial(number, value=None, outcome=Outcome.ok):
-    return TrialRecord(number=number, kind=Kind.search, knobs={}, changed={}, outcome=outcome, value=value)
+from autotune.records import Outcome
+from tests.support.records import a_trial
 
 
 def taking_turns(answers, seed=0):
@@ -18,9 +15,9 @@ def taking_turns(answers, seed=0):
     def measure(first):
         measured.append(first.number)
         value = left.pop(0)
-        return trial(first.number, value, Outcome.ok if value else Outcome.disturbed)
+        return a_trial(first.number, value=value, outcome=Outcome.ok if value else Outcome.disturbed)
 
-    return Interleaving(trial(1, 9.0), trial(0, 5.0), measure=measure, order=random.Random(seed)), measured
+    return Interleaving(a_trial(1, value=9.0), a_trial(0, value=5.0), measure=measure, order=random.Random(seed)), measured
 
 
 def test_second_of_every_two_rounds_reverses_the_order():

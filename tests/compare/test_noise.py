@@ -7,21 +7,18 @@ import pytest
 
 from autotune import stats
 from autotune.compare.noise import MAX_FREEDOM, as_json, from_json, noise_besides, noise_of, rounds_of
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind
 from autotune.stats import Noise
+from tests.support.records import a_trial
 
 
 def final(number, repeats, score, round_number, why="finals, reported"):
     changed = {"env.A": "1"} if repeats else {}
-    return TrialRecord(
-        number=number, kind=Kind.final, knobs={}, changed=changed, outcome=Outcome.ok, value=score, round=round_number,
-        repeats=repeats, why=why,
-    )  # fmt: skip
+    return a_trial(number, kind=Kind.final, changed=changed, value=score, round=round_number, repeats=repeats, why=why)
 
 
 def first(number, score):
-    kind, changed = (Kind.search, {"env.A": str(number)}) if number else (Kind.baseline, {})
-    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=score)
+    return a_trial(number, changed={"env.A": str(number)} if number else {}, value=score)
 
 
 def test_search_counts_as_one_round_of_the_configurations_measured_again():

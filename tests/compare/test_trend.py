@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from autotune.compare.trend import LEVEL, trend
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind
+from tests.support.records import a_trial
 
 RATES = {0: 13.6, 1: 28.5}
 
 
 def finals(arms, rates):
     return [
-        TrialRecord(number=5 + at, kind=Kind.final, knobs={}, changed={}, outcome=Outcome.ok, value=rate, repeats=arm)
+        a_trial(5 + at, kind=Kind.final, value=rate, repeats=arm)
         for at, (arm, rate) in enumerate(zip(arms, rates, strict=True))
     ]
 

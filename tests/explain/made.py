@@ -19,7 +19,8 @@ from autotune.harness.explain.documents import (
     Stage,
 )
 from autotune.knobs.base import HostContext
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import TrialRecord
+from tests.support.records import a_trial
 
 STEP_S = 0.1
 HOST = HostContext(num_cores=2, cpu_isa=frozenset({"avx2", "amx_bf16"}))
@@ -68,15 +69,7 @@ def memory(**more: Any) -> Memory:
 
 
 def record(**more: Any) -> TrialRecord:
-    given: dict[str, Any] = {
-        "number": 0,
-        "kind": Kind.baseline,
-        "knobs": {},
-        "changed": {},
-        "outcome": Outcome.ok,
-        "value": 320.0,
-    }
-    return TrialRecord(**{**given, **more})
+    return a_trial(**{"value": 320.0, **more})
 
 
 def evidence(*documents: Lines, knobs: dict[str, Any] | None = None, **more: Any) -> Evidence:

@@ -19,6 +19,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import ResolvedSpace
 from autotune.stats import Noise
 from tests.explain import made
+from tests.support.records import a_trial
 
 BASELINE = {
     "loader.batch_size": 8, "loader.num_workers": 0, "precision.amp": "off", "optimizer.implementation": "default",
@@ -33,8 +34,7 @@ BATCH, WORKERS, AMP, OPTIMIZER = list(BASELINE)[:4]
 
 
 def trial(number: int, rate: float | None, changed: dict[str, Any], outcome: Outcome = Outcome.ok) -> TrialRecord:
-    kind = Kind.search if number else Kind.baseline
-    return TrialRecord(number=number, kind=kind, knobs={**BASELINE, **changed}, changed=changed, outcome=outcome, value=rate)
+    return a_trial(number, knobs={**BASELINE, **changed}, changed=changed, outcome=outcome, value=rate)
 
 
 @pytest.mark.parametrize(("spread", "least"), [(0.02, 0.97), (0.04, 0.93), (0.06, 0.88)])

@@ -604,22 +604,24 @@ def test_reason_without_a_traceback_is_the_last_line_of_the_log():
     assert classify(facts) == (Outcome.error, "exit status 2: train.py: error: unrecognized arguments: --x")
 
 
-def test_success_without_the_harness_is_an_error():
-    outcome, reason = classify(Facts(exit_code=0))
-    assert outcome is Outcome.error
-    assert reason.startswith("harness not loaded")
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, "harness not loaded"),
+        ({"is_harness_seen": True, "phase": "spawn"}, "no Python process of the program imported torch"),
+        ({"is_harness_seen": True, "phase": "init"}, "no optimizer step was seen"),
+    ],
+)
+def test_success_without_harness_torch_or_steps_is_an_error(facts, reason):
+    found = classify(Facts(exit_code=0, **facts))
+    assert found[0] is Outcome.error
+    assert found[1].startswith(reason)
 
 
 def test_reason_says_if_the_harness_failed_to_start():
     tail = log("KeyError: 'x'", before="autotune: the harness failed to start\n")
     outcome, reason = classify(Facts(exit_code=0, log_tail=tail, is_harness_seen=True))
     assert (outcome, reason) == (Outcome.error, "harness not loaded: the harness failed to start")
-
-
-def test_reason_says_if_no_process_imported_torch():
-    outcome, reason = classify(Facts(exit_code=0, is_harness_seen=True, phase="spawn"))
-    assert outcome is Outcome.error
-    assert reason.startswith("no Python process of the program imported torch")
 
 
 def test_reason_uses_the_singular_for_one_step():
@@ -629,12 +631,6 @@ def test_reason_uses_the_singular_for_one_step():
 def test_reason_of_a_timeout_names_where_the_program_hung():
     facts = Facts(cause="deadline", deadline="step: nothing moved within 3 s", hang="user code at train.py:3 in f")
     assert classify(facts) == (Outcome.timeout, "step: nothing moved within 3 s; user code at train.py:3 in f")
-
-
-def test_success_without_steps_is_an_error():
-    outcome, reason = classify(Facts(exit_code=0, is_harness_seen=True, phase="init"))
-    assert outcome is Outcome.error
-    assert reason.startswith("no optimizer step was seen")
 
 
 def test_a_logged_exception_of_a_successful_program_is_not_the_reason():

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from autotune.harness.blocks import trend
-from autotune.harness.meter import DONE, Meter
-from autotune.harness.protocol import MeasureRules
+from autotune.harness.meter import Meter
+from tests.harness.test_cycles import measured
 
 Steps = Iterator[float]
 
@@ -30,13 +30,6 @@ def bursty(step_s: float, cv: float, chance: random.Random) -> Steps:
         yield from (0.1 * step_s, 0.1 * step_s, 0.1 * step_s, chance.gammavariate(1 / cv**2, 3.7 * step_s * cv**2))
 
 
-def measured(steps: Steps, width: int = 1) -> Meter:
-    meter = Meter(MeasureRules(), width)
-    while meter.phase != DONE:
-        meter.feed(next(steps), 8)
-    return meter
-
-
 def is_flagged(meter: Meter) -> bool:
     return not meter.is_steady and meter.reason.startswith("the step time keeps")
 
@@ -49,7 +42,7 @@ def test_steady_programs_are_rarely_flagged_as_changing(
     kind: Callable[[float, float, random.Random], Steps], step_s: float, cv: float
 ) -> None:
     chance = random.Random(4)
-    flagged = [is_flagged(measured(kind(step_s, cv, chance), 4 if kind is bursty else 1)) for _ in range(100)]
+    flagged = [is_flagged(measured(kind(step_s, cv, chance), width=4 if kind is bursty else 1)) for _ in range(100)]
     assert sum(flagged) <= 2
 
 

@@ -16,13 +16,12 @@ from autotune.errors import BadInput
 from autotune.launchers.base import Launcher
 from autotune.launchers.environment import own_environment
 from autotune.launchers.link import Link
-from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.local import LocalLauncher
 from autotune.launchers.remote import Place, RemoteLauncher
 from autotune.launchers.transport import Transport, end_process
-from tests.support.launcher_contract import a_launch, wait
+from tests.support.launcher_contract import SHORT, a_launch, wait
 from tests.support.stub_programs import program
 
-SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 AGENT = (sys.executable, "-m", "autotune.launchers.node")
 
 

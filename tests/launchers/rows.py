@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 
-def mark_later_rows(items: Sequence[pytest.Item], folder: Path, names: Sequence[str]) -> None:
-    """Marks all rows but the first as thorough, for each test in a folder whose name contains one of `names`."""
+def mark_thorough(items: Sequence[pytest.Item], folder: Path, names: Sequence[str], always: Sequence[str]) -> None:
+    """Marks all rows but the first as thorough, for each test in a folder whose name contains one of `names`.
+
+    Of the launchers' contract, only tests whose names contain one of `always` are not thorough.
+    """
     seen: set[str] = set()
     for item in items:
         name = getattr(item, "originalname", "")
@@ -17,3 +20,5 @@ def mark_later_rows(items: Sequence[pytest.Item], folder: Path, names: Sequence[
             if name in seen:
                 item.add_marker(pytest.mark.thorough)
             seen.add(name)
+        if item.path == folder / "test_contract.py" and not any(words in item.name for words in always):
+            item.add_marker(pytest.mark.thorough)

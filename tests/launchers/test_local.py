@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from autotune.launchers.base import Launcher
-from autotune.launchers.local import Graces, LocalLauncher
-from tests.support.launcher_contract import LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from autotune.launchers.local import LocalLauncher
+from tests.support.launcher_contract import SHORT, LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import IGNORES_SIGTERM, program
-
-SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 
 TUNER = """
 import sys, time

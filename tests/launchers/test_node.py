@@ -22,9 +22,9 @@ from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
 from tests.launchers.agents import AGENT, PipeLauncher, Pipes, environment, place, ready
 from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
-from tests.support.stub_programs import program
+from tests.support.stub_programs import SLEEP, program
+from tests.support.waiting import wait_until
 
-SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 MUTE = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")  # exits when the link closes
 SEND = "[link.send(one) for one in json.loads(sys.argv[1])]; link._thread.join()"
 OPENED = {"re": 0, "facts": {"cpu_model": "EPYC", "num_cores": 2, "gpus": []}, "given": []}
@@ -94,10 +94,7 @@ def test_launch_and_its_result_are_unchanged_after_transfer(launcher, folder):
 
 def test_last_progress_is_known_after_the_trial_has_ended_on_the_node(launcher, folder):
     running = launcher.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
-    give_up_s = time.monotonic() + 30
-    while (seen := running.progress()) is None or seen.phase != "steady":
-        assert time.monotonic() < give_up_s
-        time.sleep(0.05)
+    wait_until(lambda: (seen := running.progress()) and seen.phase == "steady")
     wait_for(folder / "result.rank0.json")
     time.sleep(2.0)  # the agent ends the trial, which has not been polled yet
     assert running.progress().phase == "steady"

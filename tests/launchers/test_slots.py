@@ -9,12 +9,11 @@ import pytest
 
 from autotune.harness.knobs.affinity import Core
 from autotune.launchers import slots as slots_module
-from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.local import LocalLauncher
 from autotune.launchers.slots import SlotsLauncher, slots_of
-from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.launcher_contract import SHORT, a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
 
-SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 FACTS = {"hostname": "bench", "num_cores": 2}
 CORES = sorted(os.sched_getaffinity(0))
 SEEN = "result(detected={'cores': sorted(os.sched_getaffinity(0)), 'env': dict(os.environ)})"

@@ -12,6 +12,7 @@ from autotune.errors import BadInput
 from autotune.launchers import remote, slurm, slurm_jobs
 from autotune.launchers.remote import Place
 from autotune.launchers.remote_slots import RemoteSlots
+from tests.support.waiting import wait_until
 
 KILL = "scancel: error: Kill job error on job id 12"
 
@@ -58,10 +59,7 @@ def test_second_job_is_cancelled_if_srun_submits_its_job_again(scancel, monkeypa
     scancel('for job in 12 13; do echo "srun: job $job queued and waiting for resources" >&2; done; cat >/dev/null', "srun")
     jobs = set()
     transport = slurm.Srun(SlurmOptions(), unended=jobs)
-    give_up_s = time.monotonic() + 10
-    while "job 13" not in transport.text():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    wait_until(lambda: "job 13" in transport.text())
     transport.close()
     assert jobs == {"13"}
 
@@ -75,10 +73,7 @@ def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypat
     (tmp_path / "srun").chmod(0o755)
     jobs = set()
     transport = slurm.Srun(SlurmOptions(args=args), unended=jobs)
-    give_up_s = time.monotonic() + 10
-    while "job 12" not in transport.text():
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    wait_until(lambda: "job 12" in transport.text())
     transport.close()
     assert jobs == ({"12"} if is_ours else set())
     transport.close()  # as after an interrupt in the first call
@@ -146,7 +141,7 @@ def test_lost_job_is_cancelled_again_while_the_next_job_waits(scancel, tmp_path,
     if is_own:
         scancel("echo 'srun: job 12 queued and waiting' >&2; exit 1", "srun")
         with pytest.raises(BadInput, match="Slurm does not start the agent"):
-            wait_for_slots(launcher)
+            wait_until(launcher.slots)
     else:
         noted(runs, platform.node(), dead, "1a2b3c4d")
     (note,) = runs.iterdir()
@@ -155,19 +150,10 @@ def test_lost_job_is_cancelled_again_while_the_next_job_waits(scancel, tmp_path,
     name = slurm_jobs.job_of(note)
     assert (tmp_path / "asked").read_text().splitlines() == ["--quiet 12" if is_own else f"--quiet --name={name}"]
     (tmp_path / "again").write_text(name)  # the controller has been started again
-    give_up_s = time.monotonic() + 10
-    while (tmp_path / "again").exists():
-        assert time.monotonic() < give_up_s
-        assert launcher.slots() == []
+    assert wait_until(lambda: launcher.slots() or not (tmp_path / "again").exists()) is True  # and no slot meanwhile
     assert (tmp_path / "asked").read_text().splitlines()[1:] == ["--quiet 12"]
     launcher.close()
     assert list(runs.iterdir()) == []
-
-
-def wait_for_slots(launcher):
-    give_up_s = time.monotonic() + 10
-    while not launcher.slots():
-        assert time.monotonic() < give_up_s
 
 
 def test_job_of_a_tuner_running_in_another_container_is_not_cancelled(scancel, tmp_path, monkeypatch):

@@ -16,12 +16,11 @@ from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.supervision import SupervisorLost
 from autotune.records import Outcome
 from tests.launchers.test_local import TUNER
-from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, wait, wait_for
-from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.launcher_contract import a_launch, gone, is_alive, marked_processes, started, wait, wait_for
+from tests.support.stub_programs import IGNORES_SIGTERM, SLEEP, program
 
 SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=2.0)
 SHM = Path("/dev/shm")
-SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 
 
 @pytest.fixture
@@ -35,12 +34,6 @@ def launcher(study):
 def supervisor_of(study):
     (found,) = [process for process in marked_processes(study) if "autotune.launchers.supervisor" in process.cmdline()]
     return found
-
-
-def started(launcher, folder, body=SLEEP):
-    """Starts a trial; returns it and the process id that it wrote."""
-    running = launcher.start(a_launch(folder, program(body)))
-    return running, int(wait_for(folder / "pid"))
 
 
 def test_trials_share_one_supervisor_that_ends_with_the_launcher(launcher, folder, study):

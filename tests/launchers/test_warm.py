@@ -15,14 +15,12 @@ from autotune.launchers.environment import server_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind
 from autotune.trials.warm import WarmStarts
-from tests.launchers.test_local import SHORT
-from tests.support.launcher_contract import LauncherContract, a_launch, gone, is_alive, marked_processes, wait, wait_for
-from tests.support.stub_programs import program
+from tests.support.launcher_contract import SHORT, LauncherContract, a_launch, gone, is_alive, marked_processes, started, wait
+from tests.support.stub_programs import SLEEP, program
 
 INLINE = ["-S", "-c"]  # how the stub programs are started
 NO_TORCH = ("json",)  # a server that imports nothing heavy
 SCRIPTS = itertools.count()
-SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"
 
 
 class WarmLauncher(LocalLauncher):
@@ -58,12 +56,6 @@ class TestWarmLauncher(LauncherContract):
 def server_of(study):
     found = [process for process in marked_processes(study) if str(warm.SERVER_SCRIPT) in process.cmdline()]
     return min(found, key=lambda process: process.create_time())
-
-
-def started(launcher, folder, body=SLEEP):
-    """Starts a trial; returns it and the process id that it wrote."""
-    running = launcher.start(a_launch(folder, program(body)))
-    return running, int(wait_for(folder / "pid"))
 
 
 # What a program sees

@@ -9,6 +9,7 @@ import pytest
 
 from autotune.monitors import cpu
 from autotune.monitors.cpu import CpuLook, CpuMonitor, Process, WaitingWatch, describe, read_processes, tree
+from tests.support.waiting import wait_until
 
 KTHREADD = 0x00200000
 
@@ -280,12 +281,10 @@ def test_foreign_process_bound_to_other_cores_is_not_named():
     here, there, *_ = sorted(os.sched_getaffinity(0))
     hog = subprocess.Popen(["taskset", "-c", str(there), sys.executable, "-S", "-c", "while True: pass"])
     try:
-        while cpu.cores_of([hog.pid]) != {there}:
-            time.sleep(0.01)
+        wait_until(lambda: cpu.cores_of([hog.pid]) == {there})
         monitor = CpuMonitor(root=2**22 + 1)
         before = monitor.look(time.monotonic())
-        while monitor.look(time.monotonic()).processes[hog.pid].own_s - before.processes[hog.pid].own_s < 0.2:
-            time.sleep(0.05)
+        wait_until(lambda: monitor.look(time.monotonic()).processes[hog.pid].own_s >= before.processes[hog.pid].own_s + 0.2)
         after = monitor.look(time.monotonic())
         used = {
             core: cpu._culprits(before.processes, after.processes, frozenset(), 1.0, frozenset({core}))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.monitors.gate import MemoryGate
 from autotune.monitors.nvml import MIB, SLOWDOWN_FIELDS, NoDevice, NvmlDevice, open_device
 from tests.machine.fakes import FakeNvml
@@ -12,24 +13,13 @@ from tests.machine.fakes import FakeNvml
 NOT_SUPPORTED, NO_PERMISSION, UNKNOWN, NOT_FOUND = 3, 4, 999, 6
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-    def sleep(self, seconds):
-        self.now_s += seconds
-
-
 def used(mebibytes):
     return SimpleNamespace(total=1000 * MIB, used=mebibytes * MIB)
 
 
 def test_metrics_come_from_the_steady_samples():
-    nvml, clock = FakeNvml(), Clock()
-    device = NvmlDevice(nvml, "handle", clock)
+    nvml, clock = FakeNvml(), VirtualClock(0.0)
+    device = NvmlDevice(nvml, "handle", clock.monotonic)
     for seconds, joules, rate, reasons, is_steady in [(0, 1, 5, 0x40, False), (1, 10, 80, 0x24, True), (3, 40, 90, 0, True)]:
         clock.now_s = seconds
         nvml.answers["nvmlDeviceGetTotalEnergyConsumption"] = joules * 1000
@@ -94,8 +84,8 @@ def test_slowdowns_are_read_under_the_name_of_older_drivers():
 
 
 def test_sampled_power_is_used_if_the_energy_counter_was_reset():
-    nvml, clock = FakeNvml(), Clock()
-    device = NvmlDevice(nvml, "handle", clock)
+    nvml, clock = FakeNvml(), VirtualClock(0.0)
+    device = NvmlDevice(nvml, "handle", clock.monotonic)
     device.sample(is_steady=True)
     clock.now_s, nvml.answers["nvmlDeviceGetTotalEnergyConsumption"] = 1.0, 0
     device.sample(is_steady=True)
@@ -150,8 +140,8 @@ def test_real_nvml_opens_a_device_or_a_null_object():
 
 
 def test_gate_waits_until_memory_is_released():
-    nvml, clock = FakeNvml(), Clock()
-    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+    nvml, clock = FakeNvml(), VirtualClock(0.0)
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock.monotonic)
     levels = iter([used(900), used(400), used(149)])
 
     def sleep(seconds):
@@ -164,10 +154,10 @@ def test_gate_waits_until_memory_is_released():
 
 
 def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
-    clock = Clock()
+    clock = VirtualClock(0.0)
     holders = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=300 * MIB), SimpleNamespace(pid=2**22 + 1, usedGpuMemory=None)]
     nvml = FakeNvml(nvmlDeviceGetComputeRunningProcesses=holders)
-    gate = MemoryGate(NvmlDevice(nvml, "handle"), clock=clock)
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), clock=clock.monotonic)
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(600)
     message = gate.wait(5.0, clock.sleep)
     assert "500 MiB more in use" in message
@@ -177,8 +167,8 @@ def test_gate_names_the_processes_that_hold_memory_at_its_deadline():
 
 
 def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
-    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(900)), Clock()
-    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(900)), VirtualClock(0.0)
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock.monotonic)
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(100)
     assert gate.wait(1.0, clock.sleep) == ""
     nvml.answers["nvmlDeviceGetMemoryInfo"] = used(500)
@@ -187,13 +177,13 @@ def test_idle_level_of_the_gate_follows_a_decrease_of_memory():
 
 
 def test_gate_waits_only_once_for_memory_that_another_program_holds():
-    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(100)), Clock()
-    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock)
+    nvml, clock = FakeNvml(nvmlDeviceGetMemoryInfo=used(100)), VirtualClock(0.0)
+    gate = MemoryGate(NvmlDevice(nvml, "handle"), slack_bytes=50 * MIB, clock=clock.monotonic)
 
     def waited_s():
-        begun_s = clock()
+        begun_s = clock.now_s
         assert gate.wait(30.0, clock.sleep) or nvml.answers["nvmlDeviceGetMemoryInfo"] == used(100)
-        return clock() - begun_s
+        return clock.now_s - begun_s
 
     found = []
     for mib in (500, 500, 900, 500, 100, 500):  # with 900, the last trial still holds memory, too
@@ -215,8 +205,8 @@ def with_fields(nvml):
 
 def window(nvml, before, after, seconds=4.0):
     """Returns the metrics of a window between two states of the counters."""
-    clock = Clock()
-    device = NvmlDevice(nvml, "handle", clock)
+    clock = VirtualClock(0.0)
+    device = NvmlDevice(nvml, "handle", clock.monotonic)
     nvml.answers.update(before)
     device.open_window()
     clock.now_s = seconds

@@ -4,17 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.clock import VirtualClock
 from autotune.monitors.gate import MemoryGate
-from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice, SeveralDevices, as_one
+from autotune.monitors.nvml import MIB, NoDevice, NvmlDevice, as_one
 from tests.machine.fakes import FakeNvml
-from tests.monitors.test_nvml import Clock, used
+from tests.monitors.test_nvml import used
 
 
 @pytest.fixture
 def pair():
     """Returns the fake NVMLs of two devices, and one monitor of both devices."""
     nvmls = [FakeNvml(nvmlDeviceGetUUID=f"GPU-{n}", nvmlDeviceGetDefaultApplicationsClock=2000) for n in (1, 2)]
-    return nvmls, as_one([NvmlDevice(nvml, "handle", Clock()) for nvml in nvmls])
+    return nvmls, as_one([NvmlDevice(nvml, "handle", VirtualClock().monotonic) for nvml in nvmls])
 
 
 def test_metrics_are_those_of_the_worst_device_and_power_is_the_mean(pair):
@@ -39,8 +40,8 @@ def test_metrics_are_those_of_the_worst_device_and_power_is_the_mean(pair):
 
 def test_gate_waits_for_every_device_and_names_the_one_that_is_held(pair):
     nvmls, devices = pair
-    clock = Clock()
-    gate = MemoryGate(devices, clock=clock)
+    clock = VirtualClock()
+    gate = MemoryGate(devices, clock=clock.monotonic)
     assert gate.wait(1.0, clock.sleep) == ""
     nvmls[0].answers["nvmlDeviceGetMemoryInfo"] = used(300)
     assert gate.wait(1.0, clock.sleep) == "", "a small change by other processes is allowed on each device"
@@ -68,4 +69,4 @@ def test_as_one_returns_a_single_device_itself_and_a_null_object_for_none(pair):
     one = NvmlDevice(pair[0][0], "handle")
     assert as_one([one, NoDevice()]) is one
     assert isinstance(as_one([NoDevice()]), NoDevice)
-    assert isinstance(pair[1], SeveralDevices)
+    assert len(pair[1].devices) == 2

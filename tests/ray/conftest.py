@@ -10,10 +10,10 @@ import pytest
 
 from autotune.config.schema import RayOptions
 from autotune.launchers.ray.launcher import RayLauncher
-from tests.launchers.agents import SHORT, place
-from tests.launchers.rows import mark_later_rows
+from tests.launchers.agents import place
+from tests.launchers.rows import mark_thorough
 from tests.ray.private import PrivateRay, why_not
-from tests.support.launcher_contract import trial_folder
+from tests.support.launcher_contract import SHORT, trial_folder
 
 # Tests of the contract whose result could depend on Ray. They always run; the others are thorough.
 ALWAYS = ("hostile_paths", "signal_is_named", "ignore_sigterm", "killed_process_between")
@@ -60,8 +60,4 @@ def folder(tmp_path: Path) -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks slow tests that show nothing more about Ray as thorough."""
-    here = Path(__file__).parent
-    mark_later_rows(items, here, ALWAYS)
-    for item in items:
-        if item.path == here / "test_contract.py" and not any(words in item.name for words in ALWAYS):
-            item.add_marker(pytest.mark.thorough)
+    mark_thorough(items, Path(__file__).parent, ALWAYS, ALWAYS)

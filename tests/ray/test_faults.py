@@ -37,8 +37,8 @@ import sys, time
 from pathlib import Path
 from autotune.config.schema import RayOptions
 from autotune.launchers.ray.launcher import RayLauncher
-from tests.support.launcher_contract import a_launch
-from tests.launchers.agents import SHORT, place
+from tests.support.launcher_contract import SHORT, a_launch
+from tests.launchers.agents import place
 folder = Path(sys.argv[1])
 launcher = RayLauncher(RayOptions(address=sys.argv[2], gpus=int(sys.argv[3])), place(folder.parent), graces=SHORT)
 running = launcher.start(a_launch(folder, sys.argv[4:]))

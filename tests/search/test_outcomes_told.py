@@ -5,16 +5,17 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Outcome
 from autotune.search import add_known, begin_study, make_sampler, tell
 from autotune.search.study import told
+from tests.support.records import a_trial
 
 SPACE = {"loader.batch_size": IntDistribution(8, 128), "precision.amp": CategoricalDistribution(["off", "bf16"])}
 
 
 def record(outcome, value=None, **more):
     knobs = {"loader.batch_size": 32, "precision.amp": "off", **more.pop("knobs", {})}
-    return TrialRecord(number=7, kind=Kind.search, knobs=knobs, changed={}, outcome=outcome, value=value, **more)
+    return a_trial(7, knobs=knobs, outcome=outcome, value=value, **more)
 
 
 EXPECTED = {

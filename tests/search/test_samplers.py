@@ -1,6 +1,6 @@
 import optuna
 import pytest
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from autotune.errors import BadInput
 from autotune.search import SAMPLERS, make_sampler
@@ -46,16 +46,10 @@ def test_grid_visits_every_point_once_although_the_first_trial_was_the_baseline(
         (CategoricalDistribution(["a", "b"]), ["a", "b"]),
         (IntDistribution(2, 8, step=2), [2, 4, 6, 8]),
         (IntDistribution(8, 100, log=True), [8, 16, 32, 64, 100]),
-        (FloatDistribution(0.0, 1.0, step=0.5), [0.0, 0.5, 1.0]),
     ],
 )
 def test_grid_levels_of_choices_stepped_ranges_and_log_ranges(distribution, levels):
     assert grid_levels(distribution) == levels
-
-
-def test_grid_over_a_continuous_range_is_refused_with_an_alternative():
-    with pytest.raises(BadInput, match=r"search\.sampler=tpe"):
-        make_sampler("grid", seed=0, distributions={"x": FloatDistribution(0, 1)})
 
 
 def test_grid_with_too_many_points_is_refused():

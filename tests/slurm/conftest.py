@@ -10,10 +10,10 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from tests.launchers.agents import SHORT, place
-from tests.launchers.rows import mark_later_rows
+from tests.launchers.agents import place
+from tests.launchers.rows import mark_thorough
 from tests.slurm.private import PrivateSlurm, why_not
-from tests.support.launcher_contract import trial_folder
+from tests.support.launcher_contract import SHORT, trial_folder
 from tests.support.ports import free_port
 
 # Tests of the contract with many sets of parameters. The first set always runs; the others are thorough.
@@ -75,8 +75,4 @@ def meeting(slurm: PrivateSlurm) -> dict[str, str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks slow tests that show nothing more about Slurm as thorough."""
-    here = Path(__file__).parent
-    mark_later_rows(items, here, ROWS)
-    for item in items:
-        if item.path == here / "test_contract.py" and not any(words in item.name for words in ALWAYS):
-            item.add_marker(pytest.mark.thorough)
+    mark_thorough(items, Path(__file__).parent, ROWS, ALWAYS)

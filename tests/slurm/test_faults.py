@@ -44,8 +44,8 @@ import json, sys, time
 from pathlib import Path
 from autotune.config.schema import SlurmOptions
 from autotune.launchers.slurm import SlurmLauncher
-from tests.support.launcher_contract import a_launch
-from tests.launchers.agents import SHORT, place
+from tests.support.launcher_contract import SHORT, a_launch
+from tests.launchers.agents import place
 folder = Path(sys.argv[1])
 launcher = SlurmLauncher(SlurmOptions(**json.loads(sys.argv[2])), place(folder.parent), graces=SHORT)
 running = launcher.start(a_launch(folder, sys.argv[3:]))

@@ -12,12 +12,13 @@ from autotune.compare.decision import Decision
 from autotune.compare.finals import Finals
 from autotune.harness.meter import DONE, Meter
 from autotune.harness.protocol import MeasureRules, RankResult
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, TrialRecord
 from autotune.stats import Noise
 from autotune.trials.budget import Budget
 from autotune.trials.events import Listener
 from autotune.trials.session import Session
 from autotune.trials.trial_metrics import interval, why_no_interval
+from tests.support.records import a_trial
 
 
 def lognormal(state: np.ndarray, spread: float) -> np.ndarray:
@@ -181,6 +182,4 @@ class Study:
     def _record(self, number: int, kind: Kind, of: int | None = None) -> TrialRecord:
         value = self.true_per_s[number if of is None else of] * self.machine.factor()
         changed = {"env.A": str(number)} if number else {}
-        return TrialRecord(
-            number=number, kind=kind, knobs={}, changed=changed, outcome=Outcome.ok, value=value, seconds=self.trial_s
-        )
+        return a_trial(number, kind=kind, changed=changed, value=value, seconds=self.trial_s)

@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from autotune import stats
-
-
-def autocorrelated(rng, *, count, rho=0.9, mean=100.0, noise=5.0):
-    values, state = [], 0.0
-    for shock in rng.normal(size=count):
-        state = rho * state + math.sqrt(1 - rho**2) * shock
-        values.append(mean + noise * state)
-    return values
+from tests.stats.simulated import autocorrelated
 
 
 def block_interval(rates_per_s, seconds=()):
@@ -38,8 +31,8 @@ def test_block_means_cover_the_true_rate_where_single_steps_do_not():
     rng = np.random.default_rng(0)
     covered_by_blocks = covered_by_steps = 0
     for _ in range(400):
-        steps = autocorrelated(rng, count=1000)
-        blocks = np.asarray(steps).reshape(50, 20).mean(axis=1).tolist()
+        steps = 100 + 5 * autocorrelated(rng, 1000, 0.9)
+        blocks = steps.reshape(50, 20).mean(axis=1).tolist()
         low, high = block_interval(blocks)
         covered_by_blocks += low <= 100 <= high
         half = stats.half_width(steps)

@@ -2,22 +2,15 @@ import pytest
 
 from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Outcome
 from autotune.trials.budget import CACHED_FRAC, CLOSING_MAX_S, COMPILE_S, Budget, Costs, finals_rules
+from tests.support.records import a_trial
 
 
 def trial(seconds, batch=32, *, start_s=4.0, steady_s=6.0, outcome=Outcome.ok, **changed):
     changed = {key.replace("__", "."): value for key, value in changed.items()}
-    return TrialRecord(
-        number=1,
-        kind=Kind.search,
-        knobs={"loader.batch_size": batch, **changed},
-        changed=changed,
-        outcome=outcome,
-        value=1.0,
-        seconds=seconds,
-        phases_s={"spawn": start_s, "steady": steady_s},
-    )
+    knobs, phases_s = {"loader.batch_size": batch, **changed}, {"spawn": start_s, "steady": steady_s}
+    return a_trial(1, knobs=knobs, changed=changed, outcome=outcome, value=1.0, seconds=seconds, phases_s=phases_s)
 
 
 def budget(total_s=480.0, **more):

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.harness.protocol import NOT_APPLICABLE, KnobReport
-from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.records import Kind, Outcome, Tier
 from autotune.study import resume_study
 from autotune.study.culprits import Culprits
 from tests.support.fake_launcher import Failure, Surface
+from tests.support.records import a_trial
 
 GAINS = {("precision.amp", "bf16"): 1.5, ("layout.channels_last", True): 1.3, ("optimizer.implementation", "fused"): 1.1}
 LAYOUT, AMP = ("layout.channels_last", True), ("precision.amp", "bf16")
@@ -152,9 +153,7 @@ def test_trials_that_look_for_a_culprit_do_not_run_out_of_memory(bench):
 
 
 def record(number, changed, outcome, value=None, **evidence):
-    return TrialRecord(
-        number=number, kind=Kind.search, knobs=changed, changed=changed, outcome=outcome, value=value, evidence=evidence
-    )
+    return a_trial(number, kind=Kind.search, knobs=changed, changed=changed, outcome=outcome, value=value, evidence=evidence)
 
 
 CHANGED = {AMP[0]: AMP[1], LAYOUT[0]: LAYOUT[1]}

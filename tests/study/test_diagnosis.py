@@ -1,12 +1,12 @@
 import pytest
 
-from autotune.records import Kind, Outcome, TrialRecord
 from autotune.study.diagnosis import diagnose, free_loader_gain_frac
+from tests.support.records import a_trial
 
 
 def trial(**more):
     fields = {"value": 100.0, "device_rate": 150.0, "loader_rate": 110.0, "data_wait_frac": 0.33, **more}
-    return TrialRecord(number=3, kind=Kind.search, knobs={}, changed={}, outcome=Outcome.ok, **fields)
+    return a_trial(3, **fields)
 
 
 def test_gain_of_an_infinitely_fast_loader_is_device_rate_over_throughput():

@@ -6,21 +6,20 @@ import pytest
 
 from autotune.compare.ablation import Change
 from autotune.config.recorded import recorded
-from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
+from autotune.records import Kind, StudyRecord, Tier
 from autotune.study import resume_study
 from autotune.study.effects import needed, with_estimates
 from tests.study.conftest import RATES
 from tests.support.fake_launcher import Surface
+from tests.support.records import a_trial
 
 ALL = {"precision.amp": "bf16", "layout.channels_last": True, "optimizer.implementation": "fused"}
 ABOUT = StudyRecord(name="s", title="s", command=[], cwd="/", budget_s=180.0)
 
 
 def trial(number, changed, value, kind=Kind.search, repeats=None):
-    return TrialRecord(
-        number=number, kind=kind, knobs=changed, changed=changed, outcome=Outcome.ok, value=value, seconds=18.0,
-        tier=Tier.numerics, repeats=repeats, phases_s={"steady": 8.0}, round=None if repeats is None else number,
-    )  # fmt: skip
+    more = {"repeats": repeats, "round": None if repeats is None else number, "phases_s": {"steady": 8.0}, "seconds": 18.0}
+    return a_trial(number, kind=kind, knobs=changed, changed=changed, value=value, tier=Tier.numerics, **more)
 
 
 def entries(changed):

@@ -15,7 +15,7 @@ from autotune.explain.tables import read_tables
 from autotune.explained import gain_text, size_text
 from autotune.failures import LOSS
 from autotune.harness.explain.documents import MAIN
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.studies import call
 from autotune.study import Wanted, explain_study, resume_study
@@ -27,6 +27,7 @@ from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.support.records import a_trial
 from tests.support.rows import more
 
 AUTO = "explain.auto=true"
@@ -463,9 +464,7 @@ def test_earlier_checks_do_not_count_against_the_limit_of_checks(bench, tiny, mo
 
 
 def test_nonfinite_loss_with_a_skipped_stage_does_not_count_as_the_programs_own():
-    record = TrialRecord(
-        number=7, kind=Kind.check, knobs={}, changed={}, outcome=Outcome.ok, evidence={NOT_FINITE: {LOSS: "step 3"}}
-    )
+    record = a_trial(7, kind=Kind.check, evidence={NOT_FINITE: {LOSS: "step 3"}})
     assert excused([record]) == {LOSS}
     record.evidence["skipped"] = ["item"]
     assert not excused([record])
@@ -606,10 +605,7 @@ def test_explain_refuses_a_trial_without_a_measurement_and_lists_those_with_one(
 
 def test_explain_accepts_a_winner_that_attribution_measured_first(tmp_path):
     kinds = [Kind.baseline, Kind.search, Kind.attribution, Kind.final, Kind.parity]
-    records = [
-        TrialRecord(number=n, kind=kind, knobs={}, changed={}, outcome=Outcome.ok, value=10.0, repeats=2 if n == 3 else None)
-        for n, kind in enumerate(kinds)
-    ]
+    records = [a_trial(n, kind=kind, value=10.0, repeats=2 if n == 3 else None) for n, kind in enumerate(kinds)]
     summary, folder = {"best": {"trial": 2}}, StudyFolder(tmp_path / "s")
     assert explainable(None, records, summary, folder) == (records[2], "best")
     with pytest.raises(BadInput, match="trial 3 only repeats trial 2"):

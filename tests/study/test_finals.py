@@ -5,18 +5,18 @@ import pytest
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.compare.tiers import leader
-from autotune.records import CHOOSING, Kind, Outcome, Tier, TrialRecord
+from autotune.records import CHOOSING, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from autotune.trials.budget import closing_s
 from tests.explain import made
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
+from tests.support.records import a_trial
 
 
 def trial(number, value, outcome=Outcome.ok, **changed):
     changed = {f"env.{key}": text for key, text in changed.items()}
-    kind = Kind.search if number else Kind.baseline
-    return TrialRecord(number=number, kind=kind, knobs={}, changed=changed, outcome=outcome, value=value)
+    return a_trial(number, changed=changed, outcome=outcome, value=value)
 
 
 BASELINE = trial(0, 100.0)
@@ -357,7 +357,7 @@ def test_finalist_that_failed_in_the_finals_is_reported_if_nothing_else_is_faste
 def test_failed_finalists_include_failed_parity_but_not_reported_or_slower_trials():
     reported, faster, slower = trial(1, 150.0, A="1"), trial(2, 200.0, A="2"), trial(3, 90.0, A="3")
     again = [
-        TrialRecord(number=4 + n, kind=kind, knobs={}, changed={}, outcome=outcome, repeats=number)
+        a_trial(4 + n, kind=kind, outcome=outcome, repeats=number)
         for n, (kind, outcome, number) in enumerate(
             [
                 (Kind.final, Outcome.crash, 1),
@@ -374,7 +374,7 @@ def test_failed_finalists_include_failed_parity_but_not_reported_or_slower_trial
 
 def test_best_of_a_tier_is_never_a_configuration_that_failed_in_the_finals():
     slow, again, other = trial(1, 120.0, A="1"), trial(5, 150.0, A="1"), trial(2, 110.0, B="1")
-    failed = TrialRecord(number=6, kind=Kind.final, knobs={}, changed=again.changed, outcome=Outcome.crash, repeats=5)
+    failed = a_trial(6, kind=Kind.final, changed=again.changed, outcome=Outcome.crash, repeats=5)
     records = [BASELINE, slow, other, again]
     assert leader(records, BASELINE, Tier.exact) is again
     assert leader([*records, failed], BASELINE, Tier.exact) is other

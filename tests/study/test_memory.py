@@ -17,9 +17,7 @@ def test_trials_share_equal_distributions_and_names(tmp_path):
     space = {"a": (1, 2), "b": ("off", "bf16"), "c": (False, True)}
     study = begin_study(tmp_path / "optuna.journal", "s", RandomSampler(seed=0))
     for number in range(6):
-        trial = study.ask()
-        for key, choices in list(space.items())[: 2 + number % 2]:
-            trial._suggest(key, CategoricalDistribution(choices))
+        trial = study.ask({key: CategoricalDistribution(choices) for key, choices in list(space.items())[: 2 + number % 2]})
         trial.set_constraint("memory", 0.0)
         study.tell(trial, float(number))
     found = study.get_trials(deepcopy=False)

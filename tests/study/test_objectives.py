@@ -11,6 +11,7 @@ from autotune.study import resume_study
 from autotune.trials.objective import ColdCompiles, Goal, fixed_s
 from tests.study.conftest import MACHINE
 from tests.support.fake_launcher import Failure, FakeLauncher, Surface
+from tests.support.records import a_trial
 
 GPU = {**MACHINE, "gpus": [{"name": "Fake GPU", "uuid": "GPU-1", "memory_bytes": 8 * 2**30, "has_energy_counter": True,
                             "has_power_reading": True}]}  # fmt: skip
@@ -207,8 +208,7 @@ def test_resumed_study_keeps_its_scores(bench, only_modes):
 
 def trial(number, value=100.0, *, kind=Kind.search, phases_s=None, mode="off", **more):
     knobs = {"loader.batch_size": 10, "compile.mode": mode}
-    return TrialRecord(number=number, kind=kind, knobs=knobs, changed={}, outcome=Outcome.ok, value=value,
-                       phases_s=phases_s or {}, **more)  # fmt: skip
+    return a_trial(number, kind=kind, knobs=knobs, value=value, phases_s=phases_s or {}, **more)
 
 
 def test_break_even_is_where_both_take_equally_long():

@@ -9,9 +9,10 @@ import pytest
 
 from autotune.compare import ablation as parts
 from autotune.compare.ablation import AblationResults, part_of
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome
 from autotune.space import Choice, ResolvedSpace
 from autotune.stats import Noise, Ratio
+from tests.support.records import a_trial
 
 WORKERS, PREFETCH, AMP, PIN = "loader.num_workers", "loader.prefetch_factor", "precision.amp", "loader.pin_memory"
 REFERENCE = {WORKERS: 0, PREFETCH: 2, AMP: "off", PIN: False}
@@ -23,9 +24,7 @@ SPACE = ResolvedSpace(
     reference=REFERENCE,
 )
 CHANGED = {WORKERS: 2, PREFETCH: 8, AMP: "bf16", PIN: True}
-WINNER = TrialRecord(
-    number=7, kind=Kind.search, knobs={**REFERENCE, **CHANGED}, changed=CHANGED, outcome=Outcome.ok, value=100.0
-)
+WINNER = a_trial(7, knobs={**REFERENCE, **CHANGED}, changed=CHANGED, value=100.0)
 NOISE_OF_ONE_PERCENT = Noise(spread=0.01, freedom=8)
 NOISE = (1.001, 0.999, 1.0015, 0.9985)
 
@@ -42,17 +41,8 @@ def rounds(*without, values=None, count=2, noise_power=1):
             outcome = value if isinstance(value, Outcome) else Outcome.ok
             noise = NOISE[(number + len(made)) % len(NOISE)] ** noise_power
             score = None if isinstance(value, Outcome) else value * noise
-            made.append(
-                TrialRecord(
-                    number=8 + len(made),
-                    kind=Kind.attribution,
-                    knobs={},
-                    changed=changed,
-                    outcome=outcome,
-                    value=score,
-                    round=number,
-                )
-            )
+            more = {"changed": changed, "outcome": outcome, "value": score, "round": number}
+            made.append(a_trial(8 + len(made), kind=Kind.attribution, **more))
     return made
 
 
@@ -220,7 +210,7 @@ def batch(estimate):
         pinned={}, baseline={key: 32, AMP: "off"}, dropped={}, reference={key: 32, AMP: "off"},
     )  # fmt: skip
     changed = {key: 64, AMP: "bf16"}
-    winner = TrialRecord(number=7, kind=Kind.search, knobs=changed, changed=changed, outcome=Outcome.ok, value=100.0)
+    winner = a_trial(7, knobs=changed, changed=changed, value=100.0)
     return AblationResults(space, winner, [], {key: estimate, AMP: Ratio(ratio=1.6, ci=(1.5, 1.7), num_rounds=0)}).idle()
 
 

@@ -46,13 +46,6 @@ def end(study, trial, rng):
     study.tell(trial, rate)
 
 
-def ask(study):
-    trial = study.ask()
-    for key, distribution in SPACE.items():
-        trial._suggest(key, distribution)
-    return trial
-
-
 def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_path, read):
     rng, sampler = random.Random(0), make_sampler("rates", seed=0, distributions=SPACE)
     study = begin_study(tmp_path / "optuna.journal", "s", sampler)
@@ -60,11 +53,11 @@ def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_p
     def num_read(num_trials):
         study.sampler = optuna.samplers.RandomSampler(seed=num_trials)
         for _ in range(num_trials):
-            end(study, ask(study), rng)
+            end(study, study.ask(SPACE), rng)
         study.sampler = sampler
-        running = [ask(study) for _ in range(3)]  # the first `ask` reads the new trials
+        running = [study.ask(SPACE) for _ in range(3)]  # the first `ask` reads the new trials
         read.clear()
-        running.append(ask(study))
+        running.append(study.ask(SPACE))
         num = len(read)
         for trial in running:
             end(study, trial, rng)
@@ -78,7 +71,7 @@ def test_storage_reads_only_trials_that_have_changed(tmp_path, read):
     rng, study = random.Random(0), begin_study(tmp_path / "optuna.journal", "s", optuna.samplers.RandomSampler(seed=0))
     states = (TrialState.COMPLETE, TrialState.RUNNING)
     for number in range(60):
-        trial = ask(study)
+        trial = study.ask(SPACE)
         if number % 7 == 0:
             study.tell(trial, state=TrialState.FAIL)
         elif number % 3:

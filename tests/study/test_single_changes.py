@@ -1,9 +1,9 @@
 import pytest
 
 from autotune.knobs.base import HostContext
-from autotune.records import Kind, Outcome, TrialRecord
 from autotune.space import Choice, ResolvedSpace
 from autotune.study.single_changes import SingleChanges
+from tests.support.records import a_trial
 
 REFERENCE = {"loader.batch_size": 32, "loader.num_workers": 0, "precision.amp": "off", "layout.channels_last": False}
 KEYS = list(REFERENCE)
@@ -22,8 +22,7 @@ def space():
 
 def trial(waiting=0.0, **changed):
     changed = {key.replace("__", "."): value for key, value in changed.items()}
-    return TrialRecord(number=1, kind=Kind.search, knobs={**REFERENCE, **changed}, changed=changed, outcome=Outcome.ok,
-                       value=100.0, data_wait_frac=waiting)  # fmt: skip
+    return a_trial(1, knobs={**REFERENCE, **changed}, changed=changed, value=100.0, data_wait_frac=waiting)
 
 
 def test_each_proposal_changes_one_knob(space):

@@ -4,11 +4,12 @@ import pytest
 
 from autotune.compare.decision import Decision, judge, without_finalist
 from autotune.export.claims import speedup_of
-from autotune.records import Kind, Outcome, StudyRecord, Tier, TrialRecord
+from autotune.records import Kind, Outcome, StudyRecord, Tier
 from autotune.stats import Ratio
 from autotune.study.summary import Standing, summarise
 from autotune.summaries import checked_summary
 from autotune.wording import verdict_text
+from tests.support.records import a_trial
 
 ABOUT = StudyRecord(name="s", title="t", command=["python"], cwd="/")
 KEYS = {
@@ -19,10 +20,9 @@ KEYS = {
 
 def trial(number, value=None, outcome=Outcome.ok, tier=Tier.exact, **more):
     changed = {"env.A": str(number)} if number else {}
-    kind = Kind.search if number else Kind.baseline
     phases = {"spawn": 1.0, "import": 2.0, "compile": 3.0, "steady": 4.0}
-    return TrialRecord(number=number, kind=kind, knobs=changed, changed=changed, outcome=outcome, value=value, tier=tier,
-                       seconds=10.0, phases_s=phases, **more)  # fmt: skip
+    fields = {"outcome": outcome, "value": value, "tier": tier, "seconds": 10.0, "phases_s": phases, **more}
+    return a_trial(number, knobs=changed, changed=changed, **fields)
 
 
 def test_summary_has_all_documented_keys_from_the_start():

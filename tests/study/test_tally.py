@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.records import Kind, Outcome, Tier
 from autotune.trials.tally import Tally
+from tests.support.records import a_trial
 
 
 def trial(number, rng, *, names=("throughput",)):
@@ -13,10 +14,8 @@ def trial(number, rng, *, names=("throughput",)):
     outcome = rng.choice([*Outcome, Outcome.ok, Outcome.ok, Outcome.ok])
     value = rng.choice([100.0, 110.0, rng.uniform(50, 150)]) if outcome.has_value or outcome is Outcome.parity else None
     scores = {name: value and value * (1 if name == "throughput" else rng.uniform(-2, 2)) for name in names}
-    return TrialRecord(
-        number=number,
-        kind=Kind.search if number else Kind.baseline,
-        knobs={},
+    return a_trial(
+        number,
         changed={"loader.num_workers": number} if number else {},
         outcome=outcome,
         seconds=rng.uniform(5, 20),

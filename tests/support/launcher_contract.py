@@ -19,11 +19,13 @@ from autotune.harness import protocol
 from autotune.launchers import process_tree
 from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
+from autotune.launchers.local import Graces
 from autotune.records import Outcome
-from tests.support.stub_programs import IGNORES_SIGTERM, program
+from tests.support.stub_programs import IGNORES_SIGTERM, SLEEP, program
 from tests.support.waiting import comes, wait_until
 
 ATTEMPTS = itertools.count()
+SHORT = Graces(ranks_s=0.8, leave_s=0.2, orphans_s=0.3, terminate_s=0.5, kill_s=5.0)
 PATIENCE_S = 30.0  # for a loaded machine; passing tests do not wait this long
 
 
@@ -45,6 +47,12 @@ def wait(running: Running) -> Ended:
 def wait_for(file: Path) -> str:
     """Returns a file's text once the program has written it."""
     return wait_until(lambda: file.exists() and file.read_text(), str(file), within_s=PATIENCE_S) or ""
+
+
+def started(launcher: Launcher, folder: Path, body: str = SLEEP) -> tuple[Running, int]:
+    """Starts a trial; returns it and the process id that it wrote."""
+    running = launcher.start(a_launch(folder, program(body)))
+    return running, int(wait_for(folder / "pid"))
 
 
 def is_alive(pid: int) -> bool:

@@ -35,6 +35,7 @@ def spawn(code, **how):
 IGNORES_SIGTERM = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
 )
+SLEEP = "open('pid', 'w').write(str(os.getpid())); os.rename('pid', folder + '/pid'); time.sleep(600)"  # after PRELUDE
 
 
 def program(body: str) -> list[str]:

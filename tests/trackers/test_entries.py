@@ -1,10 +1,12 @@
 import dataclasses
+from functools import partial
 
 import pytest
 
-from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
+from autotune.records import Kind, Outcome, StudyRecord
 from autotune.trackers import entries
 from autotune.wording import headline
+from tests.support.records import a_trial
 from tests.support.studies import make_study
 
 
@@ -13,8 +15,7 @@ def folder(tmp_path):
     return make_study(tmp_path)
 
 
-def trial(**changes) -> TrialRecord:
-    return TrialRecord(**{"number": 7, "kind": Kind.search, "knobs": {}, "changed": {}, "outcome": Outcome.ok} | changes)
+trial = partial(a_trial, number=7, kind=Kind.search)
 
 
 def test_run_names_list_the_changed_knobs():

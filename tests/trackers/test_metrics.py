@@ -1,7 +1,10 @@
+from functools import partial
+
 import pytest
 
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome
 from autotune.trackers import metrics
+from tests.support.records import a_trial
 from tests.support.studies import make_study
 
 UNITS = (
@@ -21,8 +24,7 @@ UNITS = (
 )
 
 
-def trial(**changes) -> TrialRecord:
-    return TrialRecord(**{"number": 7, "kind": Kind.search, "knobs": {}, "changed": {}, "outcome": Outcome.ok} | changes)
+trial = partial(a_trial, number=7, kind=Kind.search)
 
 
 @pytest.fixture

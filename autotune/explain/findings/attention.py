@@ -29,7 +29,6 @@ def unfused_attention(evidence: Evidence) -> Iterable[Finding]:
     if not on_scores or waits_for_host(evidence):
         return
     seconds = math.fsum(row["seconds"] for row in on_scores)
-    low, mid, high = (min(frac * seconds, evidence.step_s) for frac in SAVED_FRAC)
     top = max(on_scores, key=lambda row: row["seconds"])
     shape = str(top["shapes"]).split(", ")[0]
     is_fallback = any(row["operator"] == FALLBACK for row in rows)
@@ -37,7 +36,7 @@ def unfused_attention(evidence: Evidence) -> Iterable[Finding]:
         cause=CAUSE,
         where=evidence.model_place,
         evidence=f"{evidence.of_step(seconds)} are spent on scores of all pairs of positions ({shape}), outside of products",
-        gain=gain_on_device(evidence, (low, mid, high), "predicted"),
+        gain=gain_on_device(evidence, (min(frac * seconds, evidence.step_s) for frac in SAVED_FRAC), "predicted"),
         basis="operators on tensors of this size; a fused kernel does not store the scores",
         code="give scaled_dot_product_attention inputs for which it has a fast kernel (16 bits, no mask that needs a gradient)"
         if is_fallback

@@ -32,7 +32,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         cause="recompilation",
         where=_place(top, evidence),
         evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
-        gain=evidence.gain(0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s, "predicted"),
+        gain=evidence.gain((0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s), "predicted"),
         basis="seconds of compiling in the observed steps, and half of the time by which forward exceeds half of backward",
         code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
@@ -69,7 +69,7 @@ def graph_breaks(evidence: Evidence) -> Iterator[Finding]:
         cause="graph breaks",
         where=_place(top, evidence),
         evidence=f"{count} graph break{'s' * (count != 1)}; their lines take {evidence.of_step(own_s)}{_reason(top)}",
-        gain=evidence.gain(least_s, mid, high, "floor"),
+        gain=evidence.gain((least_s, mid, high), "floor"),
         basis=f"profiler samples of these lines, and {BREAK_S[0] * 1e6:.0f} us at each break to leave and enter compiled code",
         code="move the line out of the compiled function, or write it as tensor operations",
     )

@@ -26,18 +26,14 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
     top = max(sites, key=lambda site: site.seconds)
     # A blocking copy first waits until the GPU has done all earlier work, which is not a cost of the copy.
     most_s = min(seconds, idle_s(evidence) + evidence.copying_s)
-    low, mid, high = (frac * most_s for frac in SAVED_FRAC)
     knob = NOT_WAITING if evidence.value(PINNED) else PINNED
-    can_set = evidence.may_set(knob, True)
     yield Finding(
         cause="synchronous copies",
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)} in copies to the GPU for which the host waits",
-        gain=evidence.gain(low, mid, high, "bound"),
+        gain=evidence.gain((frac * most_s for frac in SAVED_FRAC), "bound"),
         basis=f"seconds inside the copies, at most the seconds in which the GPU is idle or copies; {NOT_CHECKED}",
-        code="" if can_set else "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)",
-        knob=knob if can_set else "",
-        value=True if can_set else None,
+        **evidence.remedy(knob, True, "copy from page-locked memory (pin_memory=True), with .to(device, non_blocking=True)"),
     )
 
 
@@ -52,17 +48,12 @@ def exposed_copies(evidence: Evidence) -> Iterable[Finding]:
         return
     own = [line for line in evidence.own_lines() if line.phase == TRANSFER]
     most_s = min(operations.uploading_s, operations.busy_s or 0.0)
-    low, mid, high = (frac * most_s for frac in SAVED_FRAC)
-    can_set = bool(evidence.value(PINNED)) and evidence.may_set(AHEAD, True)
+    code = "copy the next batch on a stream of its own during the step, or copy fewer bytes (images as bytes)"
     yield Finding(
         cause="exposed copies",
         where=evidence.place_of(own[0]) if own else "copies to the GPU",
         evidence=f"the GPU only copies from the host for {evidence.of_step(operations.uploading_s)}",
-        gain=evidence.gain(low, mid, high, "bound"),
+        gain=evidence.gain((frac * most_s for frac in SAVED_FRAC), "bound"),
         basis=f"copies in the trace during which the GPU does not compute; {NOT_CHECKED}",
-        code=""
-        if can_set
-        else "copy the next batch on a stream of its own during the step, or copy fewer bytes (images as bytes)",
-        knob=AHEAD if can_set else "",
-        value=True if can_set else None,
+        **(evidence.remedy(AHEAD, True, code) if evidence.value(PINNED) else {"code": code}),
     )

@@ -30,12 +30,11 @@ def anomaly_detection(evidence: Evidence) -> Iterator[Finding]:
     files = dict.fromkeys(line.file for line in evidence.own_lines())
     place = next((place for file in files if (place := line_with(SWITCH, file))), None)
     seconds = _stacks_s(evidence) + _searches_s(evidence)
-    low, mid, high = (min(seconds * times, evidence.step_s) for times in SEEN_TIMES)
     yield Finding(
         cause=ANOMALY,
         where=evidence.place(*place) if place else "torch.autograd",
         evidence=f"{evidence.of_step(seconds)} in recording stacks and in searching gradients for NaN",
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=evidence.gain((min(seconds * times, evidence.step_s) for times in SEEN_TIMES), "predicted"),
         basis="stack samples of the training thread, and operators in the trace",
         code="remove torch.autograd.set_detect_anomaly(True), or turn it on only while looking for a NaN",
     )

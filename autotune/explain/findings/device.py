@@ -56,13 +56,12 @@ def unfused_optimizer(evidence: Evidence) -> Iterable[Finding]:
     seconds, value = evidence.phases_s.get(OPTIMIZER, 0.0), _faster_optimizer(evidence)
     if value is None:
         return
-    low, mid, high = (seconds * (1 - 1 / times) for times in FASTER_OPTIMIZER)
     own = [line for line in evidence.own_lines() if line.phase == OPTIMIZER]
     yield Finding(
         cause="unfused optimizer",
         where=evidence.place_of(own[0]) if own else "optimizer.step()",
         evidence=f"the update takes {evidence.of_step(seconds)}",
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=evidence.gain((seconds * (1 - 1 / times) for times in FASTER_OPTIMIZER), "predicted"),
         basis="fused updates are usually 1.5 to 8 times as fast",
         knob=OPTIMIZER_KNOB,
         value=value,
@@ -98,15 +97,14 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
     if overhead_s < (LEAST_WAITING_FRAC if is_explained else LAUNCH_FRAC) * busy_s:
         return
     if value is None:
-        gain = evidence.gain(0.0, COMPILED_FRAC[1] * overhead_s, overhead_s, "bound")
+        gain = evidence.gain((0.0, COMPILED_FRAC[1] * overhead_s, overhead_s), "bound")
         basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
         each = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us"
         basis = f"{each} for each call of an operator, and a call processes more samples in a larger batch"
     else:
-        low, mid, high = (frac * overhead_s for frac in COMPILED_FRAC)
-        gain = evidence.gain(low, mid, high, "predicted")
+        gain = evidence.gain((frac * overhead_s for frac in COMPILED_FRAC), "predicted")
         basis = "compiled code usually saves 10 to 90 % of the calls"
     seen = "calling them takes up to" if idle is None else "the GPU waits for the host for"
     yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from autotune.explain.evidence import Evidence
@@ -40,14 +41,14 @@ def waits_for_host(evidence: Evidence) -> bool:
     return (waiting_frac(evidence) or 0.0) >= LAUNCH_FRAC
 
 
-def gain_on_device(evidence: Evidence, saved_s: tuple[float, float, float], kind: Kind) -> Gain:
+def gain_on_device(evidence: Evidence, saved_s: Iterable[float], kind: Kind) -> Gain:
     """Returns the gain if the device computes for `saved_s` seconds less.
 
     If a GPU is idle for 10 % of the step, only 90 % of the lower end and of the estimate count. If it is idle for more than
     IDLE_FRAC, the lower end is 0.
     """
     idle, (low, mid, high) = idle_frac(evidence) or 0.0, saved_s
-    return evidence.gain(low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high, kind)
+    return evidence.gain((low * (1 - idle) if idle <= IDLE_FRAC else 0.0, mid * (1 - idle), high), kind)
 
 
 def idle_frac(evidence: Evidence) -> float | None:

@@ -120,7 +120,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
             evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
-            gain=evidence.gain(*_saved(evidence, seconds, (), share_error=0.0), "floor"),
+            gain=evidence.gain(_saved(evidence, seconds, (), share_error=0.0), "floor"),
             basis="the seconds that the collector reports",
             code=CODE[COLLECTION],
         )
@@ -194,7 +194,7 @@ def _finding(evidence: Evidence, cause: str, lines: Sequence[Line], inside: Sequ
         cause=cause,
         where=evidence.place_of(top),
         evidence=f"{evidence.of_step(seconds)}{text}{also}",
-        gain=evidence.gain(*_saved(evidence, seconds, lines, share_error=_share_error(evidence, seconds)), "floor"),
+        gain=evidence.gain(_saved(evidence, seconds, lines, share_error=_share_error(evidence, seconds)), "floor"),
         basis=f"{first.num_samples} stack samples of the training thread in {first.seconds:.1f} s",
         code=CODE[cause],
     )

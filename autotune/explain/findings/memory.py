@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from autotune.explain.evidence import Evidence
 from autotune.explain.findings.device import BATCH, gain_of_larger_batch
@@ -15,6 +14,7 @@ from autotune.knobs.malloc import GLIBC_KEEP
 from autotune.quantities import percent_text
 
 ALLOCATOR, EXPANDABLE = "memory.allocator", "expandable_segments"
+OTHER_REMEDY = "a smaller batch, fewer different sizes of tensors, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MALLOC = "memory.malloc"
 OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
@@ -35,14 +35,13 @@ def allocator_retries(evidence: Evidence) -> Iterator[Finding]:
             continue
         unused = _unused_frac(memory)
         also = f"; {percent_text(unused)} of the reserved memory is unused" if unused else ""
-        low, mid, high = (min(retries * seconds, evidence.step_s) for seconds in RETRY_S)
         yield Finding(
             cause="allocator retries",
             where=f"rank {memory.rank}",
             evidence=f"{retries:.3g} retries per step, each of which waits for the device and frees the cache{also}",
-            gain=evidence.gain(low, mid, high, "bound"),
+            gain=evidence.gain((min(retries * seconds, evidence.step_s) for seconds in RETRY_S), "bound"),
             basis="usual cost of freeing the cache; not measured on a GPU yet",
-            **_remedy(evidence),
+            **evidence.remedy(ALLOCATOR, EXPANDABLE, OTHER_REMEDY),
         )
 
 
@@ -73,25 +72,16 @@ def page_faults(evidence: Evidence) -> Iterator[Finding]:
     faults = evidence.first.page_faults
     if not faults or evidence.is_cuda:
         return
-    low, mid, high = (min(faults * seconds, evidence.step_s) for seconds in FAULT_S)
-    remedy: dict[str, Any] = {"code": f"start Python with {' '.join(f'{name}={text}' for name, text in KEEPING.items())}"}
-    if evidence.may_set(MALLOC, GLIBC_KEEP):
-        remedy = {"knob": MALLOC, "value": GLIBC_KEEP}
+    code = f"start Python with {' '.join(f'{name}={text}' for name, text in KEEPING.items())}"
     yield Finding(
         cause="page faults",
         where="memory allocator of the host",
         evidence=f"{faults:,.0f} pages a step are requested from the kernel again after they were returned to it",
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=evidence.gain((min(faults * seconds, evidence.step_s) for seconds in FAULT_S), "predicted"),
         basis="the usual cost of a page fault",
-        **remedy,
+        **evidence.remedy(MALLOC, GLIBC_KEEP, code),
     )
 
 
 def _unused_frac(memory: Memory) -> float:
     return memory.fragmentation_frac or 0.0
-
-
-def _remedy(evidence: Evidence) -> dict[str, Any]:
-    if evidence.may_set(ALLOCATOR, EXPANDABLE):
-        return {"knob": ALLOCATOR, "value": EXPANDABLE}
-    return {"code": "a smaller batch, fewer different sizes of tensors, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"}

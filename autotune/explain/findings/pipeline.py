@@ -335,16 +335,16 @@ def gain_without(evidence: Evidence, remaining: Saved, *, work_s: float, cpu_s: 
         seconds, wanted = work_s / whole_s * _making_s(evidence), _wanted(evidence)
         hidden_s = _saved_by_workers(evidence, wanted)[1] if wanted else 0.0
         least_s = max(0.0, 0.8 * seconds - hidden_s)
-        return evidence.gain(least_s, seconds, 1.25 * seconds, "floor" if least_s else "bound")
+        return evidence.gain((least_s, seconds, 1.25 * seconds), "floor" if least_s else "bound")
     freed_s = cpu_s / cores if evidence.is_shared else 0.0
     if not is_behind(evidence):
-        return evidence.gain(*_saved_by_cores(evidence, remaining, freed_s, work_s / whole_s), "predicted")
+        return evidence.gain(_saved_by_cores(evidence, remaining, freed_s, work_s / whole_s), "predicted")
     step_s, alone_s = evidence.trial_step_s, _training_alone_s(evidence, freed_s)
-    low, mid, high = (
+    saved_s = (
         max(0.0, step_s - max(step_s * slower * (1 - (1 - frac) * work_s / whole_s), alone))
         for slower, frac, alone in zip(LOADER_TIMES, remaining, alone_s, strict=True)
     )  # the loader limits the rate now, so a step takes as long as the loader
-    return gain_of(step_s, (low, mid, high), "predicted")
+    return gain_of(step_s, saved_s, "predicted")
 
 
 def _making_s(evidence: Evidence) -> float:
@@ -395,13 +395,12 @@ def too_few_workers(evidence: Evidence) -> Iterable[Finding]:
     have, service, wanted = evidence.num_workers, service_s(evidence), _wanted(evidence)
     if wanted is None or not is_behind(evidence):
         return
-    low, mid, high = _saved_by_workers(evidence, wanted)
     yield Finding(
         cause=WORKERS,
         where=f"DataLoader, num_workers={have}",
         evidence=f"{have or 'no'} worker{'s' * (have != 1)}; {_input_text(evidence)}"
         + (f"; {step_time_text(service)} of work per sample" if service else ""),
-        gain=evidence.gain(low, mid, high, "predicted"),
+        gain=evidence.gain(_saved_by_workers(evidence, wanted), "predicted"),
         basis="input and the rest of the step in parallel, on the available cores",
         knob=NUM_WORKERS,
         value=wanted,

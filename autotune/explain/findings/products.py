@@ -142,17 +142,13 @@ def layout_conversions(evidence: Evidence) -> Iterable[Finding]:
     seconds = evidence.operations[0].layout_s if evidence.operations else 0.0
     if not seconds or evidence.operations[0].is_distorted or waits_for_host(evidence):
         return
-    can_set = evidence.may_set(CHANNELS_LAST, True)
-    low, mid, high = (seconds * times for times in NOT_CONVERTED)
     yield Finding(
         cause="layout conversions",
         where="convolutions",
         evidence=f"{evidence.of_step(seconds)} are spent on converting images between NCHW and NHWC",
-        gain=gain_on_device(evidence, (low, mid, high), "predicted"),
+        gain=gain_on_device(evidence, (seconds * times for times in NOT_CONVERTED), "predicted"),
         basis="kernels that convert between layouts; without them, pooling and normalisation are often faster, too",
-        code="" if can_set else "keep model and images in torch.channels_last throughout",
-        knob=CHANNELS_LAST if can_set else "",
-        value=True if can_set else None,
+        **evidence.remedy(CHANNELS_LAST, True, "keep model and images in torch.channels_last throughout"),
     )
 
 
@@ -165,14 +161,14 @@ def unaligned_products(evidence: Evidence) -> Iterable[Finding]:
     for slow, rate, is_measured in slow_products(evidence):
         slow_s, slow_flops = math.fsum(one.seconds for one in slow), math.fsum(one.flops for one in slow)
         sizes = list(dict.fromkeys(size for one in slow for size in one.odd_sizes))[:MAX_SIZES]
-        low, mid, high = (saved_by_padding_s(slow, rate) * times for times in ALIGNED_SAVES)
+        saved_s = saved_by_padding_s(slow, rate)
         is_compiled = evidence.value(COMPILE) not in (None, "off")
         yield Finding(
             cause="unaligned products",
             where=f"{slow[0].operator} ({slow[0].shapes})",
             evidence=f"{len(slow)} products with a size of {' or '.join(map(str, sizes))}: {evidence.of_step(slow_s)}, "
             f"{flops_text(slow_flops / slow_s)} instead of {flops_text(rate)}",
-            gain=gain_on_device(evidence, (low, mid, high), "predicted"),
+            gain=gain_on_device(evidence, (saved_s * times for times in ALIGNED_SAVES), "predicted"),
             basis="the rate of the step's aligned products" if is_measured else "half of the peak of the GPU",
             code=f"pad {', '.join(f'{size} to {_padded(size)}' for size in sizes)} (a vocabulary, a width, a length or a batch "
             f"size){'' if is_compiled else ', or try torch.compile, which may pad such sizes itself'}",

@@ -35,7 +35,7 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
         where=f"rank {slow.rank}{place}",
         evidence=f"rank {slow.rank} takes longer than the others by {evidence.of_step(excess_s)}, mostly in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
-        gain=evidence.gain(*_saved_by_balance(evidence, own_s, excess_s), "predicted"),
+        gain=evidence.gain(_saved_by_balance(evidence, own_s, excess_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
         code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
@@ -103,7 +103,7 @@ def communication(evidence: Evidence) -> Iterator[Finding]:
         cause="communication",
         where="gradient all-reduce",
         evidence=f"{evidence.of_step(seconds)} waiting for the exchange of {amount}gradients",
-        gain=evidence.gain(0.0, 0.5 * seconds, seconds, "bound"),
+        gain=evidence.gain((0.0, 0.5 * seconds, seconds), "bound"),
         basis="exposed communication of the rank that waits least",
         code="exchange less often (larger batch, accumulation) or fewer bytes (parallel.gradient_compression)",
     )

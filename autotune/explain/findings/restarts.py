@@ -47,6 +47,5 @@ def restarted_workers(evidence: Evidence) -> Iterator[Finding]:
 def _remedy(evidence: Evidence, found: Restarts) -> dict[str, Any]:
     if found.num_remade:
         return {"code": "make the DataLoader once, before the loop over the epochs, with persistent_workers=True"}
-    if evidence.may_set(PERSISTENT, True):
-        return {"knob": PERSISTENT, "value": True}
-    return {"code": "DataLoader(..., persistent_workers=True), if the program does not change its data set between epochs"}
+    code = "DataLoader(..., persistent_workers=True), if the program does not change its data set between epochs"
+    return evidence.remedy(PERSISTENT, True, code)

@@ -27,13 +27,6 @@ def a_study():
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0), direction="maximize")
 
 
-def ask(study):
-    trial = study.ask()
-    for key, distribution in SPACE.items():
-        trial._suggest(key, distribution)
-    return trial
-
-
 def end(study, trial, rng):
     """Ends a trial: with a rate, as out of memory, or without an answer."""
     kind = rng.choice(["ok", "ok", "ok", "out", "works", "fail"])
@@ -54,7 +47,7 @@ def states():
         if running and (len(running) == 5 or rng.random() < 0.5):
             end(study, running.pop(rng.randrange(len(running))), rng)
         else:
-            running.append(ask(study))
+            running.append(study.ask(SPACE))
         yield study
 
 
@@ -81,7 +74,7 @@ def test_another_study_is_read_from_its_beginning():
     history, (*_, study) = History(), states()
     history.seen(study)
     other, rng = a_study(), random.Random(1)
-    end(other, ask(other), rng)
+    end(other, other.ask(SPACE), rng)
     assert list(history.seen(other)) == list(History().seen(other))
 
 
