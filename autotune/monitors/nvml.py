@@ -80,29 +80,21 @@ class DeviceCounters:
 
 
 class DeviceMonitor:
-    """Monitors the devices of all ranks, in their order, as one. The worst device decides about a trial.
-
-    Without devices, everything is unknown. Subclasses monitor a single device.
+    """Monitors one device, or all ranks' devices, from the tuner's process. This base class reports everything as unknown.
 
     Order of the calls: `restart`, `sample` about once a second, `open_window` when the measured window opens, further samples,
     `close_window` when the window ends, `metrics`.
     """
 
     uuid: str | None = None
-    _devices: Sequence[DeviceMonitor] = ()
-
-    def __init__(self, devices: Sequence[DeviceMonitor] = ()) -> None:
-        self._devices = devices
 
     @property
     def devices(self) -> Sequence[DeviceMonitor]:
         """The monitors of the individual devices."""
-        return self._devices or [self]
+        return [self]
 
     def sample(self, *, is_steady: bool) -> DeviceSample | None:
-        """Takes a sample of each device; a single device returns its sample."""
-        for device in self._devices:
-            device.sample(is_steady=is_steady)
+        """Takes and returns a sample; None without a device."""
         return None
 
     def metrics(self) -> dict[str, float]:
@@ -118,57 +110,39 @@ class DeviceMonitor:
             gpu.energy_j: energy used in the window, by the counter. gpu.energy_s: the window's seconds.
             gpu.sm_clock_frac: clock as a share of the default clock, mean over the steady samples in which the device was
             busy and under no power cap.
-            Of several devices: means, or the worst device's value for metrics that trials are judged by.
         """
-        known = [device.metrics() for device in self._devices]
-        names = dict.fromkeys(name for metrics in known for name in metrics)
-        return {name: _rule(name)([metrics[name] for metrics in known if name in metrics]) for name in names}
+        return {}
 
     def open_window(self) -> None:
         """Takes the first reading of the counters."""
-        for device in self._devices:
-            device.open_window()
 
     def close_window(self) -> None:
         """Takes the last reading of the counters, and nothing else: the trial's processes may have exited by now."""
-        for device in self._devices:
-            device.close_window()
 
     def compute_processes(self) -> dict[int, float | None]:
         """Returns the processes that compute on the device: id -> recent share of its multiprocessors, None if unknown.
 
-        Ids are the host's: in a container they may mean nothing, or be missing. If a process runs on several devices, its
-        largest share counts.
+        Ids are the host's: in a container they may mean nothing, or be missing.
         """
-        shares: dict[int, float | None] = {}
-        for device in self._devices:
-            for pid, share in device.compute_processes().items():
-                known = shares.get(pid)
-                shares[pid] = known if share is None else max(share, known or 0.0)
-        return shares
+        return {}
 
     def restart(self) -> None:
         """Discards the samples when a new trial begins."""
-        for device in self._devices:
-            device.restart()
 
     def memory_used_bytes(self) -> int | None:
-        """Returns the memory of a single device in use by all processes together; None if unknown."""
+        """Returns the device memory in use by all processes together; None if unknown."""
         return None
 
     def memory_used_frac(self) -> float | None:
-        """Returns the largest share of a device's memory in use among the samples since `restart`; None if unknown."""
-        known = [frac for device in self._devices if (frac := device.memory_used_frac()) is not None]
-        return max(known, default=None)
+        """Returns the largest share of device memory in use among the samples since `restart`; None if unknown."""
+        return None
 
     def holders(self) -> list[str]:
-        """Returns the processes that hold the memory of a single device, "1234 (python train.py, 812 MiB)"."""
+        """Returns the processes that hold device memory, "1234 (python train.py, 812 MiB)"."""
         return []
 
     def close(self) -> None:
         """Shuts NVML down."""
-        for device in self._devices:
-            device.close()
 
 
 class NoDevice(DeviceMonitor):
@@ -392,10 +366,70 @@ def _holder(pid: int, used_bytes: int | None) -> str:
     return f"{pid} ({command}{'' if used_bytes is None else f', {used_bytes / MIB:.0f} MiB'})"
 
 
+class SeveralDevices(DeviceMonitor):
+    """Several devices, in the order of the ranks, as one. The worst device decides about a trial.
+
+    `memory_used_bytes` and `holders` report nothing here: the memory gate asks each of `devices` instead.
+    """
+
+    def __init__(self, devices: Sequence[DeviceMonitor]) -> None:
+        self._devices = list(devices)
+
+    @property
+    def devices(self) -> Sequence[DeviceMonitor]:
+        """See `DeviceMonitor.devices`."""
+        return self._devices
+
+    def sample(self, *, is_steady: bool) -> None:
+        """See `DeviceMonitor.sample`."""
+        for device in self._devices:
+            device.sample(is_steady=is_steady)
+
+    def metrics(self) -> dict[str, float]:
+        """See `DeviceMonitor.metrics`: means over the devices, or the worst device for metrics that trials are judged by."""
+        known = [device.metrics() for device in self._devices]
+        names = dict.fromkeys(name for metrics in known for name in metrics)
+        return {name: _rule(name)([metrics[name] for metrics in known if name in metrics]) for name in names}
+
+    def open_window(self) -> None:
+        """See `DeviceMonitor.open_window`."""
+        for device in self._devices:
+            device.open_window()
+
+    def close_window(self) -> None:
+        """See `DeviceMonitor.close_window`."""
+        for device in self._devices:
+            device.close_window()
+
+    def compute_processes(self) -> dict[int, float | None]:
+        """See `DeviceMonitor.compute_processes`; if a process runs on several devices, its largest share counts."""
+        shares: dict[int, float | None] = {}
+        for device in self._devices:
+            for pid, share in device.compute_processes().items():
+                known = shares.get(pid)
+                shares[pid] = known if share is None else max(share, known or 0.0)
+        return shares
+
+    def restart(self) -> None:
+        """See `DeviceMonitor.restart`."""
+        for device in self._devices:
+            device.restart()
+
+    def memory_used_frac(self) -> float | None:
+        """See `DeviceMonitor.memory_used_frac`; takes the fullest device."""
+        known = [frac for device in self._devices if (frac := device.memory_used_frac()) is not None]
+        return max(known, default=None)
+
+    def close(self) -> None:
+        """See `DeviceMonitor.close`."""
+        for device in self._devices:
+            device.close()
+
+
 def as_one(devices: Sequence[DeviceMonitor]) -> DeviceMonitor:
     """Returns one monitor for all devices that are present; the null object if no device is present."""
     there = [device for device in devices if not isinstance(device, NoDevice)]
-    return there[0] if len(there) == 1 else DeviceMonitor(there) if there else NoDevice()
+    return there[0] if len(there) == 1 else SeveralDevices(there) if there else NoDevice()
 
 
 def _rule(name: str) -> Callable[[list[float]], float]:
