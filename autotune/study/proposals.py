@@ -460,7 +460,8 @@ class Search:
 
     def _limits(self) -> dict[str, Any]:
         session, num = self._session, len(self._names)
-        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes}
+        limited = session.runner.goal.limited_metrics
+        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes, "metrics": limited}
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""

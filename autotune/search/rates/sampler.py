@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING
-from autotune.search.rates.history import History, Known, Seen
+from autotune.search.rates.history import MOST_TRIALS, History, Known, Seen
 from autotune.search.rates.memory import MemoryModel, Peak
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
@@ -31,7 +31,6 @@ from autotune.search.rates.supposition import Supposition, supposition
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
-MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 REFIT_TIMES = 1.01  # the memory model is fitted again once the number of trials has grown by this factor; see `_Recent`
 # At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
