@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
+from autotune.search.rates.coding import doublings
 
 NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; fewer random trials are needed here, because the study adds trials of its own
 MAX_GRID_POINTS = 100_000
@@ -96,8 +96,7 @@ def grid_levels(distribution: BaseDistribution) -> list[Any]:
     if isinstance(distribution, CategoricalDistribution):
         return list(distribution.choices)
     if isinstance(distribution, IntDistribution) and distribution.log:
-        powers = itertools.takewhile(lambda v: v < distribution.high, (distribution.low * 2**n for n in itertools.count()))
-        return [*powers, distribution.high]
+        return doublings(distribution.low, distribution.high)
     if isinstance(distribution, IntDistribution):
         return list(range(distribution.low, distribution.high + 1, distribution.step))
     if isinstance(distribution, FloatDistribution) and distribution.step is not None:

@@ -10,6 +10,7 @@ import optuna
 
 from autotune.quantities import ratio_text
 from autotune.records import Knobs, TrialRecord
+from autotune.search.rates.coding import levels_of
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
@@ -122,7 +123,7 @@ def filling_seed(
         return
     if not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
         return
-    larger = [value for value in space.domains[BATCH].values if isinstance(value, int) and value > batch]
+    larger = [value for value in levels_of(space.domains[BATCH].distribution()) if isinstance(value, int) and value > batch]
     filling = filling_batch(best.knobs, larger)
     if filling is not None:
         why = f"the best so far (trial {best.number}) with the largest batch that is expected to fit the memory"

@@ -277,7 +277,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return dict(self._distributions or self._shared_space.calculate(study))
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Known) -> Coding:
-        coding = Coding(distributions, known.values, self.rules.ladders)
+        best = next((one.params for one in known.fastest() if one.may_win), None)
+        coding = Coding(distributions, known.values, self.rules.ladders, best)
         if self._last_coding is None or coding.levels != self._last_coding.levels:  # else reuse the last one with its tables
             self._last_coding = coding
         return self._last_coding
