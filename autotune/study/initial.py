@@ -85,7 +85,14 @@ def _fits(session: Session, seed: dict[str, Any]) -> bool:
     return not peak or not capacity or peak <= FITS_FRAC * capacity
 
 
-def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
+def expert_seeds(
+    session: Session,
+    hold: Knobs,
+    may_fit: Callable[[Knobs], bool],
+    *,
+    is_led: bool,
+    log_rates: Callable[[list[Knobs]], list[float] | None],
+) -> Iterator[Proposal]:
     """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
 
     Args:
@@ -93,11 +100,14 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         hold: knobs that are not varied yet, with their values.
         may_fit: whether a configuration is expected to fit into memory.
         is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
+        log_rates: returns the expected rates of configurations, in logarithms; None if there is no forecast.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
         return
     seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
+    if is_led and not host_context.has_cuda:
+        seeds = _with_better_workers_first(session, seeds, log_rates)
     for why, seed in seeds[:NUM_LED_SEEDS] if is_led else seeds:
         knobs = space.active({**seed, **hold})
         if _is_disproved(session, knobs):
@@ -138,6 +148,18 @@ def _is_loader_idle(session: Session) -> bool:
         return False
     has_workers = bool(session.resolved.reference.get(WORKERS))
     return supply >= demand * FASTER_TIMES * (BESIDE_TIMES if has_workers else ALONE_TIMES)
+
+
+def _with_better_workers_first(
+    session: Session, seeds: list[tuple[str, Knobs]], log_rates: Callable[[list[Knobs]], list[float] | None]
+) -> list[tuple[str, Knobs]]:
+    """Returns the seeds, first those whose number of loader workers is expected to be better at the program's batch size."""
+    own = session.resolved.reference.get(BATCH)
+    found = log_rates([{**knobs, **({BATCH: own} if BATCH in knobs and own is not None else {})} for _, knobs in seeds])
+    if found is None:
+        return seeds
+    order = sorted(range(len(seeds)), key=lambda place: -round(found[place], 6))
+    return [seeds[place] for place in order]
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:

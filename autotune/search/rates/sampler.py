@@ -137,6 +137,25 @@ class RatesSampler(optuna.samplers.BaseSampler):
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
 
+    def log_rates(self, study: optuna.Study, configurations: Sequence[Params]) -> list[float] | None:
+        """Returns the expected rates of configurations, in logarithms, even if only the baseline is known; None if it is not."""
+        space = self._shared(study)
+        known = self._history.seen(study).within(space.keys())
+        if self._why_not(study) or not known.rated:
+            return None
+        coding = self._coding(space, known)
+        forecast = AveragedForecast(
+            coding,
+            known.measured(most=MOST_TRIALS),
+            self._machine(study),
+            may_decompose=self.options.decomposition,
+            min_device_rates=MIN_DEVICE_RATES_RUNNING,
+            gains=self.rules.gains,
+            spreads=self.rules.spreads,
+        )
+        means: list[float] = forecast.means(coding.encode([self.rules.active(one) for one in configurations])).mean.tolist()
+        return means
+
     # Interface to Optuna --------------------------------------------------------------------------------------------------
 
     def reseed_rng(self) -> None:
