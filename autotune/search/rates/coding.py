@@ -28,7 +28,7 @@ NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range ins
 BATCH = "loader.batch_size"
 # If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these
 # values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size.
-HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3

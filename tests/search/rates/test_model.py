@@ -3,7 +3,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from autotune.search.rates import coding as coding_module
-from autotune.search.rates.coding import Coding, Levelled, levels_of
+from autotune.search.rates.coding import BATCH, Coding, Levelled, levels_of
 from autotune.search.rates.model import LinearModel
 
 SPACE = {
@@ -171,3 +171,10 @@ def test_conditioning_on_expected_results_equals_a_new_fit_with_them():
         assert found == pytest.approx(fit, abs=1e-9)
     assert quick.left_out_errors() == pytest.approx(whole.left_out_errors(), abs=1e-9)
     assert model.conditioned(features[[]], noise[[]]) is model
+
+
+def test_rate_that_grows_with_batches_of_thousands_is_expected_to_grow_further():
+    """On a made-up H100, a program with batches of 256 to 4096 was compiled twice before its batch was raised."""
+    coding = Coding({BATCH: CategoricalDistribution([256, 1024, 4096])})
+    model = LinearModel(coding.features(np.array([[0], [1]])), np.log([1.0, 4.0]))
+    assert model.mean(coding.features(np.array([[2]])))[0] > np.log(4.0 * 1.5)
