@@ -102,7 +102,8 @@ def measured(record: TrialRecord, metrics: Collection[str] = ()) -> dict[str, An
         "to_blame": None if record.outcome.has_value else sorted(may_be_to_blame(record)),
     }
     limited = {name: record.metrics[name] for name in metrics if record.metrics.get(name)}
-    return found | ({"metrics": limited} if limited else {}) | ({"violated": list(record.violations)} if record.violations else {})
+    more = {"metrics": limited, "violated": list(record.violations)}
+    return found | {key: value for key, value in more.items() if value}
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:

@@ -27,6 +27,7 @@ FITS_FRAC = 0.97
 # FASTER_TIMES as fast: ALONE_TIMES as fast as that step without workers, since step and loader then take turns, and
 # BESIDE_TIMES as fast with workers.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
+WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 
@@ -153,13 +154,16 @@ def _is_loader_idle(session: Session) -> bool:
 def _with_better_workers_first(
     session: Session, seeds: list[tuple[str, Knobs]], log_rates: Callable[[list[Knobs]], list[float] | None]
 ) -> list[tuple[str, Knobs]]:
-    """Returns the seeds, first those whose number of loader workers is expected to be better at the program's batch size."""
+    """Returns the seeds, first those whose number of loader workers is expected to be better at the program's batch size.
+
+    Workers must gain WORKERS_GAIN.
+    """
     own = session.resolved.reference.get(BATCH)
     found = log_rates([{**knobs, **({BATCH: own} if BATCH in knobs and own is not None else {})} for _, knobs in seeds])
     if found is None:
         return seeds
-    order = sorted(range(len(seeds)), key=lambda place: -round(found[place], 6))
-    return [seeds[place] for place in order]
+    worth = [rate - WORKERS_GAIN * bool(knobs.get(WORKERS)) for rate, (_, knobs) in zip(found, seeds, strict=True)]
+    return [seeds[place] for place in sorted(range(len(seeds)), key=lambda place: -round(worth[place], 6))]
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:

@@ -54,7 +54,7 @@ class SingleChanges:
         """
         domain, own = self._space.domains[key], best.knobs.get(key, self._space.reference[key])
         values = levels_of(domain.distribution())
-        if isinstance(domain, IntInterval) and domain.contains(own):
+        if isinstance(domain, IntInterval) and own is not None and domain.contains(own):
             values = sorted({*values, own})
         if own not in values or not self._is_ordered(key):
             return [value for value in values if value != own]

@@ -1,8 +1,8 @@
 """Encodes configurations as numbers: the levels of each knob, and the columns for linear models of rates.
 
-A knob's levels are its listed values, or a few values along its range, with more of them around the best value. All columns of an absent (inactive) knob are 0. Numeric
-levels are coded cumulatively: each column is the step from one level to the next. So neighbouring levels get similar effects,
-and the curve can have any shape. A ladder such as compile.mode, in which each mode includes the previous one, is coded in the
+A knob's levels are its listed values, or a few values along its range, with more of them around the best value. All columns of
+an absent (inactive) knob are 0. Numeric levels are coded cumulatively: each column is the step from one level to the next. So
+neighbouring levels get similar effects, and the curve can have any shape. A ladder such as compile.mode, in which each mode includes the previous one, is coded in the
 same way. Other knobs have one column for each value except the first. Each pair of knobs also has the products of their
 columns, so that the model can learn which values help or hinder each other. There are thousands of such columns, but a model
 needs only the inner products of configurations, which `Features` computes.
@@ -27,7 +27,8 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
 # If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these
-# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size.
+# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size. Of those above 256, only values
+# up to the largest batch size count: the others would make small batches too uncertain.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
@@ -147,9 +148,10 @@ class Levelled:
         if self.key != BATCH:
             return steps, STEP_VARIANCE * np.diff(at)
         sizes = np.array([max(float(value), 1.0) for value in self.values])
-        curves = np.stack([np.log(sizes / (sizes + half)) for half in HALF_BATCHES], axis=1)
-        curves = np.vstack([curves - curves[0], np.zeros((1, len(HALF_BATCHES)))])
-        return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
+        halves = [half for half in HALF_BATCHES if half <= max(256.0, sizes[-1])]
+        curves = np.stack([np.log(sizes / (sizes + half)) for half in halves], axis=1)
+        curves = np.vstack([curves - curves[0], np.zeros((1, len(halves)))])
+        return np.hstack([curves, steps]), np.concatenate([np.ones(len(halves)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1."""
@@ -177,7 +179,7 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: configurations whose values also become levels, if they lie inside a range.
-        best: the fastest of them. Between its value in a range and the next level on each side, if that was seen, lies one more.
+        best: the fastest of them. Halfway from its value in a range to the next level on each side that was seen lies one more.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
@@ -193,8 +195,9 @@ class Coding:
         for params in seen if ranges else ():
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
+        top, listed = best or {}, ladders or {}
         self.knobs = [
-            _within(key, found, met[key], (best or {}).get(key)) if key in met else _listed(key, found, (ladders or {}).get(key))
+            _within(key, found, met[key], top.get(key)) if key in met else _listed(key, found, listed.get(key))
             for key, found in distributions.items()
         ]
         self._places = {knob.key: {_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs}
@@ -305,7 +308,7 @@ def _within(key: str, found: BaseDistribution, met: set[Any], best: Any) -> Leve
 
 
 def levels_of(found: BaseDistribution) -> list[Any]:
-    """Returns the listed values, or a few values along a range, with its ends: doublings, or equal steps between round numbers."""
+    """Returns the listed values, or a few along a range, with its ends: doublings, or equal steps between round numbers."""
     if isinstance(found, CategoricalDistribution):
         return list(found.choices)
     assert isinstance(found, IntDistribution | FloatDistribution)

@@ -138,7 +138,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
 
     def log_rates(self, study: optuna.Study, configurations: Sequence[Params]) -> list[float] | None:
-        """Returns the expected rates of configurations, in logarithms, even if only the baseline is known; None if it is not."""
+        """Returns the expected rates of configurations, in logarithms; None if not even the baseline's is known."""
         space = self._shared(study)
         known = self._history.seen(study).within(space.keys())
         if self._why_not(study) or not known.rated:
