@@ -53,7 +53,7 @@ class SingleChanges:
         If the knob's values have no order, or the current value is not among them, returns all except the current one.
         """
         domain, own = self._space.domains[key], best.knobs.get(key, self._space.reference[key])
-        values = levels_of(domain.distribution())
+        values: list[KnobValue] = levels_of(domain.distribution())
         if isinstance(domain, IntInterval) and own is not None and domain.contains(own):
             values = sorted({*values, own})
         if own not in values or not self._is_ordered(key):

@@ -2,10 +2,10 @@
 
 A knob's levels are its listed values, or a few values along its range, with more of them around the best value. All columns of
 an absent (inactive) knob are 0. Numeric levels are coded cumulatively: each column is the step from one level to the next. So
-neighbouring levels get similar effects, and the curve can have any shape. A ladder such as compile.mode, in which each mode includes the previous one, is coded in the
-same way. Other knobs have one column for each value except the first. Each pair of knobs also has the products of their
-columns, so that the model can learn which values help or hinder each other. There are thousands of such columns, but a model
-needs only the inner products of configurations, which `Features` computes.
+neighbouring levels get similar effects, and the curve can have any shape. A ladder such as compile.mode, in which each mode
+includes the previous one, is coded in the same way. Other knobs have one column for each value except the first. Each pair of
+knobs also has the products of their columns, so that the model can learn which values help or hinder each other. There are
+thousands of such columns, but a model needs only the inner products of configurations, which `Features` computes.
 """
 
 from __future__ import annotations
