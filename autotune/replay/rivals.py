@@ -6,6 +6,7 @@ import abc
 import itertools
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import optuna
 
@@ -195,6 +196,6 @@ class Sampled(Rival):
         else:
             tell(self._study, trial, record, **self._limits())
 
-    def _limits(self) -> dict[str, object]:
+    def _limits(self) -> dict[str, Any]:
         known = [record.score for record in self.session.searched if record.score is not None]
         return {"worst": [min(known, default=0.0)], "memory_capacity_bytes": self.session.memory_capacity_bytes}

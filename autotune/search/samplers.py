@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.errors import BadInput, one_of
 from autotune.search.rates import RatesSampler
+from autotune.search.rates.coding import doublings
 
 NUM_STARTUP_TRIALS = 6  # Optuna's default is 10; fewer random trials are needed here, because the study adds trials of its own
 MAX_GRID_POINTS = 100_000
@@ -93,6 +93,5 @@ def grid_levels(distribution: BaseDistribution) -> list[Any]:
         return list(distribution.choices)
     assert isinstance(distribution, IntDistribution)  # domains are choices and intervals of whole numbers
     if distribution.log:
-        powers = itertools.takewhile(lambda v: v < distribution.high, (distribution.low * 2**n for n in itertools.count()))
-        return [*powers, distribution.high]
+        return doublings(distribution.low, distribution.high)
     return list(range(distribution.low, distribution.high + 1, distribution.step))

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Collection, Container, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -83,9 +83,14 @@ def scores_of(record: TrialRecord) -> list[float | None]:
     return list(record.scores.values()) or [record.value]
 
 
-def measured(record: TrialRecord) -> dict[str, Any]:
-    """Returns facts about a trial that a sampler needs, but Optuna itself does not. The journal stores them."""
-    return {
+def measured(record: TrialRecord, metrics: Collection[str] = ()) -> dict[str, Any]:
+    """Returns facts about a trial that a sampler needs, but Optuna itself does not. The journal stores them.
+
+    Args:
+        record: the trial.
+        metrics: names of metrics that the study limits.
+    """
+    found = {
         "outcome": str(record.outcome),
         "score": scores_of(record)[0],
         "rate": record.value,
@@ -96,6 +101,9 @@ def measured(record: TrialRecord) -> dict[str, Any]:
         "seconds": record.attempt_s,
         "to_blame": None if record.outcome.has_value else sorted(may_be_to_blame(record)),
     }
+    limited = {name: record.metrics[name] for name in metrics if record.metrics.get(name)}
+    more = {"metrics": limited, "violated": list(record.violations)}
+    return found | {key: value for key, value in more.items() if value}
 
 
 def may_be_to_blame(record: TrialRecord) -> Knobs:
@@ -277,14 +285,16 @@ def begin_study(
     return study
 
 
-def tell(study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, **limits: Any) -> None:
+def tell(
+    study: optuna.Study, trial: optuna.trial.Trial, record: TrialRecord, *, metrics: Collection[str] = (), **limits: Any
+) -> None:
     """Reports a proposed trial to Optuna. `record` is its record, or that of an earlier trial of the same configuration.
 
-    `limits` are passed to `told`.
+    `metrics` are passed to `measured`, and `limits` to `told`.
     """
     answer = told(record, **limits)
     trial.set_user_attr(NUMBER_ATTRIBUTE, record.number)
-    trial.set_user_attr(MEASURED, measured(record))
+    trial.set_user_attr(MEASURED, measured(record, metrics))
     for name, violation in _all_violations(answer).items():
         trial.set_constraint(name, violation)
     study.tell(trial, answer.values, state=answer.state)
@@ -300,7 +310,9 @@ def _all_violations(answer: Told) -> dict[str, float]:
     return {**kept, "limits": max(limits, default=0.0)}
 
 
-def add_known(study: optuna.Study, record: TrialRecord, distributions: Distributions, **limits: Any) -> None:
+def add_known(
+    study: optuna.Study, record: TrialRecord, distributions: Distributions, *, metrics: Collection[str] = (), **limits: Any
+) -> None:
     """Adds a trial that Optuna did not propose: the baseline, an initial configuration or a single change.
 
     Args:
@@ -308,6 +320,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
         record: the finished trial.
         distributions: distributions of the searched knobs. Knobs without a distribution, and values outside the knob's
             distribution, are left out.
+        metrics: names of metrics that the study limits.
         **limits: `worst` and `memory_capacity_bytes` of `told`.
     """
     answer = told(record, **limits)
@@ -317,7 +330,7 @@ def add_known(study: optuna.Study, record: TrialRecord, distributions: Distribut
         values=answer.values,
         params=params,
         distributions={key: distributions[key] for key in params},
-        user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record)},
+        user_attrs={NUMBER_ATTRIBUTE: record.number, MEASURED: measured(record, metrics)},
         constraints=_all_violations(answer),
     )
     if record.started_at:

@@ -10,6 +10,7 @@ import optuna
 
 from autotune.quantities import ratio_text
 from autotune.records import Knobs, TrialRecord
+from autotune.search.rates.coding import levels_of
 from autotune.space import ResolvedSpace
 from autotune.trials.session import Session, configuration_key
 
@@ -26,6 +27,7 @@ FITS_FRAC = 0.97
 # FASTER_TIMES as fast: ALONE_TIMES as fast as that step without workers, since step and loader then take turns, and
 # BESIDE_TIMES as fast with workers.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
+WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
 EXPERT, EARLIER = "expert", "earlier"  # origins of proposals; see TrialRecord.origin
 
@@ -84,7 +86,14 @@ def _fits(session: Session, seed: dict[str, Any]) -> bool:
     return not peak or not capacity or peak <= FITS_FRAC * capacity
 
 
-def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool], *, is_led: bool) -> Iterator[Proposal]:
+def expert_seeds(
+    session: Session,
+    hold: Knobs,
+    may_fit: Callable[[Knobs], bool],
+    *,
+    is_led: bool,
+    log_rates: Callable[[list[Knobs]], list[float] | None],
+) -> Iterator[Proposal]:
     """Yields an expert's first choices, except choices whose changes have proved slower than the baseline.
 
     Args:
@@ -92,11 +101,14 @@ def expert_seeds(session: Session, hold: Knobs, may_fit: Callable[[Knobs], bool]
         hold: knobs that are not varied yet, with their values.
         may_fit: whether a configuration is expected to fit into memory.
         is_led: whether RatesSampler proposes the later trials; it needs fewer initial configurations.
+        log_rates: returns the expected rates of configurations, in logarithms; None if there is no forecast.
     """
     space, host_context = session.resolved, session.host_context
     if not session.inputs.config.search.seeds or host_context is None:
         return
     seeds = space.seeds(host_context, kept=[WORKERS] if _is_loader_idle(session) else [])
+    if is_led and not host_context.has_cuda:
+        seeds = _with_better_workers_first(session, seeds, log_rates)
     for why, seed in seeds[:NUM_LED_SEEDS] if is_led else seeds:
         knobs = space.active({**seed, **hold})
         if _is_disproved(session, knobs):
@@ -122,7 +134,7 @@ def filling_seed(
         return
     if not isinstance(own, int) or not isinstance(batch, int) or batch <= own:
         return
-    larger = [value for value in space.domains[BATCH].values if isinstance(value, int) and value > batch]
+    larger = [value for value in levels_of(space.domains[BATCH].distribution()) if isinstance(value, int) and value > batch]
     filling = filling_batch(best.knobs, larger)
     if filling is not None:
         why = f"the best so far (trial {best.number}) with the largest batch that is expected to fit the memory"
@@ -137,6 +149,21 @@ def _is_loader_idle(session: Session) -> bool:
         return False
     has_workers = bool(session.resolved.reference.get(WORKERS))
     return supply >= demand * FASTER_TIMES * (BESIDE_TIMES if has_workers else ALONE_TIMES)
+
+
+def _with_better_workers_first(
+    session: Session, seeds: list[tuple[str, Knobs]], log_rates: Callable[[list[Knobs]], list[float] | None]
+) -> list[tuple[str, Knobs]]:
+    """Returns the seeds, first those whose number of loader workers is expected to be better at the program's batch size.
+
+    Workers must gain WORKERS_GAIN.
+    """
+    own = session.resolved.reference.get(BATCH)
+    found = log_rates([{**knobs, **({BATCH: own} if BATCH in knobs and own is not None else {})} for _, knobs in seeds])
+    if found is None:
+        return seeds
+    worth = [rate - WORKERS_GAIN * bool(knobs.get(WORKERS)) for rate, (_, knobs) in zip(found, seeds, strict=True)]
+    return [seeds[place] for place in sorted(range(len(seeds)), key=lambda place: -round(worth[place], 6))]
 
 
 def _is_disproved(session: Session, knobs: Knobs) -> bool:

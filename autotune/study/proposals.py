@@ -168,7 +168,8 @@ class Search:
         yield from self._fitting(self._again())
         if self._sampler_name != "grid":  # a grid visits these configurations anyway
             yield from self._fitting(earlier_seeds(self._session, self._hold, self._settled.is_known))
-            yield from self._fitting(expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led))
+            seeds = expert_seeds(self._session, self._hold, self._may_fit, is_led=self._is_led, log_rates=self._log_rates)
+            yield from self._fitting(seeds)
             if self._is_led:
                 yield from self._fitting(filling_seed(self._session, self._incumbent, self._filling_batch))
         self._unaffordable = self._unaffordable_values()
@@ -290,6 +291,10 @@ class Search:
     def _may_fit(self, knobs: Knobs) -> bool:
         """Whether a configuration is expected to fit into memory; True if the sampler has no forecast."""
         return self._rates is None or self._rates.may_fit(self._study, self._searched(knobs))
+
+    def _log_rates(self, some: list[Knobs]) -> list[float] | None:
+        """Returns the expected rates of configurations, in logarithms; None without a forecast."""
+        return self._rates.log_rates(self._study, [self._searched(knobs) for knobs in some]) if self._rates else None
 
     def _searched(self, knobs: Knobs) -> Knobs:
         return {key: value for key, value in knobs.items() if key in self._distributions}
@@ -460,7 +465,8 @@ class Search:
 
     def _limits(self) -> dict[str, Any]:
         session, num = self._session, len(self._names)
-        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes}
+        limited = session.runner.goal.limited_metrics
+        return {"worst": session.tally.worst(num), "memory_capacity_bytes": session.memory_capacity_bytes, "metrics": limited}
 
     def _is_open(self, knobs: Knobs) -> bool:
         """Whether a configuration is new and fits the remaining budget; sets `_is_too_dear` if it is new but does not fit."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import knob
 from autotune.records import Knobs, KnobValue, TrialRecord
-from autotune.space import ResolvedSpace
+from autotune.search.rates.coding import levels_of
+from autotune.space import IntInterval, ResolvedSpace
 
 WAITING_FRAC = 0.2  # fraction of time waiting for input above which a trial is input-bound
 
@@ -51,8 +52,10 @@ class SingleChanges:
 
         If the knob's values have no order, or the current value is not among them, returns all except the current one.
         """
-        values = list(self._space.domains[key].values)
-        own = best.knobs.get(key, self._space.reference[key])
+        domain, own = self._space.domains[key], best.knobs.get(key, self._space.reference[key])
+        values: list[KnobValue] = levels_of(domain.distribution())
+        if isinstance(domain, IntInterval) and own is not None and domain.contains(own):
+            values = sorted({*values, own})
         if own not in values or not self._is_ordered(key):
             return [value for value in values if value != own]
         place = values.index(own)

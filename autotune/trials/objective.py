@@ -31,6 +31,7 @@ REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code 
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
 HOUR_S = 3600.0
 HEADROOM, POWER, STEP = "constraints.memory_free_frac", "constraints.max_power_w", "constraints.max_step_p95_s"
+METRICS = {POWER: "gpu.power_w", STEP: "step_p95_s"}  # the metric of a trial that a constraint limits
 RATE_ALONE = frozenset({THROUGHPUT, COST})  # objectives that depend only on throughput, so that trials may be raced
 
 
@@ -72,6 +73,11 @@ class Goal:
     def follows_rate(self) -> bool:
         """Whether throughput alone decides, so that a trial may be stopped early because of its rate."""
         return set(self.names) <= RATE_ALONE
+
+    @property
+    def limited_metrics(self) -> dict[str, float]:
+        """{metric of a trial: its limit}, for the constraints that limit a metric."""
+        return {METRICS[key]: limit for key, limit in self.limits.items() if key in METRICS}
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -170,10 +176,8 @@ class Goal:
 
     def _used(self, key: str, record: TrialRecord, results: Sequence[RankResult] | None) -> float | None:
         """Returns a trial's value of the quantity that a constraint limits; None when unknown."""
-        if key == POWER:
-            return record.metrics.get("gpu.power_w")
-        if key == STEP:
-            return record.metrics.get("step_p95_s")
+        if key in METRICS:
+            return record.metrics.get(METRICS[key])
         peak_bytes = _memory_bytes(results) if results else record.peak_memory_bytes
         return peak_bytes / self.capacity_bytes if peak_bytes and self.capacity_bytes else None
 

@@ -152,7 +152,7 @@ def test_device_that_trains_is_the_one_that_holds_the_trained_parameters() -> No
     optimizer = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda", 1))]}])
     optimizers, writes = SimpleNamespace(optimizers=lambda: [optimizer]), SimpleNamespace(watched=list, device_type="")
     watch: Any = ModuleWatch.__new__(ModuleWatch)
-    watch.roots, watch._context = [], SimpleNamespace(optimizers=optimizers, writes=writes)
+    watch.roots, watch._context = [], SimpleNamespace(optimizers=optimizers, writes=writes, losses=None)
     assert watch.device() == ("cuda", 1)
     optimizer.param_groups.clear()
     assert watch.device()[1] is None

@@ -172,6 +172,7 @@ def test_rate_of_the_device_is_at_least_that_of_a_window_that_leaves_out_its_las
         loaders=SimpleNamespace(unit="samples", unit_source="forward calls"),
         peers=SimpleNamespace(is_joint=False),
         clock=SimpleNamespace(gap_frac=None),
+        sharing=SimpleNamespace(ranks_per_batch=lambda: 1),
     )
     found = RankResult(trial=0, nonce="", rank=0, world_size=1, pid=0, status="measured")
     report._add_rates(found, context)

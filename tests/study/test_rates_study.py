@@ -45,7 +45,7 @@ def test_every_proposal_gives_its_reason_in_one_line(bench):
     assert all(re.search(r"(\+\d+ % expected|up to \+\d+ %|gain unknown|little gain expected)", line) for line in lines)
     assert not any("\n" in line for line in lines)
     assert any("-bound: " in line for line in lines)
-    assert any("workers 0 -> " in line for line in lines), "the loader is the bottleneck"
+    assert any("loader-bound: workers " in line for line in lines)
     started = [why for _, kind, _, why in study.listener.named("trial_started") if kind is Kind.search]
     assert set(lines) <= set(started), "the live table and the log show the reasons"
 
@@ -190,6 +190,15 @@ def test_threads_of_the_host_are_not_among_the_first_trials_on_a_gpu(bench):
     searched = [trial for trial in study.trials if trial.kind is Kind.search]
     assert len(searched) >= 5
     assert not any("threads.intra" in trial.changed for trial in searched[:5])
+
+
+@pytest.mark.parametrize(("loader_per_s", "has_workers"), [(20.0, True), (5_000.0, False)])
+def test_first_trials_on_a_cpu_have_loader_workers_if_the_loader_is_slow(bench, loader_per_s, has_workers):
+    """On 36 simulated CPUs, three trials without this choice reached .66 of the optimum instead of .74."""
+    study = bench(Surface(gains=FAST, loader_per_s=loader_per_s), "study.budget.trials=2", minutes=30)
+    study.run()
+    expert = [trial for trial in study.trials if trial.origin == "expert"]
+    assert [bool(trial.knobs["loader.num_workers"]) for trial in expert] == [has_workers] * 2
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
 from autotune.knobs.base import HostContext
-from autotune.space import Choice, ResolvedSpace
+from autotune.space import Choice, IntInterval, ResolvedSpace
 from autotune.study.single_changes import SingleChanges
 from tests.support.records import a_trial
 
@@ -31,7 +31,9 @@ def test_each_proposal_changes_one_knob(space):
         assert {other for other in knobs if knobs[other] != best.knobs[other]} == {key}
 
 
-def test_ordered_knobs_move_to_adjacent_values_larger_first(space):
+@pytest.mark.parametrize("batches", [Choice((16, 32, 64, 128)), IntInterval(4, 600, log=True)])
+def test_ordered_knobs_move_to_adjacent_values_larger_first(space, batches):
+    space.domains["loader.batch_size"] = batches
     found = [knobs["loader.batch_size"] for key, knobs in SingleChanges(space, KEYS, None).of(trial()) if "batch" in key]
     assert found == [64, 16]
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from autotune.search.rates.coding import Array, Codes, Coding
+from autotune.search.rates.coding import Array, Codes, Coding, Features
 from autotune.search.rates.forecast import MIN_DEVICE_RATES, Expected, Forecast, Means
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import Scales
 from autotune.search.rates.regime import Machine
-from autotune.search.rates.views import Views
+from autotune.search.rates.views import ALL, Views
 
 WAITING = (1.0, 0.5, 0.0)  # values of `waiting` in `regime.combined`, equally probable before the trials
 
@@ -77,6 +77,10 @@ class AveragedForecast:
         evidence = np.array([one.evidence for one in self._forecasts])
         self._weights = np.exp(evidence - evidence.max()) / np.exp(evidence - evidence.max()).sum()
         self.spread = self._forecasts[int(np.argmax(evidence))].spread
+
+    def features(self, codes: Codes) -> Features:
+        """Returns the features of configurations for a model of another quantity."""
+        return self._views.features(ALL, codes)
 
     def means(self, codes: Codes) -> Means:
         """Returns the forecasts for configurations without their uncertainty, which would take most of the time."""

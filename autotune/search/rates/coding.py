@@ -1,11 +1,11 @@
 """Encodes configurations as numbers: the levels of each knob, and the columns for linear models of rates.
 
-A knob's levels are its listed values, or a few values along its range. All columns of an absent (inactive) knob are 0. Numeric
-levels are coded cumulatively: each column is the step from one level to the next. So neighbouring levels get similar effects,
-and the curve can have any shape. A ladder such as compile.mode, in which each mode includes the previous one, is coded in the
-same way. Other knobs have one column for each value except the first. Each pair of knobs also has the products of their
-columns, so that the model can learn which values help or hinder each other. There are thousands of such columns, but a model
-needs only the inner products of configurations, which `Features` computes.
+A knob's levels are its listed values, or a few values along its range, with more of them around the best value. All columns of
+an absent (inactive) knob are 0. Numeric levels are coded cumulatively: each column is the step from one level to the next. So
+neighbouring levels get similar effects, and the curve can have any shape. A ladder such as compile.mode, in which each mode
+includes the previous one, is coded in the same way. Other knobs have one column for each value except the first. Each pair of
+knobs also has the products of their columns, so that the model can learn which values help or hinder each other. There are
+thousands of such columns, but a model needs only the inner products of configurations, which `Features` computes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
 # If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these
-# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size.
-HALF_BATCHES = (4.0, 16.0, 64.0, 256.0)
+# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size. Of those above 256, only values
+# up to the largest batch size count: the others would make small batches too uncertain.
+HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
 STEP_VARIANCE = 1 / 3
@@ -147,9 +148,10 @@ class Levelled:
         if self.key != BATCH:
             return steps, STEP_VARIANCE * np.diff(at)
         sizes = np.array([max(float(value), 1.0) for value in self.values])
-        curves = np.stack([np.log(sizes / (sizes + half)) for half in HALF_BATCHES], axis=1)
-        curves = np.vstack([curves - curves[0], np.zeros((1, len(HALF_BATCHES)))])
-        return np.hstack([curves, steps]), np.concatenate([np.ones(len(HALF_BATCHES)), BATCH_STEP_VARIANCE * np.diff(at)])
+        halves = [half for half in HALF_BATCHES if half <= max(256.0, sizes[-1])]
+        curves = np.stack([np.log(sizes / (sizes + half)) for half in halves], axis=1)
+        curves = np.vstack([curves - curves[0], np.zeros((1, len(halves)))])
+        return np.hstack([curves, steps]), np.concatenate([np.ones(len(halves)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
         """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1."""
@@ -177,6 +179,7 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: configurations whose values also become levels, if they lie inside a range.
+        best: the fastest of them. Halfway from its value in a range to the next level on each side that was seen lies one more.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 
@@ -185,14 +188,17 @@ class Coding:
         distributions: Mapping[str, BaseDistribution],
         seen: Iterable[Mapping[str, Any]] = (),
         ladders: Mapping[str, tuple[Sequence[Any], float]] | None = None,
+        best: Mapping[str, Any] | None = None,
     ) -> None:
         ranges = [key for key, found in distributions.items() if not isinstance(found, CategoricalDistribution)]
         met: dict[str, set[Any]] = {key: set() for key in ranges}
         for params in seen if ranges else ():
             for key in params.keys() & met.keys():
                 met[key].add(params[key])
+        top, listed = best or {}, ladders or {}
         self.knobs = [
-            _levelled(key, found, met.get(key, set()), (ladders or {}).get(key)) for key, found in distributions.items()
+            _within(key, found, met[key], top.get(key)) if key in met else _listed(key, found, listed.get(key))
+            for key, found in distributions.items()
         ]
         self._places = {knob.key: {_same(value): n for n, value in enumerate(knob.values)} for knob in self.knobs}
 
@@ -280,26 +286,53 @@ def _steps(count: int) -> Array:
     return np.vstack([np.tril(np.ones((count, count)))[:, 1:], np.zeros((1, count - 1))])
 
 
-def _levelled(key: str, found: BaseDistribution, met: set[Any], ladder: tuple[Sequence[Any], float] | None) -> Levelled:
-    if isinstance(found, CategoricalDistribution):
-        is_ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.choices)
-        if ladder and set(found.choices) <= set(ladder[0]):
-            return Levelled(key, tuple(value for value in ladder[0] if value in found.choices), False, step=ladder[1])
-        return Levelled(key, tuple(sorted(found.choices) if is_ordered else found.choices), is_ordered)
-    inside = {value for value in met if found._contains(found.to_internal_repr(value))}
-    return Levelled(key, tuple(sorted({*_along(found), *inside})), True)
+def _listed(key: str, found: BaseDistribution, ladder: tuple[Sequence[Any], float] | None) -> Levelled:
+    """Returns a knob whose values are listed."""
+    assert isinstance(found, CategoricalDistribution)
+    is_ordered = all(isinstance(value, int | float) and not isinstance(value, bool) for value in found.choices)
+    if ladder and set(found.choices) <= set(ladder[0]):
+        return Levelled(key, tuple(value for value in ladder[0] if value in found.choices), False, step=ladder[1])
+    return Levelled(key, tuple(sorted(found.choices) if is_ordered else found.choices), is_ordered)
 
 
-def _along(found: BaseDistribution) -> list[Any]:
-    """Returns a few values along a range, including its ends."""
+def _within(key: str, found: BaseDistribution, met: set[Any], best: Any) -> Levelled:
+    """Returns a knob whose values are a range; see `Coding`."""
     assert isinstance(found, IntDistribution | FloatDistribution)
+    inside = {value for value in met if found._contains(found.to_internal_repr(value))}
+    levels = sorted({*levels_of(found), *inside})
+    if best in levels:
+        place = levels.index(best)
+        beside = [levels[n] for n in (place - 1, place + 1) if 0 <= n < len(levels) and levels[n] in inside]
+        levels = sorted({*levels, *_allowed(found, [(best + other) / 2 for other in beside])})
+    return Levelled(key, tuple(levels), True)
+
+
+def levels_of(found: BaseDistribution) -> list[Any]:
+    """Returns the listed values, or a few along a range, with its ends: doublings, or equal steps between round numbers."""
+    if isinstance(found, CategoricalDistribution):
+        return list(found.choices)
+    assert isinstance(found, IntDistribution | FloatDistribution)
+    if isinstance(found, IntDistribution) and found.log:
+        return doublings(found.low, found.high)
     shares = np.linspace(0.0, 1.0, NUM_RANGE_LEVELS)
     values = found.low * (found.high / found.low) ** shares if found.log else found.low + (found.high - found.low) * shares
+    if isinstance(found, IntDistribution) and found.step == 1:  # batch sizes such as 71 would keep Tensor Cores idle
+        each = 2 ** int(math.log2(max(1, (found.high - found.low) // NUM_RANGE_LEVELS)))
+        values = np.array([found.low, *np.round(values[1:-1] / each) * each, found.high])
+    return sorted({*_allowed(found, values.tolist())})
+
+
+def _allowed(found: IntDistribution | FloatDistribution, values: Iterable[float]) -> list[Any]:
+    """Returns the nearest value of a range to each of some numbers."""
     step = found.step or 0
-    if step:
-        values = found.low + np.round((values - found.low) / step) * step
-    ends = np.clip(values, found.low, found.high)
-    return sorted({int(value) for value in ends} if isinstance(found, IntDistribution) else {float(value) for value in ends})
+    on_step = (found.low + round((value - found.low) / step) * step if step else value for value in values)
+    kind = int if isinstance(found, IntDistribution) else float
+    return [kind(min(max(value, found.low), found.high)) for value in on_step]
+
+
+def doublings(low: int, high: int) -> list[int]:
+    """Returns `low`, its doublings below `high`, and `high`."""
+    return [*itertools.takewhile(lambda value: value < high, (low * 2**n for n in itertools.count())), high]
 
 
 def _place(value: float) -> float:

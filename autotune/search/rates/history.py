@@ -17,7 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.search.rates.memory import Peak
 
 MEASURED = "measured"  # user attribute of a trial: measurements besides the score, see `study.measured`
-MEMORY_CONSTRAINTS = ("memory", "constraints.memory_free_frac")
+MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
+MEMORY, KEPT_FREE = "memory", "constraints.memory_free_frac"  # constraints that a trial violates which needs too much memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Seen:
         may_win: whether it has a rate, is not rough and violates no constraint.
         is_running: whether it is still running.
         to_blame: knobs that may have made the trial fail; None for all knobs.
+        metrics: metrics that the study limits, by name; None if there are none.
     """
 
     params: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Seen:
     may_win: bool = False
     is_running: bool = False
     to_blame: frozenset[str] | None = None
+    metrics: Mapping[str, float] | None = None
 
     @property
     def suspected(self) -> Mapping[str, Any]:
@@ -299,8 +302,9 @@ def _finished(trial: FrozenTrial) -> Seen:
         is_shared=stored.get("regime") == "shared",
         is_rough=stored.get("outcome") in ("raced", "unsteady"),
         peak_bytes=_positive(stored.get("peak_memory_bytes")),
-        is_out=bool(broken & set(MEMORY_CONSTRAINTS)),
+        is_out=MEMORY in broken or KEPT_FREE in stored.get("violated", ()),
         to_blame=frozenset(stored["to_blame"]) if stored.get("to_blame") else None,
+        metrics=stored.get("metrics"),
         may_win=is_measured and not broken and stored.get("outcome") in (None, "ok"),
     )
 

@@ -33,6 +33,7 @@ class Rules:
         spreads: {knob: usual spread of its gains}, relative to `model.USUAL`; 1 for knobs that are not listed.
         ladders: {knob: (its values, its `Levelled.step`)}. The values are in an order such as (off, default, maximum),
             where each strengthens the effect of the one before.
+        limits: {metric: largest value that a configuration may have}; memory is not among them.
         running: returns the running trials that the sampler did not propose. The journal has them only once they have ended.
     """
 
@@ -44,4 +45,5 @@ class Rules:
     gains: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
     ladders: Mapping[str, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
     running: Callable[[], Sequence[Params]] = tuple

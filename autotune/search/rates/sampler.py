@@ -19,7 +19,7 @@ from autotune.plain_json import from_json
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import Coding
 from autotune.search.rates.forecast import MIN_DEVICE_RATES, MIN_DEVICE_RATES_RUNNING
-from autotune.search.rates.history import History, Known, Seen
+from autotune.search.rates.history import MOST_TRIALS, History, Known, Seen
 from autotune.search.rates.memory import MemoryModel, Peak
 from autotune.search.rates.model import Scales
 from autotune.search.rates.pool import Pool
@@ -31,7 +31,6 @@ from autotune.search.rates.supposition import Supposition, supposition
 MACHINE = "machine"  # user attribute of the study: `vars` of a Machine
 MAX_SPREAD = 0.15  # if the forecast from D and L has a larger error, a model of the rates alone is tried
 MIN_SPREAD_TRIALS = 8  # with fewer rates, a forecast's error says little
-MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
 RESCALE_TIMES = 1.1  # the models' spreads are fitted again whenever the number of trials has grown by this factor
 REFIT_TIMES = 1.01  # the memory model is fitted again once the number of trials has grown by this factor; see `_Recent`
 # At most this many of the running trials are assumed to have ended: the time this takes grows with the square of their number.
@@ -137,6 +136,25 @@ class RatesSampler(optuna.samplers.BaseSampler):
         if not self.options.memory:
             return None
         return self._memory(self._history.seen(study), self._machine(study)).fills(params, larger)
+
+    def log_rates(self, study: optuna.Study, configurations: Sequence[Params]) -> list[float] | None:
+        """Returns the expected rates of configurations, in logarithms; None if not even the baseline's is known."""
+        space = self._shared(study)
+        known = self._history.seen(study).within(space.keys())
+        if self._why_not(study) or not known.rated:
+            return None
+        coding = self._coding(space, known)
+        forecast = AveragedForecast(
+            coding,
+            known.measured(most=MOST_TRIALS),
+            self._machine(study),
+            may_decompose=self.options.decomposition,
+            min_device_rates=MIN_DEVICE_RATES_RUNNING,
+            gains=self.rules.gains,
+            spreads=self.rules.spreads,
+        )
+        means: list[float] = forecast.means(coding.encode([self.rules.active(one) for one in configurations])).mean.tolist()
+        return means
 
     # Interface to Optuna --------------------------------------------------------------------------------------------------
 
@@ -278,7 +296,8 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return dict(self._distributions or self._shared_space.calculate(study))
 
     def _coding(self, distributions: Mapping[str, BaseDistribution], known: Known) -> Coding:
-        coding = Coding(distributions, known.values, self.rules.ladders)
+        best = next((one.params for one in known.fastest() if one.may_win), None)
+        coding = Coding(distributions, known.values, self.rules.ladders, best)
         if self._last_coding is None or coding.levels != self._last_coding.levels:  # else reuse the last one with its tables
             self._last_coding = coding
         return self._last_coding

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from autotune.search.rates import explain
+from autotune.search.rates import explain, limits
 from autotune.search.rates.average import AveragedForecast
 from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.forecast import Means
-from autotune.search.rates.history import Known
+from autotune.search.rates.history import MOST_TRIALS, Known
 from autotune.search.rates.memory import LEAST_CHANCE, MEMORY_KNOBS, MemoryModel
 from autotune.search.rates.pool import Pool
 from autotune.search.rates.rules import Params, Rules, SamplerOptions
@@ -116,6 +116,7 @@ class Step:
         winners = list(itertools.islice(able, MOST_WINNERS)) or list(itertools.islice(known.fastest(), MOST_WINNERS))
         running = list(filter(rules.may_win, supposed.working)) if supposed else []
         self._winners = np.unique(coding.encode([*(one.params for one in winners), *running]), axis=0)
+        self._rated = known.measured(most=MOST_TRIALS) if rules.limits else []
         self._failed = coding.encode([one.params for one in known.failed[-MOST_FAILED:]])
         pool.read(known)
         self._failure_model = pool.failure_model(known, supposed.failing if supposed else ())
@@ -202,6 +203,7 @@ class Step:
         """
         codes = self._pool.candidates(best, self._promising_failures(best), self._rng)
         works = self._chances_to_work(codes)
+        works = works * limits.chances(self._rules.limits, self._rated, self._forecast, self._coding, codes)
         is_wanted = self._pool.are_new(codes) & self._is_worth_compiling(codes, best) & (works > 0)
         return codes[is_wanted], works[is_wanted]
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
-from optuna.distributions import CategoricalDistribution, IntDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from autotune.search.rates import coding as coding_module
-from autotune.search.rates.coding import Coding, Levelled
+from autotune.search.rates.coding import BATCH, Coding, Levelled, levels_of
 from autotune.search.rates.model import LinearModel
 
 SPACE = {
@@ -70,9 +70,28 @@ def test_absent_knob_has_zero_columns_and_measured_values_in_a_range_become_leve
     absent = coding.encode([{"x": 1}])
     assert not coding.features(absent).effects.any()
     assert coding.decode(coding.encode([{"x": 48}])[0]) == {"x": 48}
-    values = coding.knobs[1].values
-    assert (values[0], values[-1]) == (1, 1000)
-    assert len(values) <= 10
+    assert coding.knobs[1].values == (1, 2, 4, 8, 16, 32, 48, 64, 128, 256, 512, 1000)
+
+
+@pytest.mark.parametrize(
+    ("found", "levels"),
+    [
+        (IntDistribution(8, 512), [8, 64, 128, 192, 256, 320, 384, 448, 512]),
+        (IntDistribution(0, 16), [0, 2, 4, 6, 8, 10, 12, 14, 16]),
+        (IntDistribution(6, 100, log=True), [6, 12, 24, 48, 96, 100]),
+        (IntDistribution(1, 25, step=3), [1, 4, 7, 10, 13, 16, 19, 22, 25]),
+        (FloatDistribution(0.0, 1.0, step=0.25), [0.0, 0.25, 0.5, 0.75, 1.0]),
+    ],
+)
+def test_levels_of_a_range_are_round_numbers_or_doublings_with_both_ends(found, levels):
+    assert levels_of(found) == levels
+
+
+def test_range_has_a_level_between_the_best_value_and_each_tried_neighbour():
+    ranges = {"x": IntDistribution(8, 512), "y": IntDistribution(1, 4)}
+    tried = [{"x": 64, "y": 2}, {"x": 128, "y": 1}]
+    values = [knob.values for knob in Coding(ranges, tried, best=tried[0]).knobs]
+    assert values == [(8, 64, 96, 128, 192, 256, 320, 384, 448, 512), (1, 2, 3, 4)]
 
 
 def test_step_from_zero_counts_at_most_as_a_change_of_an_unordered_value():
@@ -152,3 +171,10 @@ def test_conditioning_on_expected_results_equals_a_new_fit_with_them():
         assert found == pytest.approx(fit, abs=1e-9)
     assert quick.left_out_errors() == pytest.approx(whole.left_out_errors(), abs=1e-9)
     assert model.conditioned(features[[]], noise[[]]) is model
+
+
+def test_rate_that_grows_with_batches_of_thousands_is_expected_to_grow_further():
+    """On a made-up H100, a program with batches of 256 to 4096 was compiled twice before its batch was raised."""
+    coding = Coding({BATCH: CategoricalDistribution([256, 1024, 4096])})
+    model = LinearModel(coding.features(np.array([[0], [1]])), np.log([1.0, 4.0]))
+    assert model.mean(coding.features(np.array([[2]])))[0] > np.log(4.0 * 1.5)

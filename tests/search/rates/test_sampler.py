@@ -252,6 +252,40 @@ def test_batch_as_large_as_one_that_ran_out_of_memory_is_never_proposed():
         tell(study, trial, params)
 
 
+def test_batch_that_left_too_little_memory_free_is_not_proposed_again():
+    """The trial worked, so its batch seemed to fit in every configuration with the same arithmetic."""
+    study = new_study(SOME[:2], machine=Machine(num_cores=16, memory_bytes=3e6 * 100))
+    peak = {"peak_memory_bytes": 3e6 * 110, "violated": ["constraints.memory_free_frac"]}
+    add(study, with_(batch=64, amp="bf16"), constraints={"limits": 0.1}, **peak)
+    for _ in range(12):
+        trial, params = asked(study)
+        assert params[AMP] == "off" or params[BATCH] < 64
+        tell(study, trial, params)
+
+
+@pytest.mark.parametrize("metric", ["step_p95_s", "gpu.power_w"])
+def test_configurations_that_would_exceed_a_limit_are_hardly_tried(metric):
+    """Larger batches would be faster, but their steps take too long, or too much power."""
+
+    def value(params):
+        return params[BATCH] / rates_of(params)[2] if metric == "step_p95_s" else 100.0 + 3 * params[BATCH]
+
+    def num_over(limits):
+        study, found = new_study(rules=Rules(active=active, limits=limits)), 0
+        for params in SOME:
+            add(study, params, metrics={metric: value(params)}, constraints={"limits": float(value(params) > most)})
+        for _ in range(6):
+            trial, params = asked(study)
+            found += value(params) > most
+            trial.set_user_attr(MEASURED, measured(params, metrics={metric: value(params)}))
+            trial.set_constraint("limits", float(value(params) > most))
+            study.tell(trial, rates_of(params)[2])
+        return found
+
+    most = 1.2 * value(with_(batch=32, workers=8, amp="bf16"))
+    assert num_over({metric: most}) <= 1 < num_over({})
+
+
 def test_too_large_batch_is_proposed_without_the_memory_model():
     study = new_study(
         SOME, machine=Machine(num_cores=16, memory_bytes=3e6 * 100), options=SamplerOptions(memory=False, stop=False)
