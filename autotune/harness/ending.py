@@ -125,7 +125,7 @@ class Ending:
         value = getattr(sys, "last_value", None)  # set by the interpreter, even if sys.excepthook was replaced
         if value is not None and not isinstance(value, KeyboardInterrupt):
             self._note(type(value), value, value.__traceback__)
-            self.error = {**(self.error or {}), **context.loaders.dead_worker()}
+            self.error = {**(self.error or {}), **context.loaders.starts.dead()}
         try:
             if context.is_active:
                 self._end()

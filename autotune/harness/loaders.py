@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
-import signal
 import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -23,14 +21,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from . import adapters, added, batches, members, persistent, sites, worker
 from .context import TrialContext
-from .explain import skipping, workers
-from .explain.documents import LINES
 from .idle_steps import IdleSteps
-from .knobs import affinity, eight_bits
+from .knobs import eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
 from .loader import Loader
 from .patches import patches
+from .worker_starts import WorkerStarts
 
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
@@ -58,7 +55,7 @@ class LoaderWatch:
         self._idle = IdleSteps(context)
         self._num_in_turn = 0  # steps that were fed by another loader in turn
         self._current: Optional[Loader] = None
-        self._workers: List[Any] = []  # worker processes of the loader that started last
+        self.starts = WorkerStarts(context, self._may_train)
         self._patch_iteration()
         self._patch_kinds(DataLoader, _MultiProcessingDataLoaderIter)
         for name, kinds in adapters.LOADERS.items():
@@ -73,9 +70,7 @@ class LoaderWatch:
     def _patch_kinds(self, loader: Any, iterator: Any) -> None:
         """Watches a class of loaders and that of its iterators with workers."""
         self._patch_construction(loader)
-        of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
-        if self._is_measuring or any(key in self._spec.knobs for key in of_workers):
-            self._patch_workers(iterator)
+        self.starts.watch(iterator)
 
     def _patch_construction(self, kind: Any) -> None:
         signature = inspect.signature(kind.__init__)
@@ -205,58 +200,6 @@ class LoaderWatch:
         for patch in self._iteration:
             patch.uninstall()
 
-    def _patch_workers(self, kind: Any) -> None:
-        # worker_init_fn is replaced only while the workers start: some programs read it from the loader.
-        def around(start: Any) -> Any:
-            def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-                self._start_workers(lambda: start(iterator, loader, *args, **kwargs), iterator, loader)
-
-            return __init__
-
-        patches.install(kind, "__init__", around)
-
-    def _start_workers(self, start: Callable[[], None], iterator: Any, loader: Any) -> None:
-        kept = loader.__dict__
-        info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
-        cores = self._context.binder.workers_start(num_workers)
-        if cores is not None:
-            process_knobs.follow_cores(self._spec.knobs)
-        is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
-        is_of_bytes, observe = self._bits.is_for(loader), self._observer(info)
-        if not is_counted and cores is None and not is_of_bytes and observe is None:
-            start()
-            return
-        path = info.counters_file if is_counted else ""
-        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=observe)
-        try:
-            start()
-        finally:
-            kept["worker_init_fn"] = own
-        if info is None:
-            return
-        self._workers = iterator._workers
-        method = getattr(iterator._workers[0], "_start_method", None)  # set by the worker's class; None for the default
-        info.settings[loader_knobs.CONTEXT] = method or loader_knobs.start_method(None)
-
-    def _observer(self, info: Optional[Loader]) -> Optional[Callable[[], None]]:
-        """Returns the function by which a worker observes itself (pass "lines") or skips stages; None if it must do neither."""
-        if self._spec.skipped:
-            number = -1 if info is None else info.number
-            trains = info is None or self._may_train(info)
-            return skipping.for_workers(tuple(self._spec.skipped), self._spec.folder, number, is_training=trains)
-        if info is None or self._spec.explain != LINES:
-            return None
-        return functools.partial(workers.observe, workers.prefix(self._spec.folder, info.number))
-
-    def _has_counters(self, info: Loader, num_workers: int) -> bool:
-        path = info.counters_file or os.path.join(self._spec.folder, f"loader{info.number}.{os.getpid()}.bin")
-        try:
-            worker.create(path, num_workers)
-        except OSError:
-            return False  # the folder is gone or the disk is full: the loader must work anyway
-        info.counters_file = path
-        return True
-
     def _patch_worker_info(self) -> None:
         # An IterableDataset that never asks which worker it is in yields its data once per worker.
         def around(ask: Any) -> Any:
@@ -271,21 +214,6 @@ class LoaderWatch:
             return get_worker_info
 
         patches.install_in((torch.utils.data, torch.utils.data._utils.worker, dataloader), "get_worker_info", around)
-
-    def workers(self) -> List[Any]:
-        """Returns the live worker processes of the loader that started last."""
-        return [process for process in self._workers if process.is_alive()]
-
-    def dead_worker(self) -> Dict[str, str]:
-        """Returns {"worker": "12, SIGKILL"}, process id and signal, if a signal ended a worker; {} if none did.
-
-        The program's exception often hides this: receiving a tensor from such a worker fails with "connection reset by peer".
-        """
-        for process in self._workers:
-            code = process.exitcode
-            if code is not None and code < 0 and code != -signal.SIGTERM:  # torch itself ends idle workers with SIGTERM
-                return {"worker": f"{process.pid}, {signal.Signals(-code).name}"}
-        return {}
 
     # --- construction ---
 

@@ -135,7 +135,7 @@ class AffinityBinder(KnobHandler):
         """Returns a report for each knob, read back from this process and from its loader's workers."""
         if not self.is_asked:
             return {}
-        missed = self._missed(self._context.loaders.workers())
+        missed = self._missed(self._context.loaders.starts.living())
         reports = {}
         for key, value in self._knobs.items():
             if self._problems.get(key):
