@@ -128,7 +128,9 @@ class RemoteLauncher(Launcher):
     def start(self, launch: Launch) -> RemoteRunning:
         """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
         self._trial = running = RemoteRunning(self, launch)
-        if self.node is not None:
+        if self.node is None:
+            self.clock.pause()
+        else:
             running.poll()
         return running
 
