@@ -2,6 +2,7 @@
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
+    │   ├── NoNode           no machine is available for a trial, or it cannot run the study's trials
     │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; the message says why
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: the unchanged program does not train, or the first settings all fail alike
@@ -36,6 +37,10 @@ class BadInput(AutotuneError):
     def __init__(self, problems: str | Iterable[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
+
+
+class NoNode(BadInput):
+    """A trial waited for a machine, but none is available, or it cannot run the study's trials."""
 
 
 class Unreadable(BadInput):

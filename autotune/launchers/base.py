@@ -239,6 +239,9 @@ class Launcher(ABC):
         """
         return []
 
+    def release(self) -> None:  # noqa: B027 (most launchers have nothing to release)
+        """Releases all slots on other machines but the first. From now on, `start` is called only on this launcher."""
+
     def why_waiting(self) -> str:
         """Returns why trials wait for a machine, "Resources (job 12)"; "" if they do not wait, or if no reason is known yet."""
         return ""

@@ -18,7 +18,6 @@ import psutil
 from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
 from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
-from autotune.quantities import number_text
 
 STARTING = ("spawn", "import", "init", "first_batch")
 MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
@@ -55,10 +54,10 @@ def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: flo
     else:
         what, limit_s, since_s = f"step: nothing moved in phase {phase}", deadlines.step_s, progress.changed_s
     if now_s - since_s > limit_s:
-        return f"{what} within {number_text(limit_s)} s"
+        return f"{what} within {round(limit_s, 1):g} s"
     if now_s - started_s > deadlines.total_s:
         steps = ", still making steps" if is_moving(progress, now_s=now_s) else ""
-        return f"total: the trial was not over within {number_text(deadlines.total_s)} s (last phase: {phase}{steps})"
+        return f"total: the trial was not over within {round(deadlines.total_s, 1):g} s (last phase: {phase}{steps})"
     return ""
 
 

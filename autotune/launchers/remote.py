@@ -20,7 +20,7 @@ from typing import Any
 
 import autotune
 from autotune.clock import PausableClock
-from autotune.errors import AutotuneError, BadInput
+from autotune.errors import AutotuneError, BadInput, NoNode
 from autotune.harness.protocol import Progress
 from autotune.launchers.base import Ended, Launch, Launcher, Running, Slot
 from autotune.launchers.environment import PACKAGE, study_of
@@ -87,6 +87,7 @@ class RemoteLauncher(Launcher):
         self._slot: Slot | None = None
         self._first: Slot | None = None  # the slot on which the study began
         self._study: Path | None = None
+        self._trial: RemoteRunning | None = None  # the last trial
         self._asked_s = 0.0
         self._name = ""
         self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
@@ -119,10 +120,18 @@ class RemoteLauncher(Launcher):
         """Returns the monitor of the node."""
         return self.watched
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a trial runs on the node, as far as `poll` and `stop` have noticed."""
+        return self._trial is not None and self._trial.is_on_node
+
     def start(self, launch: Launch) -> RemoteRunning:
         """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
-        running = RemoteRunning(self, launch)
-        running.poll()
+        self._trial = running = RemoteRunning(self, launch)
+        if self.node is None:
+            self.clock.pause()
+        else:
+            running.poll()
         return running
 
     def sweep(self, study: Path) -> list[str]:
@@ -149,14 +158,18 @@ class RemoteLauncher(Launcher):
         """Returns the node; None while there is none. A node that was lost since the last trial is replaced.
 
         Raises:
-            BadInput: no node is available.
+            NoNode: no node is available.
         """
         if self.node is not None:
             try:
                 self.node.event()
             except NodeLost:
                 self.close()
-        return self.node if self.slots() else None
+                return None  # the next call requests another node
+        try:
+            return self.node if self.slots() else None
+        except BadInput as error:
+            raise NoNode(error.problems) from error
 
     def begin(self, node: Node, launch: Launch) -> None:
         """Starts a trial on the node.
@@ -166,6 +179,7 @@ class RemoteLauncher(Launcher):
             BadInput: the launch cannot be started.
         """
         self._study = study_of(launch.folder)
+        self.clock.go_on()  # it is paused while the only trials wait for the nodes of other slots
         node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
 
     def _connect(self) -> None:
@@ -270,15 +284,16 @@ class RemoteRunning(Running):
         self._started_s, self._next_s = time.monotonic(), 0.0
 
     @property
-    def is_over(self) -> bool:
-        """Whether the trial has ended, as far as `poll` and `stop` have noticed."""
-        return self._ended is not None
+    def is_on_node(self) -> bool:
+        """Whether the trial runs on a node, as far as `poll` and `stop` have noticed."""
+        return self._node is not None and self._ended is None
 
     def poll(self) -> Ended | None:
         """See `Running.poll`.
 
         Raises:
-            BadInput: the trial waits for a node but none is available, or the node cannot start the trial.
+            NoNode: the trial waits for a node but none is available.
+            BadInput: the node cannot start the trial.
         """
         if self._ended is None:
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.clock import PausableClock
 from autotune.errors import BadInput
 from autotune.launchers.base import Launch, Launcher, Running, Slot
-from autotune.launchers.remote import RemoteLauncher, RemoteRunning, unlike
+from autotune.launchers.remote import RemoteLauncher, unlike
 from autotune.monitors.watch import MachineWatch
 
 
@@ -19,11 +19,10 @@ class RemoteSlots(Launcher):
     def __init__(self, parts: Sequence[RemoteLauncher]) -> None:
         self.clock: PausableClock = PausableClock()
         self._parts, self._are_ready = list(parts), False
-        self._alone: RemoteRunning | None = None  # the last trial that ran alone
-        waiting: set[int] = set()
+        share = _Share(self.clock, lambda: any(part.is_busy for part in self._parts))
         owners: dict[str, RemoteLauncher] = {}
         for index, part in enumerate(self._parts):
-            part.join(str(index + 1), _Share(self.clock, waiting, index, len(self._parts), lambda: self._is_alone), owners)
+            part.join(str(index + 1), share, owners)
 
     def beside(self) -> list[Launcher]:
         """Returns the launchers of the slots."""
@@ -45,8 +44,9 @@ class RemoteSlots(Launcher):
         return found
 
     def why_waiting(self) -> str:
-        """Returns why the first slot without a node waits for one."""
-        return next(filter(None, (part.why_waiting() for part in self._parts)), "")
+        """Returns why a slot waits for a node; once all have been ready, why the first does, on which trials run alone."""
+        parts = self._parts[:1] if self._are_ready else self._parts
+        return next(filter(None, (part.why_waiting() for part in parts)), "")
 
     def watch(self) -> MachineWatch:
         """Returns the monitor of the first slot's node."""
@@ -54,24 +54,20 @@ class RemoteSlots(Launcher):
 
     def start(self, launch: Launch) -> Running:
         """Starts the trial on the first slot."""
-        self._alone = self._parts[0].start(launch)
-        return self._alone
-
-    @property
-    def _is_alone(self) -> bool:
-        """Whether a trial runs alone now."""
-        return self._alone is not None and not self._alone.is_over
+        return self._parts[0].start(launch)
 
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left on the nodes."""
         return [line for part in self._parts for line in part.sweep(study)]
 
+    def release(self) -> None:
+        """Ends all agents but the first."""
+        _close(self._parts[1:])
+
     def close(self) -> None:
-        """Ends all agents in parallel: each may take seconds, or longer if the engine does not answer."""
+        """Ends all agents."""
         self.clock.go_on()
-        with ThreadPoolExecutor(len(self._parts)) as pool:
-            for closing in [pool.submit(part.close) for part in self._parts]:
-                closing.result()
+        _close(self._parts)
 
     def unended(self) -> list[str]:
         """Returns the lines of all slots. See `Launcher.unended`."""
@@ -79,29 +75,28 @@ class RemoteSlots(Launcher):
 
 
 class _Share(PausableClock):
-    """One slot's share of the study's clock (`whole`).
+    """The study's clock (`whole`) as its slots see it: it is paused while trials wait for nodes and none runs (`is_busy`)."""
 
-    The clock is paused while all slots are `waiting` for a node, and while a trial that runs alone waits for one: `is_alone`
-    returns whether a trial runs alone now.
-    """
-
-    def __init__(
-        self, whole: PausableClock, waiting: set[int], index: int, num: int, is_alone: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, whole: PausableClock, is_busy: Callable[[], bool]) -> None:
         super().__init__()
-        self._whole, self._waiting, self._index, self._num, self._is_alone = whole, waiting, index, num, is_alone
+        self._whole, self._is_busy = whole, is_busy
 
     def monotonic(self) -> float:
         """Returns the study's seconds."""
         return self._whole.monotonic()
 
     def pause(self) -> None:
-        """Records that this slot has no node; called repeatedly while a trial waits for one."""
-        self._waiting.add(self._index)
-        if len(self._waiting) == self._num or self._is_alone():
+        """Pauses the clock unless a trial runs; called repeatedly while a trial waits for a node."""
+        if not self._is_busy():
             self._whole.pause()
 
     def go_on(self) -> None:
-        """Records that this slot has a node, or needs none."""
-        self._waiting.discard(self._index)
+        """Restarts the clock."""
         self._whole.go_on()
+
+
+def _close(parts: Sequence[RemoteLauncher]) -> None:
+    """Closes launchers in parallel: each may take seconds, or longer if the engine does not answer."""
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for closing in [pool.submit(part.close) for part in parts]:
+            closing.result()

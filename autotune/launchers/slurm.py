@@ -64,6 +64,9 @@ OPTIONS = {
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
+# Set by salloc --mem and sbatch --mem, and read by srun: a step then takes all memory of the job, so that the steps of further
+# slots never start. With --mem=0, steps share the job's memory.
+MEMORY = "SLURM_MEM_PER_NODE"
 STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are steps of Slurm's own that hold no CPUs, as of salloc
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation
 
@@ -312,13 +315,14 @@ def command(
         is_shared: whether trials start further steps in the job.
         name: name of the job.
     """
+    shares_memory = {JOB, MEMORY} <= environment.keys() and "--mem" not in (slurm.args or "")
     given = {
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
         "gres": slurm.gres,
         "cpus-per-task": slurm.cpus,
-        "mem": slurm.mem,
+        "mem": slurm.mem or ("0" if shares_memory else None),
         "time": None if slurm.minutes is None else math.ceil(slurm.minutes),
     }
     return [

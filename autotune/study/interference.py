@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any
@@ -20,7 +20,7 @@ from autotune.config.program import program_of
 from autotune.quantities import seconds_text
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.trials.budget import CACHED_FRAC
-from autotune.trials.places import Place
+from autotune.trials.places import Place, slot_number
 from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8  # fewest pairs after which trials may run in parallel; most pairs of a calibration
@@ -36,7 +36,7 @@ CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # interval so far that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
-MAX_LOST = 2  # after this many pairs without a measurement, the calibration is given up
+MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up
 # Slots that are slower than the others, or on which every trial fails, are left out, but at most this share of all slots. If
 # there are more of them, neighbours are the likelier cause.
 LEFT_OUT_FRAC = 1 / 4
@@ -47,6 +47,7 @@ AGAIN_FRAC = 0.1
 # A calibration takes place only if at least PAYS_FACTOR times as many trials fit after it, in parallel, as would fit on one
 # slot without it: it may end with one slot, and parallel trials know less of each other than trials one after another.
 PAYS_FACTOR = 1.25
+NO_OTHER = "no other slot is left"
 STANDALONE = "--standalone"  # option of torchrun: its processes meet at a free port
 
 
@@ -104,9 +105,10 @@ class Interference:
 
     def check(self, best: TrialRecord) -> None:
         """Calibrates if that is due, and tells the user the result; does nothing with one slot."""
-        self._num = min(self._num, len(self._session.runner.beside))  # a faulty slot may have been left out
-        if self._num > 1 and (why := self._why_never):
-            self._use_one(why)
+        if self._num > 1:
+            self._num = min(self._num, len(self._session.runner.beside))  # slots may have been left out
+            if why := self._why_never if self._num > 1 else NO_OTHER:
+                self._use_one(why)
         if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
             return
         if self._left_s(self._each_s(best)) <= 0:  # for example in a study that is resumed in the finals
@@ -123,7 +125,8 @@ class Interference:
         self._took_s = self._ended_s - began_s
         self._session.about.slots = self._as_json(found)
         if found is None:
-            self._use_one(f"the configuration of trial {best.number} could not be measured in parallel")
+            failed = f"the configuration of trial {best.number} could not be measured in parallel"
+            self._use_one(failed if self._num > 1 else NO_OTHER)
         elif not found.is_allowed:
             self._use_one(self._words(found))
         else:
@@ -188,47 +191,59 @@ class Interference:
         return math.inf if limit is None else limit - self._session.num_searched
 
     def _use_one(self, why: str) -> None:
-        self._num, self._session.schedule.num_slots = 1, 1
+        self._num = 1
+        self._session.schedule.stay_alone()
         self._session.about.slots |= {"num": 1, "why_one": why}
         self._session.folder.write_study(self._session.about)
         self._session.listener.notice(f"One trial at a time: {why}.")
 
     def _measured(self, best: TrialRecord) -> Calibration | None:
-        """Measures pairs, alone and with neighbours, until the answer is known. Returns None if MAX_LOST pairs failed."""
-        session, found, num_lost = self._session, None, 0
+        """Measures pairs, alone and with neighbours, until the answer is known; returns None if MAX_LOST in a row failed."""
+        session, num_lost = self._session, 0
         places: Sequence[Place] = session.runner.beside[: self._num]
         self._num_measured = len(places)
         pairs: list[tuple[float, dict[str, float]]] = []
-        failing = {place.name for place in places}  # slots on which every trial failed
-        while num_lost < MAX_LOST and not (found and found.is_over):
+        failing = {place.number for place in places}  # slots on which every trial failed
+        while num_lost < MAX_LOST and len(places) > 1:
             number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
             is_alone_first = bool(number % 2)
             order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone
             measured = [_rates(session.calibrate(best, on, round_number=number)) for on in order]
             alone, beside = measured if is_alone_first else measured[::-1]
             failing -= beside.keys()
+            num_gone = sum(place not in session.runner.beside for place in places)
+            if num_gone:  # slots that were lost for good: the other trials of this pair had fewer neighbours
+                self._num -= num_gone
+                places = [place for place in places if place in session.runner.beside]
+                continue
             if len(alone) != 1 or len(beside) != len(places):
                 num_lost += 1
                 if len(alone) == 1 and num_lost == MAX_LOST and self._leave_out(dict.fromkeys(failing, 0.0)):
-                    places = [place for place in places if place.name not in failing]
+                    places = [place for place in places if place.number not in failing]
                     self._num_measured, num_lost, failing = len(places), 0, set()
                 continue
+            num_lost = 0
             pairs.append((next(iter(alone.values())), beside))
             places = _slowest_machines(places, beside) if len(pairs) == 1 else places
             found = calibration(pairs)
-            if 0 < len(found.slow) <= LEFT_OUT_FRAC * self._num:
-                without = calibration(_without(pairs, found.slow))
-                if without.is_allowed and self._leave_out(found.slow):
-                    return without
-            if len(pairs) >= CLEAR_PAIRS and all(
-                geometric_mean(others.values()) < (1 - CLEAR_FRAC) * rate for rate, others in pairs
-            ):
-                break
-        return None if num_lost >= MAX_LOST else found
+            kept = _without(pairs, found.slow) if self._are_few(found.slow) else pairs
+            if not kept[-1][1]:  # all slots of the slowest machines are slow: go on with the next machines
+                self._leave_out(found.slow)
+                pairs = kept[:1]
+                places = _slowest_machines(session.runner.beside[: self._num], pairs[0][1])
+                continue
+            without = calibration(kept)
+            if without.is_over or _is_clear(kept):
+                return without if without.is_allowed and self._leave_out(found.slow) else found
+        return None
+
+    def _are_few(self, slots: Collection[str]) -> bool:
+        """Whether the slots are so few that they may be left out."""
+        return 0 < len(slots) <= LEFT_OUT_FRAC * self._num
 
     def _leave_out(self, slots: Mapping[str, float]) -> bool:
         """Leaves slots out and tells the user; returns False if they are too many. A ratio of 0 says that all trials failed."""
-        if not 0 < len(slots) <= LEFT_OUT_FRAC * self._num:
+        if not self._are_few(slots):
             return False
         self._session.schedule.leave_out(slots)
         self._num -= len(slots)
@@ -286,6 +301,12 @@ def _without(pairs: Sequence[tuple[float, dict[str, float]]], slots: Container[s
     return [(alone, {slot: rate for slot, rate in beside.items() if slot not in slots}) for alone, beside in pairs]
 
 
+def _is_clear(pairs: Sequence[tuple[float, dict[str, float]]]) -> bool:
+    """Whether neighbours cost more than CLEAR_FRAC of the rate in each of at least CLEAR_PAIRS pairs."""
+    costs = [geometric_mean(beside.values()) < (1 - CLEAR_FRAC) * alone for alone, beside in pairs]
+    return len(costs) >= CLEAR_PAIRS and all(costs)
+
+
 def _takes_free_ports(command: list[str]) -> bool:
     """Whether a command's processes find each other at a port that is free when they start, instead of always the same one."""
     program = program_of(command)
@@ -295,7 +316,7 @@ def _takes_free_ports(command: list[str]) -> bool:
 def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Sequence[Place]:
     """Returns all slots of the machines with the slowest slots: enough machines to have SAMPLE_SLOTS slots."""
     found: list[Place] = []
-    for host in dict.fromkeys(place.host for place in sorted(places, key=lambda place: rates.get(place.name, math.inf))):
+    for host in dict.fromkeys(place.host for place in sorted(places, key=lambda place: rates.get(place.number, math.inf))):
         if len(found) < SAMPLE_SLOTS:
             found += [place for place in places if place.host == host]
     return found
@@ -303,4 +324,5 @@ def _slowest_machines(places: Sequence[Place], rates: Mapping[str, float]) -> Se
 
 def _rates(records: Sequence[TrialRecord]) -> dict[str, float]:
     """Returns the rates by slot, without trials that have none. Infeasible trials count: the baseline may be one."""
-    return {one.slot: one.value for one in records if one.value and one.outcome in (Outcome.ok, Outcome.infeasible)}
+    measured = (one for one in records if one.outcome in (Outcome.ok, Outcome.infeasible))
+    return {slot_number(one.slot): one.value for one in measured if one.value}

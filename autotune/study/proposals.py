@@ -127,14 +127,12 @@ class Search:
         schedule = self._session.schedule
         try:
             self._interference.begin(self._session.baseline)
-            self._open_slots()
             for proposal in self._with_questions(self._proposals()):
                 self._begin(proposal)
                 self._make_room()
                 self._budget.keep_for_finals(self._incumbent)
                 self._settled.check_failures()
-                self._open_slots()
-            schedule.drain()
+            schedule.stay_alone()
             self._announce_unaffordable_values()
         except (Ending, NothingWorked):
             schedule.drain()  # trials that still run count, too
@@ -442,6 +440,7 @@ class Search:
 
     def _begin(self, proposal: Proposal) -> None:
         self._settled.pending[configuration_key(self._space.changed(proposal.knobs))] = proposal
+        self._open_slots()  # only now: a resumed search may have nothing left to try
         take = functools.partial(self._take, proposal)
         self._session.begin(proposal.knobs, proposal.why, origin=proposal.origin, take=take)
 

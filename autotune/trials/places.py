@@ -28,6 +28,11 @@ class Place:
         return self.launcher.slot.name if self.launcher.slot else ""
 
     @property
+    def number(self) -> str:
+        """Number of the slot, "3", which it keeps if its node is replaced; "" for the whole machine."""
+        return slot_number(self.name)
+
+    @property
     def host(self) -> str:
         """Name of the slot's machine; "" for the whole machine."""
         return self.launcher.slot.host if self.launcher.slot else ""
@@ -49,3 +54,8 @@ class Place:
         kind, index, nproc = inputs.config.device.kind, inputs.config.device.index, inputs.config.launch.nproc
         device = inputs.device or configured_device(kind, index, nproc, slot.gpus if slot else ())
         return MachineWatch(device, inputs.clock, inputs.cpu, cores=slot.cores if slot else ())
+
+
+def slot_number(name: str) -> str:
+    """Returns the number in the name of a slot: "3" for "3: n1, job 12"."""
+    return name.partition(":")[0]

@@ -23,7 +23,7 @@ from autotune.trials.finite import EXCUSABLE, NOT_FINITE
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.launching import launch, meaningful
 from autotune.trials.objective import Goal
-from autotune.trials.places import Place
+from autotune.trials.places import Place, slot_number
 from autotune.trials.settings import memory_seen_bytes
 from autotune.trials.trial_metrics import metrics, numbers
 from autotune.trials.warm import WarmStarts
@@ -152,11 +152,22 @@ class TrialRunner:
             place.close()
 
     def leave_out(self, slots: Collection[str]) -> None:
-        """Removes slots, by name, from `beside`; no trial may run there now."""
+        """Removes slots, by number, from `beside`; no trial may run there now."""
         for place in self.beside:
-            if place.name in slots:
+            if place.number in slots:
                 place.close()
-        self.beside = [place for place in self.beside if place.name not in slots]
+        self.beside = [place for place in self.beside if place.number not in slots]
+
+    def release_slots(self) -> None:
+        """Empties `beside`, and gives back what trials that run alone do not use; no trial may run now."""
+        for place in self.beside:
+            place.close()
+        self.beside = []
+        self.inputs.launcher.release()
+
+    def can_do_without(self, slot: str) -> bool:
+        """Whether the study can go on without a slot, given by number: it cannot without the first, where trials run alone."""
+        return any(part.slot and slot_number(part.slot.name) == slot for part in self.inputs.launcher.beside()[1:])
 
     def finish(self, request: Request, finished: Finished, place: Place) -> Finished:
         """Judges a trial whose last attempt is over, and writes its record."""

@@ -62,6 +62,7 @@ class RunningTrial:
         Raises:
             StoppedNow: on KeyboardInterrupt between two attempts, or while the record was written.
             FolderLost: the trial cannot be recorded, and so does not count.
+            NoNode: no node is available here. The next call returns the trial, which was stopped.
             BadInput: the program differs from that of the study's other trials.
         """
         if (ended := self._poll()) is None:
@@ -82,6 +83,17 @@ class RunningTrial:
         elif runner.warm.is_doubtful(first) and (notice := runner.warm.judge(first, record)):
             self._listener.notice(notice)
         return runner.finish(request, finished, self.place)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the trial waits for a node, for a known reason."""
+        return bool(self._waiting)
+
+    def move(self, place: Place) -> None:
+        """Ends the wait for a node, and starts the attempt on another slot. Raises the errors of the constructor."""
+        self._running.stop("another slot is free")
+        self.place, self._waiting = place, ""
+        self._attempt()
 
     def stop(self) -> Finished:
         """Ends the trial because the user asked to, and returns it; its record is written."""

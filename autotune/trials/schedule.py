@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from autotune.clock import Clock
+from autotune.errors import NoNode
+from autotune.records import Kind
 from autotune.trials.places import Place
 from autotune.trials.runner import Finished, Request, StoppedNow, TrialRunner
 from autotune.trials.running import RunningTrial
@@ -80,9 +82,15 @@ class Schedule:
         self.drain()
 
     def leave_out(self, slots: Collection[str]) -> None:
-        """Starts no further trials on these slots, given by name; no trial may run there now."""
+        """Starts no further trials on these slots, given by number; no trial may run there now."""
         self._runner.leave_out(slots)
         self.num_slots = max(1, min(self.num_slots, len(self._runner.beside)))
+
+    def stay_alone(self) -> None:
+        """Waits until no trial runs, and gives back all slots but the first: from now on, all trials run alone."""
+        self.drain()
+        self.num_slots = 1
+        self._runner.release_slots()
 
     def make_room(self) -> None:
         """Waits until a slot is free."""
@@ -128,10 +136,36 @@ class Schedule:
 
     def _poll(self, trial: RunningTrial, take: Take, over: list[tuple[Finished, Take]]) -> None:
         """Polls a trial, unless it was ended because of another trial. If it has finished, adds it to `over`."""
-        if trial in self._running and (finished := self._guarded(trial.look)) is not None:
+        if trial in self._running and (finished := self._guarded(lambda: self._looked(trial))) is not None:
             del self._running[trial]
             over.append((finished, take))
             self._add(finished)
+
+    def _looked(self, trial: RunningTrial) -> Finished | None:
+        """Polls a trial. A search trial that waits for a node moves to a free slot that has one.
+
+        If there is no node for one of several slots, the study goes on without this slot, unless it is the first.
+        """
+        try:
+            if self._may_move(trial) and (place := self._ready_place()):
+                trial.move(place)
+            return trial.look()
+        except NoNode as lost:
+            slot = trial.place.number
+            if not self._runner.can_do_without(slot):
+                raise
+            self._runner.listener.notice(f"The study goes on without slot {slot}: {lost}")
+            self.leave_out([slot])
+            return trial.look()  # the trial has been stopped
+
+    def _may_move(self, trial: RunningTrial) -> bool:
+        return trial.is_waiting and trial.request.kind is Kind.search and trial.place is not self._runner.alone
+
+    def _ready_place(self) -> Place | None:
+        """Returns a free slot that does not wait for a node; None if there is none."""
+        taken = {trial.place for trial in self._running}
+        free = (place for place in self._runner.beside if place not in taken)
+        return next((place for place in free if not place.launcher.why_waiting()), None)
 
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""

@@ -22,7 +22,7 @@ from autotune.trials.identity import SCRIPT, script
 from autotune.trials.inputs import StudyInputs
 from autotune.trials.interrupts import Interrupts
 from autotune.trials.objective import ColdCompiles
-from autotune.trials.places import Place
+from autotune.trials.places import Place, slot_number
 from autotune.trials.quarantine import Quarantine
 from autotune.trials.runner import Finished, Request, TrialRunner
 from autotune.trials.schedule import Ending, Schedule
@@ -495,10 +495,9 @@ class Session:
 
     def _goes_on_without(self, slot: str, fault: str) -> bool:
         """Leaves out a slot with a faulty device; returns False if trials that run alone use it, which is the first slot."""
-        beside = self.inputs.launcher.beside()
-        if not beside or not beside[0].slot or slot in ("", beside[0].slot.name):
+        if not self.runner.can_do_without(slot_number(slot)):
             return False
-        self.schedule.leave_out([slot])
+        self.schedule.leave_out([slot_number(slot)])
         self.listener.notice(f"The study goes on without slot {slot}: {fault.removesuffix(f' {self.quarantine.advice}')}")
         return True
 

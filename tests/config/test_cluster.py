@@ -162,6 +162,20 @@ def test_job_step_requests_exactly_its_own_cores():
     assert "--exact" not in command(SlurmOptions(), {"SLURM_JOB_ID": "12"})  # the step may use the whole job
 
 
+@pytest.mark.parametrize(
+    ("options", "variables", "shares_it"),
+    [
+        ({}, ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE"), True),
+        ({}, ("SLURM_MEM_PER_NODE",), False),
+        ({}, ("SLURM_JOB_ID",), False),
+        ({"mem": "4G"}, ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE"), False),
+        ({"args": "--mem-per-cpu=4G"}, ("SLURM_JOB_ID", "SLURM_MEM_PER_NODE"), False),
+    ],
+)
+def test_step_shares_the_memory_of_its_job_unless_the_user_requests_a_part(options, variables, shares_it):
+    assert ("--mem=0" in command(SlurmOptions(**options), dict.fromkeys(variables, "12"))) is shares_it
+
+
 def test_trial_over_two_nodes_requests_one_overlapping_task_per_node():
     words = command(SlurmOptions(nodes=2, cpus=8), {}, is_shared=True)
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--overlap"} <= set(words)

@@ -8,7 +8,7 @@ from autotune.launchers.base import Deadlines
 from autotune.launchers.hangs import MOVING_S, is_moving, passed_limit
 from autotune.launchers.progress_file import ProgressFile
 
-LIMITS = Deadlines(start_s=10, compile_s=20, step_s=5, total_s=100)
+LIMITS = Deadlines(start_s=10, compile_s=20, step_s=5, total_s=100.46)
 PAST_S = -1000.0  # before any real monotonic time, so that no line lies in the future
 
 
@@ -29,11 +29,11 @@ def progress(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "last_good_s", "limit"),
     [
-        ([], 10, "start:"),
+        ([], 10, "start: no training step began (last phase: spawn) within 10 s"),
         ([(1, "import"), (9, "first_batch")], 10, "start:"),  # several phases share one limit
         ([(9, "compile"), (15, "compile")], 29, "compile:"),  # counts from the first line of the phase
         ([(9, "compile"), (20, "warmup"), (24, "warmup")], 29, "step:"),
-        ([(9, "warmup"), (96, "steady")], 100, "total:"),
+        ([(9, "warmup"), (96, "steady")], 100.4, "total: the trial was not over within 100.5 s"),
     ],
 )
 def test_each_phase_has_its_own_limit_and_start_time(progress, lines, last_good_s, limit):

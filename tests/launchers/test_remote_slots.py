@@ -7,9 +7,8 @@ import threading
 import psutil
 import pytest
 
-from autotune.clock import PausableClock
-from autotune.errors import BadInput
-from autotune.launchers.remote_slots import RemoteSlots, _Share
+from autotune.errors import BadInput, NoNode
+from autotune.launchers.remote_slots import RemoteSlots
 from tests.launchers.agents import PipeLauncher, place, ready
 from tests.support.launcher_contract import a_launch, is_alive, marked_processes, wait, wait_for
 from tests.support.stub_programs import program
@@ -80,34 +79,43 @@ def test_reason_for_waiting_names_the_slot(tmp_path):
     launcher.close()
 
 
-def test_clock_is_paused_only_while_no_slot_has_a_node():
-    whole, waiting = PausableClock(), set()
-    one, other = (_Share(whole, waiting, index, 2) for index in range(2))
-    one.pause()
-    assert whole._since_s is None
-    other.pause()
-    assert whole._since_s is not None
-    assert one.monotonic() == other.monotonic() == whole.monotonic()
-    one.go_on()
-    assert whole._since_s is None
-
-
-def test_clock_is_also_paused_while_a_trial_that_runs_alone_waits(launcher, parts, study, monkeypatch):
+def test_clock_is_paused_only_while_no_trial_runs_and_one_waits_for_a_node(launcher, parts, study, monkeypatch):
     ready(launcher)
-    alone = launcher.start(launch_of(study, 1, HELD + "result()"))
+    one, other = (part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1))
     wait_for(study / "trials" / "0001" / "here")
     psutil.Process(parts[0].started[0].process.pid).send_signal(signal.SIGKILL)
-    assert wait(alone).evidence["node_lost"]
+    assert wait(one).evidence["node_lost"]
     monkeypatch.setattr(parts[0], "_argv", ("sleep", "60"))  # the queue is long
-    searching = launcher.beside()[0].start(launch_of(study, 2, "result()"))
-    assert searching.poll() is None
-    assert launcher.clock._since_s is None
-    searching.stop("over")
-    alone = launcher.start(launch_of(study, 3, "result()"))
-    assert alone.poll() is None
+    waiting = parts[0].start(launch_of(study, 3, "result()"))
+    assert waiting.poll() is None
+    assert launcher.why_waiting() == "slot 1: Resources"
+    assert launcher.clock._since_s is None  # the other trial runs
+    assert wait(other).cause == "result"
+    assert waiting.poll() is None
     assert launcher.clock._since_s is not None
-    alone.stop("over")
+    again = parts[1].start(launch_of(study, 4, "result()"))
+    assert launcher.clock._since_s is None
+    wait(again)
+    waiting.stop("over")
     comes(lambda: not marked_processes(study), within_s=15)  # those of the agent that was killed
+
+
+def test_released_slots_end_and_trials_go_on_alone(launcher, parts, study):
+    ready(launcher)
+    launcher.release()
+    assert [part.started[0].process.poll() is None for part in parts] == [True, False]
+    assert wait(launcher.start(launch_of(study, 1, "result()"))).cause == "result"
+
+
+def test_slot_that_gets_no_node_raises_when_its_trial_is_polled_not_when_it_starts(launcher, parts, study, monkeypatch):
+    ready(launcher)
+    parts[1].started[0].process.kill()
+    parts[1].started[0].link._thread.join()
+    monkeypatch.setattr(parts[1], "_argv", ("false",))
+    running = parts[1].start(launch_of(study, 1, "result()"))
+    with pytest.raises(NoNode, match="the agent ended with status 1"):
+        wait(running)
+    assert running.poll().cause == "stopped"
 
 
 def test_slots_are_closed_at_the_same_time(parts, monkeypatch):

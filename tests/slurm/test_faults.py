@@ -463,3 +463,22 @@ def test_study_continues_after_losing_all_its_slots_at_once(slurm, tmp_path):
     process = study.start("launcher=slurm", "launch.slurm.cpus=2", *GIVEN, "launch.slots=2")
     check_loss_of_all_slots(study, process, lambda: cancel_all(slurm))
     assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_study_goes_on_without_a_slot_whose_job_gets_no_node_again(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.5)
+    options = (*GIVEN, "launch.slots=2", "launch.queue_minutes=0.2")
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", *options)
+    wait_for_trial_of(study, "search", process, beside=1)
+    (job,) = {name.rpartition(" ")[2] for trial in study.folder.read_trials() if (name := trial.slot).startswith("2: ")}
+    with subprocess.Popen(["srun", "--ntasks=1", "--cpus-per-task=2", "sleep", "600"], stderr=subprocess.DEVNULL) as other:
+        wait_until(lambda: any("PENDING" in line for line in slurm.jobs()), "the other job in the queue")
+        slurm.ask("scancel", job)
+        out, err = process.communicate(timeout=400)
+        other.terminate()
+    assert "The study goes on without slot 2: launch.queue_minutes: Slurm provided no node" in out, out + err
+    assert "One trial at a time: no other slot is left." in out
+    assert "verdict" in out
+    assert study.none_is_left()
+    assert slurm.is_idle()

@@ -15,7 +15,7 @@ class StubTrial:
     """A trial that has ended, still runs (`is_over=False`), or fails when it is polled (`fault`) or stopped (`stop_fault`)."""
 
     def __init__(self, number, *, is_over=True, fault=None, stop_fault=None):
-        self.number, self.neighbours, self.place, self.request = number, 0, number, self
+        self.number, self.neighbours, self.place, self.request, self.is_waiting = number, 0, number, self, False
         self._is_over, self._fault, self._stop_fault = is_over, fault, stop_fault
 
     def look(self):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.clock import Clock
+from autotune.errors import NoNode
 from autotune.harness.explain.documents import document_file
 from autotune.harness.protocol import APPLIED, KnobReport, Progress, RankResult, Window, result_file, write_json
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
@@ -65,6 +66,7 @@ class Surface:
         files_left: files that each trial leaves in the working directory, name -> bytes.
         beside: called with the largest number of trials that ran at the same time; returns the factor on the rate.
         on_slot: called with the name of a trial's slot, "" for none; returns the factor on the rate, 0 if it fails there.
+        no_node: called with a slot's name; returns "" if it has a node, else why not, or the error if it will never have one.
         without: called with the stages of the loader that a trial skips; returns the factor on the rate.
     """
 
@@ -97,6 +99,7 @@ class Surface:
     files_left: dict[str, int] = field(default_factory=dict)
     beside: Callable[[int], float] = lambda _: 1.0
     on_slot: Callable[[str], float] = lambda _: 1.0
+    no_node: Callable[[str], str | NoNode] = lambda _: ""
     without: Callable[[list[str]], float] = lambda _: 1.0
 
     def rate_per_s(self, knobs: Knobs) -> float:
@@ -232,12 +235,46 @@ class _FakeSlot(Launcher):
     def __init__(self, whole: FakeLauncher, name: str, host: str) -> None:
         self._whole, self.clock = whole, whole.clock
         self.slot = Slot(name=name, host=host, gpus=(), cores=(), facts={})
-        self._running: FakeRunning | None = None
+        self._running: Running | None = None
 
     def start(self, launch: Launch) -> Running:
         assert self._running is None or self._running.poll() is not None, "two trials at once on one slot"
-        self._running = self._whole.begin(launch, self.slot.name)
+        self._running = _FakeWaiting(self, launch) if self.why_waiting() else self.begin(launch)
         return self._running
+
+    def begin(self, launch: Launch) -> FakeRunning:
+        """Starts a trial on the slot's node."""
+        return self._whole.begin(launch, self.slot.name)
+
+    def why_waiting(self) -> str:
+        return str(self._whole.surface.no_node(self.slot.name))
+
+
+class _FakeWaiting(Running):
+    """A trial that waits for the node of its slot, and then runs there."""
+
+    def __init__(self, slot: _FakeSlot, launch: Launch) -> None:
+        self._slot, self._launch = slot, launch
+        self._running: FakeRunning | None = None
+        self._ended: Ended | None = None
+
+    def poll(self) -> Ended | None:
+        if self._running or self._ended:
+            return self._running.poll() if self._running else self._ended
+        why = self._slot._whole.surface.no_node(self._slot.slot.name)
+        if isinstance(why, NoNode):
+            self.stop(str(why))
+            raise why
+        self._running = None if why else self._slot.begin(self._launch)
+        return None
+
+    def progress(self) -> Progress | None:
+        return self._running.progress() if self._running else None
+
+    def stop(self, reason: str) -> None:
+        if self._running:
+            self._running.stop(reason)
+        self._ended = self._ended or Ended.stopped(reason, phase="spawn", seconds=0.0)
 
 
 class MadeUpDevice(NoDevice):
