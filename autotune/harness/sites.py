@@ -78,6 +78,8 @@ def num_drawn(arguments: Dict[str, Any]) -> Optional[int]:
     sampler = _sampler(arguments) if given is None or members.attribute(given, "sampler") is not None else given
     if isinstance(dataset, IterableDataset) or (sampler is given and given is not None):
         return None
+    if sampler is not None and not type(sampler).__module__.startswith("torch."):
+        return None  # its length is the program's code, which torch does not always run
     try:
         return len(dataset if sampler is None else sampler)  # type: ignore[arg-type]  # runs the program's code, as torch does
     except Exception:
