@@ -132,7 +132,7 @@ RESNET_LIKE = {
 
 
 @pytest.mark.parametrize("seed", [0, *more(1, 2, 3)])
-def test_three_minutes_are_enough_for_a_verdict_and_the_effect_of_every_change(bench, tmp_path, seed):
+def test_three_minutes_are_enough_for_a_verdict_and_the_effects_of_all_changes(bench, tmp_path, seed):
     space = tmp_path / "space.yaml"
     space.write_text(
         "loader.batch_size: [16, 32, 64, 128]\nprecision.amp: ['off', bf16]\nlayout.channels_last: [false, true]\n"
@@ -145,7 +145,8 @@ def test_three_minutes_are_enough_for_a_verdict_and_the_effect_of_every_change(b
     summary = bench(slow, f"search_space={space}", "search.sampler=rates", minutes=3, seed=seed).run()
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["num_rounds"] >= 3
-    assert all(entry["ci"] for entry in summary["attribution"])
+    small = [entry["knob"] for entry in summary["attribution"] if not entry["ci"]]
+    assert not small or sorted(small) == sorted(summary["effects_together"]["knobs"])
     named = {entry["knob"] for entry in summary["attribution"] if entry["verdict"] == "faster"}
     assert named >= {"precision.amp", "layout.channels_last"}
     assert "loader.batch_size" not in summary["best"]["overrides"]  # its gain is at most 1.5 %
