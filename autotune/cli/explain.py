@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,11 +51,23 @@ class Asked:
 
 
 class Steps(Quiet):
-    """Prints a line for each pass and check on standard error. Standard output is for the result."""
+    """Prints a line for each pass and check on standard error, and at the end the result on standard output.
+
+    Args:
+        show: prints the explanation of a study, given its summary.
+    """
+
+    def __init__(self, show: Callable[[Summary], object]) -> None:
+        super().__init__()
+        self._show = show
 
     def trial_started(self, number: int, kind: Kind, knobs: Knobs, why: str) -> None:
         """Prints what is run and why."""
         self.notice(f"{kind} {number:04d}: {why}")
+
+    def finished(self, summary: Summary) -> None:
+        """Prints the result."""
+        self._show(summary)
 
 
 def explain(asked: Asked, *, as_json: bool) -> int:
@@ -86,11 +98,12 @@ def explain(asked: Asked, *, as_json: bool) -> int:
         trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding or 1,
         pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
     )  # fmt: skip
+    steps = Steps(lambda explained: _print(explained, folder, asked.trial, as_json=as_json))
     try:
-        summary = explain_study(inputs, folder, Steps(), wanted)
+        explain_study(inputs, folder, steps, wanted)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted: the results so far are kept. To continue: autotune explain {call(folder)}") from None
-    return _print(summary, folder, asked.trial, as_json=as_json)
+    return 0
 
 
 def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:

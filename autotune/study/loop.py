@@ -259,6 +259,7 @@ class _Study:
             self._report(summary)
             self._release()
             session.runner.close()
+        self._listener.finished(summary)  # before the wait for the tracker
         tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
         if tracking and (why := self._drain(tracking)):
             self._listener.notice(incomplete(self._folder, why))

@@ -236,6 +236,14 @@ def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, 
     assert "Python in the step" in made_bench.folder.best_file.read_text()
 
 
+def test_explanation_is_shown_before_the_tracker_is_awaited(bench, tiny):
+    made_bench, shown = bench(Surface(documents=documents), *tiny, minutes=20), []
+    made_bench.run()
+    made_bench.inputs.start_tracking = lambda _: shown.extend(made_bench.listener.named("finished"))
+    after = explain(made_bench, passes=("lines",))
+    assert shown[1:] == [after]  # the first is the study's own verdict
+
+
 def test_a_pass_that_ran_is_not_run_again(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
