@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from . import batches, collating, members, persistent, sites, startable, worker
+from .members import nothing
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
 NUM_EXAMINED, MIN_CHANGED = 4, 2
@@ -32,8 +33,8 @@ class Loader:
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
         self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
-        self.num_drawn = sites.num_drawn(arguments)
-        self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = self._iterator = _nothing
+        self.num_drawn = sites.num_drawn(arguments, self.num_data)
+        self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = self._iterator = nothing
         self.renew(arguments)
         self.settings: Dict[str, Any] = {}
         self.batch_size: Optional[int] = None
@@ -63,7 +64,7 @@ class Loader:
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
         self.is_on_device = False  # whether its batches are on a GPU already
-        self._last_tensor: Tuple[Any, int] = (_nothing, 0)  # reference to the last batch's first tensor, its version
+        self._last_tensor: Tuple[Any, int] = (nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch
         self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
@@ -301,13 +302,9 @@ class Loader:
         return type(None), ()  # a pickled DataLoader drops this record, since it may be read where there is no harness
 
 
-def _nothing() -> Any:
-    return None
-
-
 def _weakly(value: Any) -> Callable[[], Any]:
     try:
-        return weakref.ref(value) if value is not None else _nothing
+        return weakref.ref(value) if value is not None else nothing
     except TypeError:  # for example a list
         return lambda: value
 

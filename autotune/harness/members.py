@@ -94,6 +94,11 @@ def shape_of(value: Any) -> Optional[Tuple[int, ...]]:
     return shape if isinstance(shape, tuple) else None
 
 
+def nothing() -> Any:
+    """Returns None; stands for a weak reference to an object that does not exist."""
+    return None
+
+
 def device_of(parameter: Any) -> Any:
     """Returns the device on which a parameter is used: the device of its mesh, if the parameter is kept in host memory."""
     kind = attribute(attribute(parameter, "device_mesh"), "device_type", "cpu")

@@ -20,6 +20,7 @@ from .captures import CapturedSteps, is_capturing
 from .context import TrialContext
 from .gradient_state import parameters_of
 from .knobs.step import calls_closure_once
+from .members import nothing
 from .patches import patches
 
 # If another optimizer makes this many steps while the clock makes none, the program has switched. Steps of different optimizers
@@ -81,8 +82,8 @@ class OptimizerWatch:
         self._counted_steps = 0
         self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the clock stepped last
         # Weak references to the first parameter that the clock held in the steps that count, and in its last step.
-        self._part: Any = _nothing
-        self._last_part: Any = _nothing
+        self._part: Any = nothing
+        self._last_part: Any = nothing
         self.is_in_parts = False  # whether each of the clock's steps updates only a part of its parameters
         self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
         self._is_scaling = False
@@ -262,7 +263,7 @@ class OptimizerWatch:
         if num >= SILENT_STEPS or clock is None:
             self.settle(is_uninstalled=False)
             self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
-            self._steps_of_others, self._part = {}, _nothing
+            self._steps_of_others, self._part = {}, nothing
 
     def _is_first_part(self, optimizer: Any) -> bool:
         """Whether the clock's step begins with its first parameters again, instead of going on to the next ones.
@@ -324,10 +325,6 @@ class OptimizerWatch:
         self._written.update(map(id, parameters))
         self._held_groups = -1
         self._context.modules.look_again()
-
-
-def _nothing() -> None:
-    """Stands for a weak reference to an object that no longer exists."""
 
 
 def _left_alone(optimizer: Any, args: Any, kwargs: Any) -> None:

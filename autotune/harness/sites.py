@@ -72,16 +72,21 @@ def _sampler(arguments: Dict[str, Any]) -> Any:
     return members.attribute(outer, "sampler", outer) if outer is not None else arguments.get("sampler")
 
 
-def num_drawn(arguments: Dict[str, Any]) -> Optional[int]:
-    """Returns how many samples a loader draws in an epoch, by its constructor's arguments; None if not known."""
-    given, dataset = arguments.get("batch_sampler"), arguments.get("dataset")
+def num_drawn(arguments: Dict[str, Any], num_data: Optional[int]) -> Optional[int]:
+    """Returns how many samples a loader draws in an epoch; None if not known.
+
+    Args:
+        arguments: of the loader's constructor.
+        num_data: number of items of its data set; None if not known.
+    """
+    given = arguments.get("batch_sampler")
     sampler = _sampler(arguments) if given is None or members.attribute(given, "sampler") is not None else given
-    if isinstance(dataset, IterableDataset) or (sampler is given and given is not None):
-        return None
-    if sampler is not None and not type(sampler).__module__.startswith("torch."):
+    if num_data is None or sampler is None:
+        return num_data
+    if sampler is given or not type(sampler).__module__.startswith("torch."):
         return None  # its length is the program's code, which torch does not always run
     try:
-        return len(dataset if sampler is None else sampler)  # type: ignore[arg-type]  # runs the program's code, as torch does
+        return len(sampler)
     except Exception:
         return None
 
