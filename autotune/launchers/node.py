@@ -12,7 +12,8 @@ link stays open if the engine's daemon on the node is gone.
                                      to the job, or by what is missing here
            {"do": "sweep", "study"}  end what an earlier run of the study left here; answered by a line for each process
            {"do": "before", "max_s"}, {"do": "at_rest"}   MachineWatch's methods of that name
-           {"do": "start", "launch"} answered once the first process runs, or by the problems of an invalid launch
+           {"do": "start", "launch", "has_neighbours"}   answered once the first process runs, or by the problems of an invalid
+                                     launch; `has_neighbours` says whether the study's other slots may run trials meanwhile
            {"do": "progress"}        the newest progress of the running trial
            {"do": "stop", "reason"}  answered by the "ended" message once the trial's processes are gone
     agent  {"is": "hello", ...}      first of all: versions and machine
@@ -40,7 +41,7 @@ from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness.cores import read
 from autotune.launchers.base import Running, Slot
-from autotune.launchers.environment import PACKAGE
+from autotune.launchers.environment import PACKAGE, mark_of, study_of
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
 from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
@@ -164,6 +165,7 @@ class Agent:
 
     def _start(self, message: Message) -> dict[str, Any]:
         launch = to_launch(message["launch"])
+        self._watched.beside(mark_of(study_of(launch.folder), "") if message["has_neighbours"] else "")
         self._running, self._nonce, self._over = self._launcher.start(launch), launch.spec.nonce, None
         return {}
 

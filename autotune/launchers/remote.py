@@ -125,9 +125,14 @@ class RemoteLauncher(Launcher):
         """Whether a trial runs on the node, as far as `poll` and `stop` have noticed."""
         return self._trial is not None and self._trial.is_on_node
 
-    def start(self, launch: Launch) -> RemoteRunning:
-        """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`."""
-        self._trial = running = RemoteRunning(self, launch)
+    def start(self, launch: Launch, *, is_alone: bool = False) -> RemoteRunning:
+        """Starts the trial. If there is no node yet, `poll` starts it later and raises the errors. See `Launcher.start`.
+
+        Args:
+            launch: the trial.
+            is_alone: whether no trial runs on the study's other slots meanwhile.
+        """
+        self._trial = running = RemoteRunning(self, launch, has_neighbours=bool(self._name) and not is_alone)
         if self.node is None:
             self.clock.pause()
         else:
@@ -171,8 +176,8 @@ class RemoteLauncher(Launcher):
         except BadInput as error:
             raise NoNode(error.problems) from error
 
-    def begin(self, node: Node, launch: Launch) -> None:
-        """Starts a trial on the node.
+    def begin(self, node: Node, launch: Launch, *, has_neighbours: bool) -> None:
+        """Starts a trial on the node. `has_neighbours`: whether trials may run on the study's other slots meanwhile.
 
         Raises:
             NodeLost: the node is lost.
@@ -180,7 +185,7 @@ class RemoteLauncher(Launcher):
         """
         self._study = study_of(launch.folder)
         self.clock.go_on()  # it is paused while the only trials wait for the nodes of other slots
-        node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()))
+        node.ask("start", START_S, launch=from_launch(launch, self.clock.monotonic()), has_neighbours=has_neighbours)
 
     def _connect(self) -> None:
         """Takes the next step towards a ready agent: requests a node, or checks whether the agent has started there."""
@@ -275,8 +280,8 @@ class RemoteLauncher(Launcher):
 class RemoteRunning(Running):
     """A trial on a node, or one that waits for a node."""
 
-    def __init__(self, launcher: RemoteLauncher, launch: Launch) -> None:
-        self._launcher, self._launch = launcher, launch
+    def __init__(self, launcher: RemoteLauncher, launch: Launch, *, has_neighbours: bool) -> None:
+        self._launcher, self._launch, self._has_neighbours = launcher, launch, has_neighbours
         self._node: Node | None = None
         self._about: dict[str, Any] = {}
         self._newest: Progress | None = None
@@ -335,7 +340,7 @@ class RemoteRunning(Running):
                 self._take(event)
         elif node := self._launcher.ready():
             self._about, self._started_s = node.about, time.monotonic()
-            self._launcher.begin(node, self._launch)
+            self._launcher.begin(node, self._launch, has_neighbours=self._has_neighbours)
             self._node = node
 
     def _take(self, event: Any) -> None:

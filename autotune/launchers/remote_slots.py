@@ -53,8 +53,8 @@ class RemoteSlots(Launcher):
         return self._parts[0].watch()
 
     def start(self, launch: Launch) -> Running:
-        """Starts the trial on the first slot."""
-        return self._parts[0].start(launch)
+        """Starts the trial alone, on the first slot."""
+        return self._parts[0].start(launch, is_alone=True)
 
     def sweep(self, study: Path) -> list[str]:
         """Ends what an earlier run has left on the nodes."""

@@ -13,6 +13,9 @@ whole host counts, with all its processes, because any of them can take a core t
 
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
 used on other cores, by any process, takes nothing from the trial.
+
+Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
+foreign, either: the calibration measures how much they slow each other down. They are recognised by the mark of the study.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ class CpuLook:
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
         own: ids of this study's processes, except those of other slots; None stands for the tuner and all its descendants.
+        neighbours: ids of the processes of other slots that may use the same cores.
     """
 
     time_s: float
@@ -86,6 +90,7 @@ class CpuLook:
     read_bytes: tuple[int, int] | None = None
     by_core: Mapping[int, Times] = field(default_factory=dict)
     own: frozenset[int] | None = None
+    neighbours: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ class CpuUse:
         is_part: whether the machine has more cores than `num_cores`. Then `culprits` may also have used other cores.
         own_cores: used by this study. Here and below, 1.0 is one core all the time.
         tuner_cores: used on the trial's cores by autotune itself (tuner, supervisor, tracker).
-        foreign_cores: used by foreign processes, without the kernel's own work.
+        foreign_cores: used by foreign processes, without the kernel's own work and without trials on other slots.
         kernel_cores: used by kernel threads, as far as they are visible.
         idle_cores: unused.
         steal_cores: given to other guests by the hypervisor.
@@ -140,11 +145,15 @@ class CpuMonitor:
         root: id of the tuner's process, the root of the study's process tree.
         proc, cgroups: folders of the kernel's files; replaced in tests.
         slot: cores of the slot that is watched; processes bound to other cores belong to other slots. Empty without slots.
+
+    Attributes:
+        study: beginning of the marks of the study whose trials on other slots are not foreign; "" if there are no such trials.
     """
 
     def __init__(
         self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS, slot: Collection[int] = ()
     ) -> None:
+        self.study = ""
         self._root, self._proc, self._slot = root or os.getpid(), proc, frozenset(slot)
         self._cores = sorted(os.sched_getaffinity(0))
         found = cgroup_quota(proc, cgroups)
@@ -167,6 +176,7 @@ class CpuMonitor:
             read_bytes=self._read_bytes(own),
             by_core={} if self._quota else by_core,
             own=own,
+            neighbours=self._neighbours(processes) - own,
         )
 
     def own(self, look: CpuLook) -> frozenset[int]:
@@ -192,15 +202,17 @@ class CpuMonitor:
             return None
         own = self.own(before), self.own(after)
         own_s = _total_s(after.processes, own[1]) - _total_s(before.processes, own[0])
+        beside_s = _total_s(after.processes, after.neighbours) - _total_s(before.processes, before.neighbours)
         here = cores if cores <= before.by_core.keys() & after.by_core.keys() else frozenset()
         here = here or frozenset(self._cores)
         kernel_s, _ = _used_s(before, after, [pid for pid, one in after.processes.items() if one.is_kernel], here)
         tuner_s, elsewhere_s = _used_s(before, after, own[1] - self.trial(after), here)
+        beside_s -= _used_s(before, after, after.neighbours, here)[1]
         (busy_s, idle_s, steal_s), num_cores = _between(before, after, cores and here), float(len(here))
         foreign_s = None
         if busy_s is not None:
             of_kernel_s = 0.0 if self._quota else kernel_s  # a cgroup with a quota contains no kernel threads
-            foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - of_kernel_s)
+            foreign_s = max(0.0, busy_s - (own_s - elsewhere_s) - max(0.0, beside_s) - of_kernel_s)
         reads = before.read_bytes, after.read_bytes
         return CpuUse(
             seconds=seconds,
@@ -212,10 +224,20 @@ class CpuMonitor:
             kernel_cores=kernel_s / seconds if any(process.is_kernel for process in after.processes.values()) else None,
             idle_cores=None if idle_s is None else max(0.0, idle_s) / seconds,
             steal_cores=None if steal_s is None else max(0.0, steal_s) / seconds,
-            culprits=_culprits(before.processes, after.processes, own[0] | own[1], seconds, here),
+            culprits=_culprits(
+                before.processes, after.processes, own[0] | own[1] | before.neighbours | after.neighbours, seconds, here
+            ),
             read_bytes=reads[1][0] - reads[0][0] if reads[0] and reads[1] else None,
             disk_bytes=reads[1][1] - reads[0][1] if reads[0] and reads[1] else None,
         )
+
+    def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
+        """Returns the ids of the study's processes that may use the cores that are watched, with their descendants."""
+        if not self.study:
+            return frozenset()
+        mark = "\0" + os.fsencode(f"{MARK_VARIABLE}={self.study}").decode(errors="replace")
+        marked = [pid for pid in processes if mark in "\0" + read(self._proc / str(pid) / "environ")]
+        return frozenset(pid for pid in tree(processes, *marked) if _may_use(pid, frozenset(self._cores)))
 
     def _times(self) -> dict[int, Times]:
         """Returns busy, idle and steal seconds of each core; {} without /proc."""
@@ -246,12 +268,12 @@ def read_processes(proc: Path = PROC) -> dict[int, Process]:
     return found
 
 
-def tree(processes: Mapping[int, Process], root: int) -> frozenset[int]:
-    """Returns the ids of a process and all its descendants."""
+def tree(processes: Mapping[int, Process], *roots: int) -> frozenset[int]:
+    """Returns the ids of some processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
-    found, new = {root}, [root]
+    found, new = set(roots), list(roots)
     while new:
         new = [child for pid in new for child in children.get(pid, ())]
         found.update(new)

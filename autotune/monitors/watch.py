@@ -73,6 +73,10 @@ class MachineWatch:
         self._device.close()
         self.use(as_one(found))
 
+    def beside(self, study: str) -> None:
+        """Defines that trials of a study, given by the beginning of its marks, are not foreign; "" for none."""
+        self._cpu.study = study
+
     def before(self, *, max_s: float = 30.0) -> str:
         """Waits at most `max_s` for a free device and starts a new span; returns what still holds the device, or ""."""
         held = self._gate.wait(max_s, sleep=self._clock.sleep)

@@ -45,6 +45,25 @@ def test_trials_run_in_parallel_through_one_agent_each(launcher, study):
     assert [part.slot.name.partition(":")[0] for part in launcher.beside()] == ["1", "2"]
 
 
+def test_trial_on_another_slot_of_the_same_machine_is_not_a_foreign_program(launcher, parts, study):
+    ready(launcher)
+    spin = "progress('steady', 5); over_s = time.monotonic() + 3; exec('while time.monotonic() < over_s: pass'); "
+    body = spin + "result(detected={'pid': os.getpid()})"
+    running = [part.start(launch_of(study, number, body)) for number, part in enumerate(launcher.beside(), 1)]
+    pids = {wait(each).results[0].detected["pid"] for each in running}
+    assert pids.isdisjoint(pid for part in parts for pid, _ in part.watched.seen.cpu_use.culprits)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_only_trials_in_parallel_have_neighbours_that_are_not_foreign(launcher, parts, study, monkeypatch, is_alone):
+    ready(launcher)
+    asked = []
+    monkeypatch.setattr(parts[0].node, "ask", lambda what, _, **fields: asked.append((what, fields.get("has_neighbours"))))
+    (launcher if is_alone else launcher.beside()[0]).start(launch_of(study, 1, "result()"))
+    assert asked == [("start", not is_alone)]
+    monkeypatch.undo()
+
+
 def test_lost_agent_is_replaced_without_affecting_the_other_slot(launcher, parts, study):
     ready(launcher)
     one, other = (part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1))

@@ -20,13 +20,15 @@ def process(parent, own_s, waited_for_s=0.0, *, started_ticks=1, is_kernel=False
     )
 
 
-def look(time_s, processes, *, busy_s, idle_s=0.0, steal_s=0.0, read_bytes=None):
+def look(time_s, processes, *, busy_s, idle_s=0.0, steal_s=0.0, read_bytes=None, neighbours=()):
     return CpuLook(
-        time_s=time_s, num_cores=2, busy_s=busy_s, idle_s=idle_s, steal_s=steal_s, processes=processes, read_bytes=read_bytes
-    )
+        time_s=time_s, num_cores=2, busy_s=busy_s, idle_s=idle_s, steal_s=steal_s, processes=processes, read_bytes=read_bytes,
+        neighbours=frozenset(neighbours),
+    )  # fmt: skip
 
 
 TUNER, SUPERVISOR, TRIAL, WORKER, HOG, KERNEL = 10, 11, 12, 13, 99, 2
+OTHER, ENDS, BEGINS = 20, 21, 22  # another slot's supervisor and its trials
 
 
 def test_processes_outside_the_study_are_foreign_and_the_largest_is_named():
@@ -46,6 +48,15 @@ def test_processor_time_of_an_ended_trial_is_counted_through_its_parent():
     use = CpuMonitor(TUNER).use(look(0, before, busy_s=0.0), look(4, after, busy_s=4.0))
     assert use.own_cores == pytest.approx(1.0)
     assert use.foreign_cores == 0.0
+
+
+def test_trials_on_other_slots_are_not_foreign():
+    before = {TUNER: process(1, 0.0), OTHER: process(1, 0.0, 1.0), ENDS: process(OTHER, 2.0), HOG: process(1, 7.0)}
+    after = {TUNER: process(1, 0.0), OTHER: process(1, 0.0, 4.0), BEGINS: process(OTHER, 2.0), HOG: process(1, 8.0)}
+    first = look(0, before, busy_s=0.0, neighbours=[OTHER, ENDS])
+    use = CpuMonitor(TUNER).use(first, look(4, after, busy_s=4.0, neighbours=[OTHER, BEGINS]))
+    assert use.foreign_cores == pytest.approx(1.0 / 4)  # of the 4 s, the neighbours have used 1 s + 2 s
+    assert [pid for pid, _ in use.culprits] == [HOG]
 
 
 def test_kernel_threads_are_not_foreign():

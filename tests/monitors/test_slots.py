@@ -5,9 +5,12 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from autotune.harness.protocol import MARK_VARIABLE
 from autotune.monitors.cpu import CpuMonitor
+from tests.support.waiting import wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print('on', flush=True)\nwhile True: pass"
@@ -43,3 +46,17 @@ def test_monitor_of_a_slot_counts_only_processes_that_may_run_on_its_cores(busy_
     assert use.own_cores < 1.1
     assert other not in [pid for pid, _ in use.culprits]
     assert {mine, other} <= CpuMonitor().own(CpuMonitor().look(time.monotonic()))
+
+
+def test_processes_with_the_mark_of_the_study_and_their_children_are_neighbours():
+    def start(mark):
+        child = "import os, subprocess, sys; os.environ.clear(); subprocess.run([sys.executable, '-S', '-c', 'input()'])"
+        argv, environment = [sys.executable, "-S", "-c", child], {**os.environ, MARK_VARIABLE: mark}
+        return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE)
+
+    with start("/runs/s:2/7") as one, start("/runs/s2:2/7") as other, start("/runs/s:1/8") as own:
+        found = [wait_until(psutil.Process(each.pid).children) for each in (one, other, own)]
+        monitor = CpuMonitor(own.pid)
+        assert monitor.look(0.0).neighbours == frozenset()
+        monitor.study = "/runs/s:"
+        assert monitor.look(0.0).neighbours == {one.pid, found[0][0].pid}
