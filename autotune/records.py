@@ -310,7 +310,8 @@ class StudyRecord:
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
             divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is
-            their number. {} on a machine with one slot.
+            their number. For a study that is resumed: "allows" (whether trials may run in parallel), "trial" (whose
+            configuration was measured), "hosts" (of the slots), "took_s". {} on a machine with one slot.
     """
 
     name: str
@@ -379,9 +380,11 @@ _STUDY_SHAPE: Mapping[str, Any] = {
     "started_at": moment, "spent_s": number,
     **dict.fromkeys(
         ("placeholders", "identity", "asked", "space", "pinned", "machine", "versions", "detected", "terms", "settings",
-         "verifies", "recording", "warm_start", "noise", "slots"),
+         "verifies", "recording", "warm_start", "noise"),
         _MAPPING,
     ),
+    "slots": {"ratio?": _NUMBER_OR_NULL, "why_one?": text, "allows?": flag, "trial?": _WHOLE_OR_NULL, "hosts?": [text],
+              "took_s?": number},
     "command": [text], "sequence": whole_number, "is_recipe": flag, "target": (None, [{}]),
     "budget_s": _NUMBER_OR_NULL, "budget_trials": _WHOLE_OR_NULL,
 }  # fmt: skip

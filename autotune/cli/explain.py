@@ -170,7 +170,7 @@ def _inputs(study: StudyRecord, folder: StudyFolder, facts: dict[str, Any]) -> S
 
     composed = recorded(study, folder.config_file)
     composed.config.study.budget = Budget(minutes=None, trials=None)
-    return inputs_of(composed, facts)
+    return inputs_of(composed, facts, is_alone=True)
 
 
 def _print(summary: Summary, folder: StudyFolder, trial: int | None, *, as_json: bool, is_all: bool = False) -> int:

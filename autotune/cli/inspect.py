@@ -49,7 +49,7 @@ def inspect(overrides: list[str], *, command: list[str] | None, config_dirs: tup
 
     facts = host_facts()
     composed = compose(overrides, command=command, config_dirs=config_dirs, facts=facts)
-    launcher, facts = launcher_of(composed, facts)
+    launcher, facts = launcher_of(composed, facts, is_alone=True)
     shared = None if composed.config.launcher == LOCAL else composed.config.runs_dir  # a node does not see this machine's /tmp
     with (
         stoppable("the inspection was stopped, and its processes and temporary files are gone"),

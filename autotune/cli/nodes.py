@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterator
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 LOOK_S = 0.1
 
 
-def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, dict[str, Any]]:
+def launcher_of(composed: Composed, facts: dict[str, Any], *, is_alone: bool = False) -> tuple[Launcher, dict[str, Any]]:
     """Returns a study's launcher, and the facts of the machine that its trials run on.
 
     Args:
         composed: the study's configuration.
         facts: `machine.host_facts()` of this machine.
+        is_alone: whether trials only run one at a time. Then a cluster is asked for a single slot.
 
     Raises:
         BadInput: no machine is available, the study cannot run there, or srun has started several autotunes.
@@ -38,8 +40,11 @@ def launcher_of(composed: Composed, facts: dict[str, Any]) -> tuple[Launcher, di
 
     if problems := problems_of_copies(os.environ):
         raise BadInput(problems)
-    launcher = make_launcher(composed.config, composed.command, facts)
-    if composed.config.launcher == LOCAL:
+    config, is_here = composed.config, composed.config.launcher == LOCAL
+    if is_alone and not is_here:
+        config = dataclasses.replace(config, launch=dataclasses.replace(config.launch, slots=1))
+    launcher = make_launcher(config, composed.command, facts)
+    if is_here:
         return launcher, facts
     with stoppable("interrupted while waiting for a node: nothing was measured, and the request for a node was withdrawn"):
         try:

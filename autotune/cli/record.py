@@ -83,7 +83,7 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
     config = composed.config
     config.study.budget = Budget(minutes=None, trials=None)
     config.measure.racing = False  # a recording of an older version lacks this key
-    return replace(inputs_of(composed, facts), is_recording=True)
+    return replace(inputs_of(composed, facts, is_alone=True), is_recording=True)
 
 
 def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:

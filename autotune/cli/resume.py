@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from autotune.studies import call
 
 if TYPE_CHECKING:
     from autotune.config.schema import Budget
+
+IN_FINALS = (Kind.final, Kind.attribution)  # once such a trial has begun, the search is over, and all trials run alone
 
 
 def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is_quiet: bool = False) -> int:
@@ -52,7 +55,8 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
         from autotune.cli import record
 
         return record.run_recording(composed, host_facts(), folder, output=None, as_json=as_json)
-    make_plan = inputs_to_resume(study) if study.verifies else inputs_of
+    is_alone = not overrides and folder.newest_kind((Kind.search, *IN_FINALS)) in IN_FINALS  # a new budget may go to the search
+    make_plan = inputs_to_resume(study) if study.verifies else functools.partial(inputs_of, is_alone=is_alone)
     return carry_out(resume_study, make_plan(composed, host_facts()), folder, as_json=as_json, is_quiet=is_quiet)
 
 

@@ -184,15 +184,15 @@ def compose_asked(asked: Asked, facts: dict[str, object] | None = None) -> Compo
     return compose(asked.overrides, command=asked.command, config_dirs=asked.config_dirs, runs_dir=asked.runs_dir, facts=facts)
 
 
-def inputs_of(composed: Composed, facts: dict[str, object]) -> StudyInputs:
+def inputs_of(composed: Composed, facts: dict[str, object], *, is_alone: bool = False) -> StudyInputs:
     """Returns the study's inputs: the composed configuration, the launcher, the tracker, the machine that trials run on.
 
-    If trials run on another machine than this one, waits until that machine is available.
+    If trials run on another machine than this one, waits until that machine is available; see `launcher_of` for `is_alone`.
     """
     from autotune.cli.nodes import launcher_of
     from autotune.study import StudyInputs
 
-    launcher, machine = launcher_of(composed, facts)
+    launcher, machine = launcher_of(composed, facts, is_alone=is_alone)
     return StudyInputs(
         title=composed.title,
         config=composed.config,

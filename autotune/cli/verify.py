@@ -76,7 +76,7 @@ def inputs_to_verify(composed: Composed, wanted: Verify, facts: dict[str, object
 
     composed.config.study.budget = Budget(minutes=None, trials=None)
     composed.space = replace(composed.space, domains={})
-    return replace(inputs_of(composed, facts), verify=wanted)
+    return replace(inputs_of(composed, facts, is_alone=True), verify=wanted)
 
 
 def inputs_to_resume(study: StudyRecord) -> Callable[[Composed, dict[str, object]], StudyInputs]:

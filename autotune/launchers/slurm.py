@@ -64,10 +64,14 @@ OPTIONS = {
 # Reasons of queued jobs that waiting does not resolve: limits of the partition, or of one job in it.
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
+NODES = "SLURM_JOB_NODELIST"
 # Set by salloc --mem and sbatch --mem, and read by srun: a step then takes all memory of the job, so that the steps of further
 # slots never start. With --mem=0, steps share the job's memory.
 MEMORY = "SLURM_MEM_PER_NODE"
 STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are steps of Slurm's own that hold no CPUs, as of salloc
+# srun's option for the features of a node, also abbreviated, and the variable for it; the features that its value names.
+CONSTRAINT, CONSTRAINT_VARIABLE = re.compile(r"(?:--cons\w*=|-C)(.+)"), "SLURM_CONSTRAINT"
+FEATURE = re.compile(r"(?<![\w.*-])[\w.-]+")
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation
 
 
@@ -193,6 +197,9 @@ class Srun(ChildTransport):
                 self.note = note
         super().__init__([*LINKED, *self._words, *agent_command(*seen)])
         self._slurm, self._unended = slurm, unended if unended is not None else set()
+        self._is_feature_known = False
+        given = [found[1] for word in self._words if (found := CONSTRAINT.fullmatch(word))]
+        self._constraint = given[-1] if given else os.environ.get(CONSTRAINT_VARIABLE, "")
         self._next_s, self._pause_s, self._state, self._reason = 0.0, 0.5, "", ""
         self._began_s = self._queued_s = time.monotonic()  # `_queued_s`: when the job was last seen in the queue
 
@@ -212,14 +219,17 @@ class Srun(ChildTransport):
         if not job or JOB in os.environ:
             # srun may say nothing while it waits for CPUs or GPUs of the user's own job.
             is_long = bool(job) and time.monotonic() - self._began_s > STEP_S
-            return self.last_words().removeprefix("srun: ") or (_no_place(job, os.environ.get(STEP, "")) if is_long else "")
+            why = _no_place(job, os.environ.get(STEP, ""), self._constraint) if is_long else ""
+            return self.last_words().removeprefix("srun: ") or why
         self._ask(job)
         reason = self._reason if self._state == "PENDING" else self._state.lower() or "queued"
         return f"{reason} (job {job})"
 
     def why_never(self) -> BadInput | None:
         """Returns the error if Slurm has queued a job that can never start, or if the job's agent is silent; else None."""
-        if JOB in os.environ or {"--quiet", "-Q"} & {*self._words}:  # then srun does not print the number of a queued job
+        if JOB in os.environ:
+            return self._lacks_feature()
+        if {"--quiet", "-Q"} & {*self._words}:  # then srun does not print the number of a queued job
             return None
         if job := self._job():
             self._ask(job)
@@ -236,6 +246,26 @@ class Srun(ChildTransport):
         name = "minutes" if TIME.search(self._reason) else None
         words = [line.removeprefix("srun: ") for line in self.text().splitlines() if "onfiguration" in line]
         return self._refused(name, ": ".join([self._reason, *words[:1]]))
+
+    def _lacks_feature(self) -> BadInput | None:
+        """Returns the error if no node of the user's job has a required feature: srun would wait for ever, without a word."""
+        nodes, is_long = os.environ.get(NODES, ""), time.monotonic() - self._began_s > STEP_S
+        if not (self._constraint and nodes and is_long) or self._is_feature_known:
+            return None
+        self._is_feature_known = True  # the nodes of a job stay the same
+        try:
+            answer = ask("sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%b", timeout_s=SQUEUE_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        rows = answer.stdout.split()
+        there = {name for row in rows for name in row.split(",")} - {"(null)"}
+        if not rows or there & {*FEATURE.findall(self._constraint)}:
+            return None
+        have = f"they have {', '.join(sorted(there))}" if there else "they have none"
+        return BadInput(
+            f"launch.slurm.args: no node of job {os.environ[JOB]} has this feature, got --constraint={self._constraint} "
+            f"({nodes}: {have}). Leave it out, or start autotune in a job on nodes with this feature."
+        )
 
     def why_lost(self) -> str:
         """See `Transport.why_lost`."""
@@ -292,10 +322,16 @@ class Srun(ChildTransport):
         return shortened("; ".join(dict.fromkeys(lines)) or self.last_words() or "it printed nothing", 400)
 
 
-def _no_place(job: str, step: str) -> str:
-    """Returns why no step of the user's own job starts; `step` is the number of the step that the tuner runs in, if any."""
+def _no_place(job: str, step: str, constraint: str) -> str:
+    """Returns why no step of the user's own job starts.
+
+    Args:
+        job: the job.
+        step: the number of the step that the tuner runs in; "" if it runs in none.
+        constraint: the features that the step requires; "" if it requires none.
+    """
     if not step.isdecimal() or int(step) > MAX_STEP:
-        return f"no free place for a step in job {job}"
+        return f"no free place for a step in job {job}{f' on a node with --constraint={constraint}' if constraint else ''}"
     return f"autotune runs in step {job}.{step}, as after `srun --pty`, which has the job's CPUs: leave out launcher=slurm"
 
 

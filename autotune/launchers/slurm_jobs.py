@@ -26,7 +26,7 @@ SAVED_S = 10.0  # Slurm saves its jobs every 5 s. A controller killed in between
 UNREACHABLE = ("contact slurm controller", "configuration source", "slurm.conf", "Munge", "munge", "Zero Bytes")
 # What scancel prints about a job that is over; after MinJobAge, a newer Slurm treats a job as if it had never existed.
 OVER = re.compile(r"^scancel: error: Kill job error on job id (\d+): (?:Invalid job id|Job/step already complet)", re.MULTILINE)
-DEFAULTS = ("SQUEUE_", "SCANCEL_")  # prefixes of the variables that set a user's defaults for squeue and scancel
+DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_")  # prefixes of the variables that set a user's defaults for these commands
 NAME = "--name="  # scancel's option for a job whose number is unknown
 NOTE = ".job"  # suffix of a note: a file in the runs folder, named after a job and made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
@@ -55,7 +55,7 @@ def cancel(jobs: set[str]) -> bool:
 
 
 def ask(*command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Runs squeue or scancel without the user's defaults for them.
+    """Runs squeue, scancel or sinfo without the user's defaults for them.
 
     With SQUEUE_STATES=PENDING a running job would look as if it were over. With SCANCEL_STATE=PENDING it would not be
     cancelled, although scancel exits with status 0, and with SCANCEL_INTERACTIVE scancel would wait for an answer.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
@@ -95,12 +96,18 @@ class Interference:
     def __init__(self, session: Session) -> None:
         self._session, self._num = session, len(session.runner.beside)
         self._calibrated: TrialRecord | None = None  # configuration of the last calibration
+        self._hosts: list[str] = []  # machines of the slots in that calibration, one entry for each slot
         self._num_searched, self._ended_s, self._took_s = 0, 0.0, 0.0
         self._num_measured = 0  # slots in the first pair of the last calibration
 
     def begin(self, baseline: TrialRecord) -> None:
-        """Tells the user if trials cannot run in parallel, as far as this is known before the search."""
-        if self._num > 1 and self._left_s(self._each_s(baseline)) > 0 and (why := self._why_not(baseline)):
+        """Tells the user if trials cannot run in parallel, as far as this is known before the search.
+
+        If the study was resumed and its slots are on the same machines as before, its last calibration still holds.
+        """
+        if self._num < 2 or self._left_s(self._each_s(baseline)) <= 0 or self._recall():
+            return
+        if why := self._why_not(baseline):
             self._use_one(why)
 
     def check(self, best: TrialRecord) -> None:
@@ -109,13 +116,13 @@ class Interference:
             self._num = min(self._num, len(self._session.runner.beside))  # slots may have been left out
             if why := self._why_never if self._num > 1 else NO_OTHER:
                 self._use_one(why)
-        if self._num < 2 or not (self._is_unlike(best) or self._is_long_ago):
+        if self._num < 2 or not (self._is_unlike(best) or self._has_moved or self._is_long_ago):
             return
         if self._left_s(self._each_s(best)) <= 0:  # for example in a study that is resumed in the finals
             return
         self._num = int(min(self._num, max(2, self._num_left)))
         if why := self._why_not(best):
-            if self._is_unlike(best):
+            if self._is_unlike(best) or self._has_moved:
                 self._use_one(why)
             return
         began_s, first = self._session.inputs.clock.monotonic(), self._calibrated is None
@@ -123,6 +130,7 @@ class Interference:
         self._calibrated, self._num_searched = best, self._session.num_searched
         self._ended_s = self._session.inputs.clock.monotonic()
         self._took_s = self._ended_s - began_s
+        self._hosts = self._hosts_now
         self._session.about.slots = self._as_json(found)
         if found is None:
             failed = f"the configuration of trial {best.number} could not be measured in parallel"
@@ -134,6 +142,34 @@ class Interference:
             self._session.folder.write_study(self._session.about)
             if first:
                 self._session.listener.notice(f"{self._num} trials at a time: {self._words(found)}.")
+
+    def _recall(self) -> bool:
+        """Takes over the calibration of an earlier run of the study; returns whether it holds for the present slots."""
+        session, known = self._session, self._session.about.slots
+        self._hosts = known.get("hosts", [])
+        first = next((one for one in session.records if one.number == known.get("trial")), None)
+        if first is None or known.get("ratio") is None or self._hosts != self._hosts_now:
+            return False
+        self._calibrated, self._num_searched = first, session.num_searched
+        self._ended_s, self._took_s = session.inputs.clock.monotonic(), known.get("took_s", 0.0)
+        if not known.get("allows"):
+            self._use_one(known.get("why_one", ""))
+            return True
+        session.schedule.num_slots = self._num
+        session.about.slots = {**known, "num": self._num, "why_one": ""}
+        session.folder.write_study(session.about)
+        rate = f"{known['ratio']:.3f} of its rate alone"
+        session.listener.notice(f"{self._num} trials at a time, as before: in parallel with the others, a trial ran at {rate}.")
+        return True
+
+    @property
+    def _hosts_now(self) -> list[str]:
+        return sorted(place.host for place in self._session.runner.beside[: self._num])
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether a slot that was lost is now on another machine than in the last calibration."""
+        return bool(Counter(self._hosts_now) - Counter(self._hosts))
 
     def _is_unlike(self, best: TrialRecord) -> bool:
         """Whether the best is too fast for the last calibration to apply to it; True before the first calibration."""
@@ -268,7 +304,14 @@ class Interference:
         if found is None:
             return {"num": self._num, "ratio": None, "ci": None, "num_pairs": 0, "why_one": ""}
         ratio, sample = found.ratio, {"num_sampled": found.num_slots} if found.num_slots < self._num else {}
-        return {"num": self._num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": "", **sample}
+        to_recall = {
+            "allows": found.is_allowed,
+            "trial": self._calibrated.number if self._calibrated else None,
+            "hosts": self._hosts,
+            "took_s": self._took_s,
+        }
+        result = {"num": self._num, "ratio": ratio.ratio, "ci": ratio.ci, "num_pairs": ratio.num_rounds, "why_one": ""}
+        return {**result, **sample, **to_recall}
 
 
 class Uncalibrated(Interference):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.cli.nodes import launcher_of
+from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput, Interrupted
 from tests.cli.test_golden import Terminal
 
@@ -17,7 +18,7 @@ def launcher(monkeypatch):
     made = SimpleNamespace(is_open=True, why_waiting=lambda: "", unended=lambda: ["Job 12 may still hold nodes"])
     made.slots = lambda: [SimpleNamespace(name="node1", facts={"num_cores": 2})]
     made.close = lambda: setattr(made, "is_open", False)
-    monkeypatch.setattr("autotune.launchers.make_launcher", lambda *_: made)
+    monkeypatch.setattr("autotune.launchers.make_launcher", lambda config, *_: setattr(made, "config", config) or made)
     return made
 
 
@@ -29,6 +30,15 @@ def test_launcher_keeps_the_node_that_a_study_waited_for(launcher, capsys):
     assert launcher_of(study(), {}) == (launcher, {"num_cores": 2})
     assert launcher.is_open
     assert "Job 12" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_cluster_is_asked_for_one_slot_if_all_trials_run_alone(launcher, is_alone):
+    config = StudyConfig()
+    config.launcher, config.launch.slots = "slurm", 4
+    launcher_of(SimpleNamespace(config=config, command=None, on_node=None), {}, is_alone=is_alone)
+    assert launcher.config.launch.slots == (1 if is_alone else 4)
+    assert config.launch.slots == 4  # which is what the study's folder keeps
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])

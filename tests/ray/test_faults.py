@@ -8,7 +8,6 @@ import sys
 import psutil
 import pytest
 
-from autotune.errors import BadInput
 from autotune.failures import classify
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
@@ -31,6 +30,7 @@ from tests.ray.conftest import launcher_on
 from tests.ray.private import PrivateRay, why_not
 from tests.support.launcher_contract import a_launch, wait_for
 from tests.support.stub_programs import program
+from tests.support.waiting import wait_until
 
 TUNER = """
 import sys, time
@@ -147,7 +147,7 @@ def test_lost_node_is_reported_in_time_and_left_empty(make, ray, other, here, fo
 
 
 @pytest.mark.thorough
-def test_lost_head_ends_the_trial_and_leaves_no_process(folder, tmp_path):
+def test_lost_head_ends_the_trial_and_the_next_waits_until_the_head_is_back(folder, tmp_path):
     if why := why_not():
         pytest.skip(why)
     ray = PrivateRay()  # a new cluster, so that the other tests keep theirs
@@ -158,8 +158,11 @@ def test_lost_head_ends_the_trial_and_leaves_no_process(folder, tmp_path):
         ray.kill("head")
         assert lost(running, 100).evidence["node_lost"]
         assert nothing_left(folder.parent.parent, pids, lambda: agents("TMPDIR", str(ray.folder)), 40)
-        with pytest.raises(BadInput, match=r"^launch\.ray\.address: no Ray cluster can be reached there"):
-            lost(launcher.start(a_launch(folder, program("result()"))), 60)
+        running = launcher.start(a_launch(folder, program("result()")))
+        wait_until(lambda: [running.poll(), launcher.why_waiting()][1], "the reason for waiting")
+        assert launcher.why_waiting().startswith(f"Ray's head does not answer ({ray.address}: ")
+        ray.restart("head")
+        assert lost(running, 120).cause == "result"
         launcher.close()
     finally:
         ray.stop()

@@ -19,7 +19,7 @@ from autotune.launchers import slurm_jobs
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.disks import fill, in_memory
-from tests.faults.quick_study import QuickStudy
+from tests.faults.quick_study import QuickStudy, kill
 from tests.launchers.agents import place, ready
 from tests.launchers.losses import (
     FAMILY,
@@ -426,6 +426,19 @@ def test_study_whose_job_is_preempted_in_the_finals_still_reaches_a_verdict(slur
     assert cut_off == ["final"]  # it is repeated if the time of the finals allows
     assert study.none_is_left()
     assert slurm.is_idle()
+
+
+@pytest.mark.thorough
+def test_study_killed_in_its_finals_is_resumed_with_a_single_slot(slurm, tmp_path):
+    study = QuickStudy(tmp_path, trial_s=1.0)
+    process = study.start("launcher=slurm", "launch.slurm.cpus=2", "launch.slots=2", *GIVEN, "study.budget.trials=2")
+    wait_for_trial_of(study, "final", process)
+    kill(process)
+    assert slurm.is_idle()
+    out, err = study.resume().communicate(timeout=400)
+    assert "verdict" in out, out + err
+    assert len(re.search(r"trials run on node (.*)", err)[1].split("; ")) == 1
+    assert re.search(r"launch:\n(  .*\n)*  slots: 2\n", study.folder.config_file.read_text())
 
 
 @pytest.mark.thorough

@@ -74,6 +74,26 @@ def test_launcher_within_a_step_is_told_that_the_step_has_all_cpus(slurm, tmp_pa
     assert re.search(r"launch\.queue_minutes: .*autotune runs in step \d+\.0, .* leave out launcher=slurm\)", done.stderr)
 
 
+@pytest.mark.parametrize(
+    ("constraint", "told"),
+    [
+        (
+            "--cons=nosuch*2&odd",
+            r"launch\.slurm\.args: no node of job \d+ has this feature, got .*\*2&odd \(n2: .* plain\)",
+        ),
+        ("-Cplain&nosuch", r"no free place for a step in job \d+ on a node with --constraint=plain&nosuch\)"),
+    ],
+)
+def test_feature_that_the_nodes_of_the_allocation_lack_is_named(slurm, tmp_path, constraint, told):
+    study = QuickStudy(tmp_path)
+    command = ["salloc", "--quiet", "--partition=other", "--cpus-per-task=2", sys.executable, "-m", "autotune", "run"]
+    command += [*SLURM, f"launch.slurm.args='{constraint}'", "launch.queue_minutes=0.2", "--", sys.executable, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=study._environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.search(told, done.stderr), done.stderr
+    assert slurm.is_idle()
+
+
 @pytest.mark.thorough
 def test_slot_without_room_in_the_allocation_is_refused(slurm, tmp_path):
     study = QuickStudy(tmp_path)
@@ -110,6 +130,7 @@ def test_a_second_tuner_of_a_study_is_refused_before_it_asks_for_a_node(slurm, t
         ({"minutes": 6000.0}, ["launch.slurm", "6000", "Partition"]),
         ({"mem": "900G"}, ["launch.slurm.mem: ", "'900G'", "Memory specification"]),
         ({"args": "--no-such-option"}, ["launch.slurm", "no-such-option"]),
+        ({"args": "--constraint=nosuch"}, ["launch.slurm", "--constraint=nosuch", "nvalid feature"]),
     ],
 )
 def test_options_that_slurm_refuses_are_reported_in_the_words_of_slurm(make, options, told):

@@ -241,6 +241,66 @@ def test_a_study_that_is_resumed_in_the_finals_keeps_its_calibration(bench):
     assert not any("at a time" in line for line in notices(study)[said:])
 
 
+def interrupted_in_the_search(study, after):
+    """Runs a study until it is interrupted in its parallel search, `after` trials after the last calibration."""
+
+    def failures(trial, knobs):
+        is_due = calibrating(study) and trial == calibrating(study)[-1].number + after
+        return Failure(raises=KeyboardInterrupt) if is_due else None
+
+    study.surface.failures = failures
+    assert study.run()["status"] == "interrupted"
+    assert not of_kind(study, Kind.final)
+    study.surface.failures = lambda trial, knobs: None
+    return len(calibrating(study)), len(study.trials), len(notices(study))
+
+
+def test_a_study_resumed_in_the_search_keeps_a_calibration_of_the_same_machines(bench):
+    study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4, slots_per_host=2)
+    num, before, said = interrupted_in_the_search(study, after=8)
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    assert len(calibrating(study)) == num
+    assert most_at_once([trial for trial in of_kind(study, Kind.search) if trial.number >= before]) == 4
+    (line,) = [line for line in notices(study)[said:] if "at a time" in line]
+    assert re.match(r"4 trials at a time, as before: in parallel with the others, a trial ran at (0\.9|1\.0)", line)
+
+
+def test_a_study_resumed_on_other_machines_is_calibrated_again(bench):
+    study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4, slots_per_host=2)
+    num, _, _ = interrupted_in_the_search(study, after=8)
+    for slot in study.launcher.beside()[2:]:
+        slot.slot = dataclasses.replace(slot.slot, host="another")
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    assert len(calibrating(study)) >= num + 5 * MIN_PAIRS
+
+
+def test_a_resumed_study_whose_neighbours_disturb_goes_on_alone_without_a_new_calibration(bench):
+    study = bench(Surface(**LOUD), *ENOUGH, minutes=60, num_slots=4)
+    num, _, said = interrupted_in_the_search(study, after=8)
+    assert resume_study(study.inputs, study.folder, study.listener)["status"] == "complete"
+    assert len(calibrating(study)) == num
+    assert any(line.startswith("One trial at a time: in parallel with 3 others") for line in notices(study)[said:])
+
+
+def test_slots_are_calibrated_again_once_a_lost_slot_is_on_another_machine(bench):
+    study = bench(Surface(**QUIET, on_slot=lambda slot: 0.7 if "new" in slot else 1.0), *ENOUGH, minutes=60, num_slots=4)
+    slot = study.launcher.beside()[3]
+
+    def no_node(_):
+        if len(of_kind(study, Kind.search)) > 2:
+            slot.slot = dataclasses.replace(slot.slot, name="4: new, job 22", host="new")
+        return ""
+
+    is_left_out = lambda: any(line.startswith("Slot 4 is left out: a trial there ran at 0.") for line in notices(study))  # noqa: E731
+    study.surface.no_node = no_node
+    study.surface.failures = lambda trial, knobs: (
+        Failure(raises=KeyboardInterrupt) if is_left_out() and of_kind(study, Kind.search)[5:] else None
+    )
+    study.run()
+    assert is_left_out()
+    assert {trial.round for trial in calibrating(study)} > set(range(1, 2 * MIN_PAIRS))
+
+
 @pytest.mark.thorough
 def test_calibration_is_repeated_with_a_configuration_that_is_much_faster(bench):
     surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})

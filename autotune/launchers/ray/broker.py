@@ -9,8 +9,9 @@ through a separate port. The actor starts the agent in a separate session, so th
 when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
-"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "num_slots" (the number of brokers
-that request the same resources), and "agent", the agent's command.
+"num_processes", "may_wait" (whether to wait for a node that the cluster does not have yet), "is_again" (whether to wait for the
+head, too, because the study had a node before), "num_slots" (the number of brokers that request the same resources), and
+"agent", the agent's command.
 This program reports on standard error, in lines that begin with SAID: {"waiting": why}, {"refused": kind, "words": why} or
 {"lost": why}.
 """
@@ -208,26 +209,39 @@ def import_ray() -> Any:
     return ray
 
 
-def connect(address: str) -> None:
-    """Connects to the cluster, and ends this program if there is none."""
+def connect(request: dict[str, Any], inbox: Inbox) -> None:
+    """Connects to the cluster. If there is none, ends this program or, after a loss, waits until the head is there again."""
+    address = request["address"]
     given = os.environ.get("RAY_ADDRESS") if address == "auto" else None
-    address = given or address
+    address, said = given or address, ""
     if address == "local" or "://" in address:  # Ray would start a cluster, or run the driver elsewhere
         leave(1, refused="address", words=f"RAY_ADDRESS={address}: not HOST:PORT")
+    while why := why_unreachable(address):
+        if not request["is_again"] or "ersion mismatch" in why:
+            leave(1, refused="version" if "ersion mismatch" in why else "address", words=why)
+        if inbox.closed_s < math.inf:
+            leave(0)
+        if why != said:
+            said = why
+            say(waiting=f"Ray's head does not answer ({why})")
+        time.sleep(LOOK_S)
+
+
+def why_unreachable(address: str) -> str:
+    """Connects to the cluster, and returns ""; returns why it cannot be reached if that fails."""
     host, _, port = address.rpartition(":")
     try:
         if host:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, ValueError) as error:
-        leave(1, refused="address", words=f"{address}: {error}")
+        return f"{address}: {error}"
     try:
         ray.init(address=address, namespace=CLUSTER, log_to_driver=False, logging_level="error")
     except Exception as error:
         told = plainly(error)
-        if "ersion mismatch" in told:
-            leave(1, refused="version", words=told)
         has_token = "; a cluster that asks for a token needs RAY_AUTH_MODE=token and that token"
-        leave(1, refused="address", words=told.rstrip(".") + has_token * ("Failed to connect" in told))
+        return told.rstrip(".") + has_token * ("Failed to connect" in told)
+    return ""
 
 
 def wanted(request: dict[str, Any]) -> dict[str, int]:
@@ -331,7 +345,7 @@ def main() -> None:
     """Runs the broker; see the module docstring."""
     request, out, inbox = json.loads(sys.argv[1]), os.dup(1), Inbox()
     os.dup2(2, 1)  # what Ray prints must not go into the link
-    connect(request["address"])
+    connect(request, inbox)
     relay = started(request, inbox)
     threading.Thread(target=send, args=(relay, inbox), daemon=True).start()
     try:

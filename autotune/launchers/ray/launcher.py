@@ -50,15 +50,14 @@ class RayLauncher(RemoteLauncher):
         self._ray, self._num_slots = ray, num_slots
 
     def transport(self) -> Transport:
-        """Starts a broker and returns at once. If the study had a node before, the broker waits: a lost node may come back."""
+        """Starts a broker and returns at once. After a loss, the broker waits: a lost node, or the head, may come back."""
         ray = self._ray
         python = shutil.which(ray.python or sys.executable)
         if python is None:
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
         # The broker starts in "/". Symbolic links are not resolved, because one may lead into a virtual environment.
         python = os.path.abspath(python)
-        may_wait = ray.autoscaling or self._first is not None
-        return Broker(ray, self._place.device, python, may_wait=may_wait, num_slots=self._num_slots)
+        return Broker(ray, self._place.device, python, is_again=self._first is not None, num_slots=self._num_slots)
 
 
 class Broker(ChildTransport):
@@ -68,12 +67,12 @@ class Broker(ChildTransport):
         ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
-        may_wait: whether to wait for a node that the cluster does not have yet.
+        is_again: whether to wait for the head and for a node that the cluster does not have now, because it had both before.
         num_slots: the number of brokers, each of which requests this many resources for itself.
     """
 
     def __init__(
-        self, ray: RayOptions, device: tuple[str, int, int], python: str, *, may_wait: bool, num_slots: int = 1
+        self, ray: RayOptions, device: tuple[str, int, int], python: str, *, is_again: bool, num_slots: int = 1
     ) -> None:
         kind, _, num_processes = device
         usual = {"cpu": 0, "cuda": num_processes}.get(kind)
@@ -82,7 +81,8 @@ class Broker(ChildTransport):
             "cpus": ray.cpus,
             "gpus": usual if ray.gpus is None else ray.gpus,
             "num_processes": num_processes,
-            "may_wait": may_wait,
+            "may_wait": ray.autoscaling or is_again,
+            "is_again": is_again,
             "num_slots": num_slots,
             "agent": agent_command(),
         }
