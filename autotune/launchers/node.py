@@ -47,6 +47,7 @@ from autotune.launchers.local import Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
 from autotune.machine.visible import visible_devices, visible_gpus
+from autotune.monitors.cpu import CpuMonitor
 from autotune.monitors.watch import MachineWatch, configured_device
 from autotune.plain_json import from_json
 from autotune.plain_text import shortened
@@ -153,7 +154,8 @@ class Agent:
         name, self._note = message["slot"], message["note"]
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
         self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
-        self._watch = MachineWatch(configured_device(*message["device"]), Clock())
+        pid, started_ticks = message["tuner"]
+        self._watch = MachineWatch(configured_device(*message["device"]), Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         facts = host_facts()
         gpus = visible_gpus(facts["gpus"], os.environ)
         given = (visible_devices(os.environ) or []) if is_of_ray else []

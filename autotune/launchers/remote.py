@@ -32,6 +32,7 @@ from autotune.launchers.process_tree import is_taken
 from autotune.launchers.transport import Node, NodeLost, Transport, readable
 from autotune.launchers.user_files import NOTES
 from autotune.machine import comparable
+from autotune.monitors.cpu import identity
 from autotune.monitors.watch import MachineWatch
 from autotune.plain_json import from_json
 from autotune.quantities import seconds_text
@@ -91,6 +92,7 @@ class RemoteLauncher(Launcher):
         self._asked_s = 0.0
         self._name = ""
         self._owners: dict[str, RemoteLauncher] = {}  # GPU -> the slot that Ray has given it to
+        self._num_given: int | None = None  # number of GPUs that Ray has given to this slot; None before that
 
     def join(self, name: str, clock: PausableClock, owners: dict[str, RemoteLauncher]) -> None:
         """Makes this launcher one of several slots that share the study's clock and GPUs; called before any other method."""
@@ -259,6 +261,7 @@ class RemoteLauncher(Launcher):
                     "one for each machine, or start each with its own CUDA_VISIBLE_DEVICES."
                 )
             self._owners[gpu] = self
+        self._num_given = len(gpus)
 
     def _ask_to_open(self, node: Node, note: Path | None) -> Message:
         with _token(Path(self._place.runs_dir)) as token:
@@ -274,6 +277,7 @@ class RemoteLauncher(Launcher):
                 device=list(self._place.device),
                 graces=dataclasses.asdict(self._graces),
                 slot=self._name,
+                tuner=identity(),
             )
 
 

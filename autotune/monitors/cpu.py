@@ -15,7 +15,8 @@ A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 
 used on other cores, by any process, takes nothing from the trial.
 
 Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
-foreign, either: the calibration measures how much they slow each other down. They are recognised by the mark of the study.
+foreign, either: the calibration measures how much they slow each other down. They are recognised by the mark of the study. The
+tuner is not foreign, either, if it runs on the node, too. The node is monitored by its agent.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class CpuLook:
         read_bytes: bytes that this study has read, as (in all, from disk); None if unknown.
         by_core: core -> (busy, idle, steal) for every core that the machine shows; {} with a quota, or if unknown.
         own: ids of this study's processes, except those of other slots; None stands for the tuner and all its descendants.
-        neighbours: ids of the processes of other slots that may use the same cores.
+        neighbours: ids of processes that belong to the study but not to `own`: trials on other slots that may use the same
+            cores, and the tuner if another process monitors the machine.
     """
 
     time_s: float
@@ -145,15 +147,22 @@ class CpuMonitor:
         root: id of the tuner's process, the root of the study's process tree.
         proc, cgroups: folders of the kernel's files; replaced in tests.
         slot: cores of the slot that is watched; processes bound to other cores belong to other slots. Empty without slots.
+        tuner: id and start of the tuner (see `identity`), which may run on another machine; None if it is this process.
 
     Attributes:
         study: beginning of the marks of the study whose trials on other slots are not foreign; "" if there are no such trials.
     """
 
     def __init__(
-        self, root: int | None = None, *, proc: Path = PROC, cgroups: Path = CGROUPS, slot: Collection[int] = ()
+        self,
+        root: int | None = None,
+        *,
+        proc: Path = PROC,
+        cgroups: Path = CGROUPS,
+        slot: Collection[int] = (),
+        tuner: tuple[int, int] | None = None,
     ) -> None:
-        self.study = ""
+        self.study, self._tuner = "", tuner
         self._root, self._proc, self._slot = root or os.getpid(), proc, frozenset(slot)
         self._cores = sorted(os.sched_getaffinity(0))
         found = cgroup_quota(proc, cgroups)
@@ -233,10 +242,11 @@ class CpuMonitor:
 
     def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
         """Returns the ids of the study's processes that may use the cores that are watched, with their descendants."""
-        if not self.study:
-            return frozenset()
-        mark = "\0" + os.fsencode(f"{MARK_VARIABLE}={self.study}").decode(errors="replace")
-        marked = [pid for pid in processes if mark in "\0" + read(self._proc / str(pid) / "environ")]
+        pid, started_ticks = self._tuner or (0, 0)
+        marked = [pid] if pid in processes and processes[pid].started_ticks == started_ticks else []
+        if self.study:
+            mark = "\0" + os.fsencode(f"{MARK_VARIABLE}={self.study}").decode(errors="replace")
+            marked += [pid for pid in processes if mark in "\0" + read(self._proc / str(pid) / "environ")]
         return frozenset(pid for pid in tree(processes, *marked) if _may_use(pid, frozenset(self._cores)))
 
     def _times(self) -> dict[int, Times]:
@@ -266,6 +276,12 @@ def read_processes(proc: Path = PROC) -> dict[int, Process]:
             if name.isdigit() and (process := _process(f"{proc}/{name}/stat")):
                 found[int(name)] = process
     return found
+
+
+def identity() -> tuple[int, int]:
+    """Returns the id and the start (`Process.started_ticks`) of this process; no other process on this machine has both."""
+    found = _process(f"{PROC}/self/stat")
+    return os.getpid(), found.started_ticks if found else 0
 
 
 def tree(processes: Mapping[int, Process], *roots: int) -> frozenset[int]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from autotune.harness.protocol import MARK_VARIABLE
-from autotune.monitors.cpu import CpuMonitor
+from autotune.monitors.cpu import CpuMonitor, identity
 from tests.support.waiting import wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -60,3 +60,13 @@ def test_processes_with_the_mark_of_the_study_and_their_children_are_neighbours(
         assert monitor.look(0.0).neighbours == frozenset()
         monitor.study = "/runs/s:"
         assert monitor.look(0.0).neighbours == {one.pid, found[0][0].pid}
+
+
+def test_a_tuner_on_the_same_machine_is_a_neighbour_with_its_children_but_the_agent_is_not():
+    waits = [sys.executable, "-S", "-c", "input()"]
+    with subprocess.Popen(waits, stdin=subprocess.PIPE) as agent, subprocess.Popen(waits, stdin=subprocess.PIPE) as tracker:
+        pid, started_ticks = identity()
+        found = CpuMonitor(agent.pid, tuner=(pid, started_ticks)).look(0.0).neighbours
+        assert found >= {os.getpid(), tracker.pid}
+        assert agent.pid not in found
+        assert CpuMonitor(agent.pid, tuner=(pid, started_ticks + 1)).look(0.0).neighbours == frozenset()  # on another machine

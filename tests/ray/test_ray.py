@@ -1,6 +1,7 @@
 """Studies on a real Ray cluster, the environment of their trials, and what is refused."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +9,13 @@ import time
 
 import pytest
 
+from autotune.config.schema import RayOptions
 from autotune.errors import BadInput
+from autotune.launchers.child import ChildTransport
 from autotune.launchers.environment import own_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.launchers.node import DEVICE_VARIABLES
+from autotune.launchers.ray.launcher import RayLauncher
 from tests.faults.quick_study import QuickStudy
 from tests.launchers.agents import environments, place, ready
 from tests.launchers.losses import check_one_job, check_refused_study
@@ -221,3 +225,14 @@ def wrapped(folder, *options):
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {" ".join(options)} "$@"\n')
     path.chmod(0o755)
     return path
+
+
+@pytest.mark.parametrize(("kind", "given", "gpus"), [("auto", None, None), ("auto", ["0"], 1), ("cpu", ["0"], 0)])
+def test_a_lost_slot_asks_for_as_many_gpus_as_it_had_and_waits_for_the_head(tmp_path, monkeypatch, kind, given, gpus):
+    asked = []
+    monkeypatch.setattr(ChildTransport, "__init__", lambda self, argv: asked.append(json.loads(argv[-1])))
+    launcher = RayLauncher(RayOptions(), dataclasses.replace(place(tmp_path), device=(kind, 0, 1)))
+    if given is not None:
+        launcher._take(given)
+    launcher.transport()
+    assert [(each["gpus"], each["is_again"]) for each in asked] == [(gpus, given is not None)]

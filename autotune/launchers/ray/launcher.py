@@ -57,7 +57,7 @@ class RayLauncher(RemoteLauncher):
             raise BadInput(f"launch.ray.python: no such program, got {ray.python!r}. Give the path of an interpreter.")
         # The broker starts in "/". Symbolic links are not resolved, because one may lead into a virtual environment.
         python = os.path.abspath(python)
-        return Broker(ray, self._place.device, python, is_again=self._first is not None, num_slots=self._num_slots)
+        return Broker(ray, self._place.device, python, num_given=self._num_given, num_slots=self._num_slots)
 
 
 class Broker(ChildTransport):
@@ -67,15 +67,23 @@ class Broker(ChildTransport):
         ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
-        is_again: whether to wait for the head and for a node that the cluster does not have now, because it had both before.
+        num_given: number of GPUs that the study got from this cluster before. Then the broker waits for the head and for a node
+            that the cluster does not have now. None at first.
         num_slots: the number of brokers, each of which requests this many resources for itself.
     """
 
     def __init__(
-        self, ray: RayOptions, device: tuple[str, int, int], python: str, *, is_again: bool, num_slots: int = 1
+        self,
+        ray: RayOptions,
+        device: tuple[str, int, int],
+        python: str,
+        *,
+        num_given: int | None = None,
+        num_slots: int = 1,
     ) -> None:
         kind, _, num_processes = device
-        usual = {"cpu": 0, "cuda": num_processes}.get(kind)
+        usual = {"cpu": 0, "cuda": num_processes}.get(kind, num_given)  # a cluster that just restarted may show no GPU yet
+        is_again = num_given is not None
         self._asked = {
             "address": ray.address,
             "cpus": ray.cpus,
