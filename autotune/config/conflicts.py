@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTemplate
-from autotune.config.recipe import VISION, script_of
 from autotune.config.schema import StudyConfig
 from autotune.knobs import malloc
 from autotune.knobs.base import HostContext, value_text
 from autotune.knobs.catalogue import CATALOGUE
-from autotune.knobs.loader import UINT8_TRANSFER
 from autotune.knobs.memory import FRACTION, MALLOC
 from autotune.knobs.nccl import MAX_NCHANNELS, MIN_NCHANNELS
 from autotune.knobs.parallel import FSDP, STRATEGY
@@ -45,8 +43,6 @@ def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate
     ]
     if pinned.get(AMP.key) == "fp16" and not here.has_cuda:
         notes.append(f"{AMP.key}=fp16: meant for GPUs without bf16, but there is no CUDA device")
-    if template.is_recipe and pinned.get(UINT8_TRANSFER.key) and script_of(config) is not VISION:
-        notes.append(f"{UINT8_TRANSFER.key}=true: {config.model.name or config.data.name} has no images to keep as bytes")
     limit, fraction = config.device.memory_limit, pinned.get(FRACTION.key)
     if isinstance(fraction, float) and isinstance(limit, float) and limit < fraction:
         notes.append(f"{FRACTION.key}={fraction}: device.memory_limit={limit} is lower and takes precedence")

@@ -25,7 +25,6 @@ and Python >= 3.9. Nothing here imports anything from the tuner. From here, the 
     batches.py                counts the samples of a batch or of a module's input
     idle_steps.py             counts steps on batches that the program has kept
     collating.py              whether a collate function uses only the first sample of a batch
-    delayed.py                keeps images as bytes until they are on the device
     worker_starts.py          how a loader's workers start, and which processes they are
     supply.py, worker.py      what the loader's workers can sustain; whether they share the cores with the step
     modules.py                which modules train; counts their calls and sets their precision

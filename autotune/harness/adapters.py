@@ -109,22 +109,6 @@ def is_checkpointing(module: Any) -> bool:
     return members.attribute(module, "gradient_checkpointing") is True
 
 
-# Tensors of these classes hold nothing but their values. torchvision's transforms check the class and restore it with `wrap`.
-IMAGE_CLASSES: Tuple[str, ...] = ("torchvision.tv_tensors._image.Image", "torchvision.tv_tensors._video.Video")
-
-
-def stand_in(kind: Any, delayed: Any) -> Optional[Any]:
-    """Returns a subclass of `delayed.Delayed` that stands for tensors of class `kind`; None for an unknown `kind`."""
-    if f"{kind.__module__}.{kind.__qualname__}" not in IMAGE_CLASSES or not hasattr(kind, "wrap"):
-        return None  # older versions of torchvision have no `wrap`; they would call the stand-in class's constructor
-
-    @classmethod  # type: ignore[misc]
-    def wrap(cls: Any, tensor: Any, like: Any, **_: Any) -> Any:
-        return tensor.as_subclass(kind)
-
-    return type(f"{delayed.__name__}{kind.__name__}", (delayed, kind), {"wrap": wrap})
-
-
 class MetricReader(NamedTuple):
     """A library's trainer class that reads losses and metrics back from the device during training.
 

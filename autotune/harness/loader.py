@@ -67,7 +67,6 @@ class Loader:
         self._last_tensor: Tuple[Any, int] = (nothing, 0)  # reference to the last batch's first tensor, its version
         self._generators: List[Any] = []  # random generators from which a fetch may draw, while fetches are watched
         self._drawn: List[bytes] = []  # their states before a fetch
-        self.is_of_bytes: Optional[bool] = None  # whether its first batch held 8-bit images; None until inspected
         # since the last step
         self.samples = 0.0
         self.wait_s = 0.0

@@ -22,7 +22,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from . import adapters, added, batches, members, persistent, sites, worker
 from .context import TrialContext
 from .idle_steps import IdleSteps
-from .knobs import eight_bits
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
 from .loader import Loader
@@ -49,7 +48,6 @@ class LoaderWatch:
         self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
         self._is_measuring = self._spec.mode != "apply"
         self._is_examining = self._is_measuring and self._spec.target is None  # data sets are examined once per study
-        self._bits = context.handlers.eight_bits
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
         self._idle = IdleSteps(context)
@@ -245,8 +243,6 @@ class LoaderWatch:
 
     def _constructed(self, loader: Any, info: Loader) -> None:
         try:
-            if info.is_target:
-                self._bits.mark(loader)
             if info.is_made_persistent or persistent.is_remade(loader):
                 persistent.watch(loader)
             if info.has_added_workers or added.is_remade(loader):
@@ -317,8 +313,6 @@ class LoaderWatch:
             if samples > info.largest_batch:
                 info.largest_batch = samples
             info.samples += samples * self._worth
-            if info.is_of_bytes is None and self._is_examining and not self._bits.is_asked:
-                info.is_of_bytes = eight_bits.are_bytes(batch)
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._is_examining and info.needs_facts:

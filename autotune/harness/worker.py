@@ -59,7 +59,6 @@ class WorkerInit:
         path: path of the counters' file; "" for no counting.
         following: the program's own `worker_init_fn`.
         cores: the cores to bind the worker to; None leaves it unbound.
-        is_of_bytes: whether images stay uint8 until they are on the device.
         observe: called in the worker to observe where its time goes (explain/workers.py) or to skip stages
             (explain/skipping.py); None except in trials that do one of the two.
     """
@@ -70,11 +69,9 @@ class WorkerInit:
         following: Optional[Callable[[int], None]],
         cores: Optional[FrozenSet[int]] = None,
         *,
-        is_of_bytes: bool = False,
         observe: Optional[Callable[[], None]] = None,
     ) -> None:
-        self.path, self.following, self.cores, self.is_of_bytes = path, following, cores, is_of_bytes
-        self.observe = observe
+        self.path, self.following, self.cores, self.observe = path, following, cores, observe
 
     def __call__(self, worker_id: int) -> None:
         """Sets the worker up; called by torch in the worker, before the fetcher is made."""
@@ -83,10 +80,6 @@ class WorkerInit:
                 os.sched_setaffinity(0, self.cores)
         if self.following is not None:
             self.following(worker_id)
-        if self.is_of_bytes:
-            from . import delayed
-
-            delayed.begin_worker()
         if self.observe is not None:
             self.observe()
         if not self.path:

@@ -11,7 +11,7 @@ from . import worker
 from .context import TrialContext
 from .explain import skipping, workers
 from .explain.documents import LINES
-from .knobs import affinity, eight_bits
+from .knobs import affinity
 from .knobs import loader as loader_knobs
 from .knobs import process as process_knobs
 from .loader import Loader
@@ -29,13 +29,11 @@ class WorkerStarts:
     def __init__(self, context: TrialContext, may_train: Callable[[Loader], bool]) -> None:
         self._context, self._spec, self._may_train = context, context.spec, may_train
         self._is_measuring = self._spec.mode != "apply"
-        self._bits = context.handlers.eight_bits
         self._processes: List[Any] = []  # worker processes of the loader that started last
 
     def watch(self, kind: Any) -> None:
         """Watches a class of iterators with workers."""
-        of_workers = (affinity.OWN_CORES, affinity.AFFINITY, eight_bits.KEY)
-        if not self._is_measuring and not any(key in self._spec.knobs for key in of_workers):
+        if not self._is_measuring and not any(key in self._spec.knobs for key in affinity.KEYS):
             return
 
         # worker_init_fn is replaced only while the workers start: some programs read it from the loader.
@@ -54,12 +52,12 @@ class WorkerStarts:
         if cores is not None:
             process_knobs.follow_cores(self._spec.knobs)
         is_counted = self._is_measuring and info is not None and self._has_counters(info, num_workers)
-        is_of_bytes, observe = self._bits.is_for(loader), self._observer(info)
-        if not is_counted and cores is None and not is_of_bytes and observe is None:
+        observe = self._observer(info)
+        if not is_counted and cores is None and observe is None:
             start()
             return
         path = info.counters_file if is_counted else ""
-        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, is_of_bytes=is_of_bytes, observe=observe)
+        kept["worker_init_fn"] = worker.WorkerInit(path, own, cores, observe=observe)
         try:
             start()
         finally:

@@ -342,49 +342,7 @@ DEVICE_PREFETCH = Knob(
 )
 
 
-def transfers(host_context: HostContext) -> list[KnobValue]:
-    """Returns the values of loader.uint8_transfer to try: False and True with a GPU, only False without one.
-
-    On a CPU the knob only moves work from the workers to the training process. Measured on two cores of an AMD EPYC (224 x 224
-    photos, batch 32, one worker), loader and training process together took 1.17 times as much CPU time with the knob as
-    without it (median of 6 pairs, 1.02 to 1.33, while other programs ran).
-    """
-    return [False, True] if host_context.has_cuda else [False]
-
-
-UINT8_TRANSFER = Knob(
-    key="loader.uint8_transfer",
-    tier=Tier.exact,
-    default=False,
-    domain=transfers,
-    examples=(False, True),
-    usual_spread=0.2,
-    brief="images as bytes until the device",
-    in_code={
-        True: "do ToTensor's division and Normalize after images.to(device), or `autotune apply`",
-        False: "convert and normalise in the data set's transforms",
-    },
-    summary=(
-        "Keeps images as they were decoded, one byte a value, until they are on the device. The last transforms of the "
-        "training loader's data set must be the conversion to float32 (ToTensor, ConvertImageDtype, ToDtype, .float()) and "
-        "arithmetic per channel (Normalize). The loader then only records these operations. They are carried out, in the same "
-        "order, when the program moves the batch to the device. The program, its transforms and the other loaders stay as "
-        "they are, and the model sees the same float32 tensors."
-    ),
-    helps=(
-        "Only a quarter of the bytes goes from the workers to the training process, through page-locked memory and over the "
-        "bus to a GPU. The workers no longer convert and normalise, which leaves the cores to the rest of the data set's work."
-    ),
-    hurts=(
-        "The device does the arithmetic instead, a few passes over the batch. On a CPU the training process does it, between "
-        "the steps; there the knob is tried only when you name its values. If anything else uses the floats before the batch "
-        "is moved (RandomErasing after Normalize, MixUp in the collate function), the images are converted as before; if that "
-        "happens for most batches, the knob is not applicable. A conversion to floats by NumPy is not recognised. Not measured "
-        "on a GPU yet."
-    ),
-)
-
 KNOBS = [
     BATCH_SIZE, NUM_WORKERS, PREFETCH_FACTOR, PIN_MEMORY, PERSISTENT_WORKERS, MULTIPROCESSING_CONTEXT, IN_ORDER,
-    SHARING_STRATEGY, OWN_CORES, NON_BLOCKING, DEVICE_PREFETCH, UINT8_TRANSFER,
+    SHARING_STRATEGY, OWN_CORES, NON_BLOCKING, DEVICE_PREFETCH,
 ]  # fmt: skip

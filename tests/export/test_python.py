@@ -43,7 +43,6 @@ ALL = {
     "loader.sharing_strategy": "file_system",
     "loader.non_blocking": False,
     "loader.device_prefetch": False,
-    "loader.uint8_transfer": False,
     "threads.interop": 3,
     "threads.mkl": 2,
     "loader.own_cores": True,

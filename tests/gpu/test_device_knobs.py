@@ -13,7 +13,6 @@ LOADER: list[Knobs] = [
     {"loader.num_workers": 2, "loader.pin_memory": True},
     {"loader.num_workers": 2, "loader.pin_memory": True, "loader.non_blocking": True},
     {"loader.num_workers": 2, "loader.pin_memory": True, "loader.device_prefetch": True},
-    {"loader.num_workers": 2, "loader.pin_memory": True, "loader.uint8_transfer": True},
 ]
 DEVICE: list[Knobs] = [
     {"backend.cudnn_benchmark": True},

@@ -54,11 +54,10 @@ BLOCKS = {
 }
 # These need a GPU; test_memory.py and test_transfer.py test them on fakes.
 ON_FAKES = {"memory.allocator", "memory.fraction", "loader.non_blocking", "loader.device_prefetch"}
-# These need a library, ranks, a second core or images; test_memory.py, test_affinity.py, test_delayed.py, test_metrics.py and
-# test_float8.py test them.
+# These need a library, ranks or a second core; test_memory.py, test_affinity.py, test_metrics.py and test_float8.py test them.
 ELSEWHERE = {
     "precision.float8",
-    *("memory.malloc", "threads.affinity", "loader.own_cores", "loader.uint8_transfer"),
+    *("memory.malloc", "threads.affinity", "loader.own_cores"),
     "step.metrics_sync_interval",
 }
 COSTLY = {  # in separate tests

@@ -18,8 +18,6 @@ from tests.harness.contexts import context
 
 # Allowed calls, on tensors that the harness or a GradScaler has created: (file, call).
 ALLOWED = {
-    ("delayed.py", "image.content.data.to(device, non_blocking=non_blocking, **wanted)"),
-    ("delayed.py", "floats.to(dtype)"),
     ("products.py", "each.to(dtype)"),
     ("optimizers.py", "found.to(device)"),
     ("optimizers.py", "self._sum.to(device)"),

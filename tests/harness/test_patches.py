@@ -172,7 +172,7 @@ SESSION = """
 import dataclasses, inspect, os, sys, tempfile, types
 import torch, torch.utils.data, torch.distributed
 from torch.nn import parallel
-from autotune.harness import delayed, keeping, protocol
+from autotune.harness import keeping, protocol
 from autotune.harness.patches import patches
 from autotune.harness.session import Session
 
@@ -196,7 +196,7 @@ def differences():
     return found
 
 folder = tempfile.mkdtemp()
-knobs = {"loader.non_blocking": True, "loader.device_prefetch": True, "loader.uint8_transfer": True, "threads.interop": 1,
+knobs = {"loader.non_blocking": True, "loader.device_prefetch": True, "threads.interop": 1,
          "step.accumulation": 2, "optimizer.set_to_none": False, "precision.amp": "bf16"}
 spec = protocol.Spec(trial=1, nonce="n", folder=folder, knobs=knobs, passed={"step.metrics_sync_interval": 2})
 protocol.write_json(os.path.join(folder, protocol.SPEC_FILE), spec)

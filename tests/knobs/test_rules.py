@@ -50,11 +50,6 @@ def test_knobs_of_cuda_are_blocked_on_the_cpu_with_the_reason(key: str) -> None:
     assert knob(key).blocked(HOPPER) is None
 
 
-def test_uint8_transfer_is_tried_only_with_a_gpu() -> None:
-    assert knob("loader.uint8_transfer").domain(CPU) == [False]
-    assert knob("loader.uint8_transfer").domain(HOPPER) == [False, True]
-
-
 def test_fused_is_tried_only_if_the_optimizer_has_it() -> None:
     without = replace(CPU, not_applicable={"optimizer.implementation=fused": "RMSprop has no fused implementation"})
     implementation = knob("optimizer.implementation")

@@ -13,7 +13,7 @@ from .. import collating, members, startable
 from ..adapters import reads_batch_size_as_it_goes
 from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
-from . import affinity, eight_bits, transfer
+from . import affinity, transfer
 from .base import KnobHandler
 
 PREFIX = "loader."
@@ -23,7 +23,7 @@ OF_STREAMS = ("num_workers", "prefetch_factor", "persistent_workers")  # not cha
 OF_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "in_order", "sharing_strategy", "own_cores")
 # Arguments that torch rejects or ignores without workers, and their neutral values.
 WITHOUT_WORKERS = dict(prefetch_factor=None, persistent_workers=False, multiprocessing_context=None, timeout=0, in_order=True)
-ELSEWHERE = (SHARING, affinity.OWN_CORES, eight_bits.KEY, *transfer.KEYS)  # not set in a constructor's arguments
+ELSEWHERE = (SHARING, affinity.OWN_CORES, *transfer.KEYS)  # not set in a constructor's arguments
 FORK = "fork"
 
 NOT_TRAINED_IN_BASELINE = "it is not the loader that trained in the baseline"
@@ -262,7 +262,7 @@ def _yields(training: Any, size: int) -> bool:
 def applicability(loader: Any) -> Dict[str, str]:
     """Returns knob key -> why it cannot be changed, for the training loader of the baseline (None: no loader)."""
     if loader is None:
-        names = ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores", "uint8_transfer")
+        names = ("batch_size", *ARGUMENTS, "sharing_strategy", "own_cores")
         return {PREFIX + name: NO_LOADER for name in names}
     reasons: Dict[str, str] = {}
     kept: Tuple[str, ...] = OF_STREAMS[:1] if loader.num_workers else OF_STREAMS

@@ -8,7 +8,6 @@ from ..context import TrialContext
 from .affinity import AffinityBinder
 from .attention import AttentionKnobs
 from .device import DeviceKnobs
-from .eight_bits import EightBitKnobs
 from .loader import LoaderKnobs
 from .memory import MemoryKnobs
 from .metrics import MetricKnobs
@@ -26,7 +25,6 @@ class Handlers(NamedTuple):
     """The handlers of a process, in the order in which they are called. If several report a knob, the first one counts."""
 
     transfer: TransferKnobs  # first: its patches lie below those of LoaderWatch, and stay when those are removed
-    eight_bits: EightBitKnobs
     loader: LoaderKnobs
     memory: MemoryKnobs
     process: ProcessKnobs
@@ -45,7 +43,7 @@ class Handlers(NamedTuple):
 def make(context: TrialContext) -> Handlers:
     """Returns the handlers of this process; the binder was made before torch was imported."""
     return Handlers(
-        TransferKnobs(context), EightBitKnobs(context), LoaderKnobs(context), MemoryKnobs(context), ProcessKnobs(context),
+        TransferKnobs(context), LoaderKnobs(context), MemoryKnobs(context), ProcessKnobs(context),
         AttentionKnobs(context), DeviceKnobs(context), NcclKnobs(context), ModuleKnobs(context), ParallelKnobs(context),
         ShardingKnobs(context), OptimizerKnobs(context), StepKnobs(context), MetricKnobs(context), context.binder,
     )  # fmt: skip
