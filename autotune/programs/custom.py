@@ -22,16 +22,17 @@ import importlib.util
 import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import Dataset
+
+sys.path.append(str(Path(__file__).parent))
+import recipe_parts
 
 BASES = ("vision.py", "text.py", "tabular.py")
 
@@ -68,27 +69,16 @@ def named(reference: str) -> Callable[..., Any]:
         raise ValueError(f"no {name!r} in {module.__file__}" + (f"; nearest: {', '.join(near)}" if near else ""))
     if not callable(function):
         raise ValueError(f"not a function but a {type(function).__name__}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def default_step(model: nn.Module, batch: Any) -> Tensor:
     """Returns the model's own loss if the batch is a mapping of arguments, or the cross-entropy if it is a pair."""
     if isinstance(batch, Mapping):
-        return model(**batch).loss  # type: ignore[no-any-return]
+        return model(**batch).loss
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return recipe_parts.cross_entropy(model, batch)
     raise TypeError(f"a batch is neither a mapping nor a pair but a {type(batch).__name__}: give --step")
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """Returns the batch with all its tensors moved to the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: moved(item, device) for name, item in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        return [moved(item, device) for item in batch]
-    return batch
 
 
 def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace) -> nn.Module:
@@ -98,9 +88,9 @@ def build_model(own: argparse.Namespace, base: ModuleType, options: argparse.Nam
         TypeError: your model is not a module.
     """
     if own.model_factory is None and own.base == "vision.py":
-        return base.build_model(options.model, options.num_classes, options.image_size, options.source)  # type: ignore[no-any-return]
+        return base.build_model(options.model, options.num_classes, options.image_size, options.source)
     if own.model_factory is None:
-        return base.build_model(options)  # type: ignore[no-any-return]
+        return base.build_model(options)
     model = named(own.model_factory)()
     if not isinstance(model, nn.Module):
         raise TypeError(f"{own.model_factory} returns a {type(model).__name__}, not a torch.nn.Module")
@@ -112,41 +102,11 @@ def build_batches(
 ) -> Iterable[Any]:
     """Returns the batches of an epoch: from your data set, from your loader, or from the script."""
     if own.data_factory is None:
-        return base.build_batches(options, device)  # type: ignore[no-any-return]
+        return base.build_batches(options, device)
     data = named(own.data_factory)()
     if not isinstance(data, Dataset):
-        return data  # type: ignore[no-any-return]
-    is_stream = isinstance(data, IterableDataset)
-    sampler: Any = DistributedSampler(data) if dist.is_initialized() and not is_stream else None
-    shuffle = sampler is None and not is_stream
-    return DataLoader(data, options.batch_size, shuffle=shuffle, sampler=sampler, num_workers=options.num_workers)
-
-
-def is_first() -> bool:
-    """Whether this is the only process, or the first of several."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def train(own: argparse.Namespace, base: ModuleType, options: argparse.Namespace, device: torch.device) -> None:
-    """Trains for all epochs, printing the loss every few steps."""
-    batches = build_batches(own, base, options, device)
-    model = base.in_step(build_model(own, base, options).to(device), device, options.strategy)
-    optimizer = base.build_optimizer(options.optimizer, model, options.lr)
-    step = named(own.step) if own.step else default_step
-    model.train()
-    for epoch in range(options.epochs):
-        base.begin_epoch(batches, epoch)
-        since_s = time.monotonic()
-        for number, batch in enumerate(batches, start=1):
-            loss = step(model, moved(batch, device))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if number % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
-                rate_per_s = options.print_every / (time.monotonic() - since_s)
-                print(f"epoch {epoch} step {number} loss {value:.4f} steps/s {rate_per_s:.1f}", flush=True)
-                since_s = time.monotonic()
+        return data
+    return recipe_parts.build_loader(data, options)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -203,13 +163,13 @@ def main() -> None:
         return
     base = load_base(own.base)
     options = base.build_parser().parse_args(rest)
-    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    device = base.join_processes(name)
-    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
-    train(own, base, options, device)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+
+    def start(device: torch.device) -> None:
+        batches = build_batches(own, base, options, device)
+        step = named(own.step) if own.step else default_step
+        recipe_parts.train(options, device, batches, build_model(own, base, options), step)
+
+    recipe_parts.run(parser, options, start)
 
 
 if __name__ == "__main__":

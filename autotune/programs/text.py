@@ -12,25 +12,23 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import sysconfig
-import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset
+
+sys.path.append(str(Path(__file__).parent))
+from recipe_parts import ENDLESS_SAMPLES, SyntheticBatches, add_options, build_loader, positive, run, train
 
 Batch = dict[str, Tensor]
 
-ENDLESS_SAMPLES = 100_000  # default number of samples in an epoch; each sample begins at another position in the text
-SYNTHETIC_BATCHES = 4
 ENDINGS = (".txt", ".md", ".rst", ".py")
 # Folders inside the standard library's folder that are far larger than the library.
 SKIPPED_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
@@ -122,18 +120,6 @@ def masked(tokens: Tensor, vocab_size: int) -> Batch:
     return {"input_ids": torch.where(is_chosen, shown, tokens), "labels": labels}
 
 
-class SyntheticBatches:
-    """Random tokens that are already on the device: training without an input pipeline."""
-
-    def __init__(self, num_steps: int, shape: tuple[int, int], vocab_size: int, device: torch.device) -> None:
-        self.num_steps = num_steps
-        tokens = [torch.randint(NUM_SPECIAL, vocab_size, shape, device=device) for _ in range(SYNTHETIC_BATCHES)]
-        self.batches = [{"input_ids": each, "labels": each.clone()} for each in tokens]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self.batches[step % len(self.batches)] for step in range(self.num_steps))
-
-
 def vocab_size(options: argparse.Namespace) -> int:
     """Returns the number of different tokens."""
     return int(options.vocab_size or MODELS[options.model].vocab_size)
@@ -145,19 +131,22 @@ def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable
     Raises:
         FileNotFoundError: the folder holds no text.
     """
-    num_samples = options.samples_per_epoch or ENDLESS_SAMPLES
     if options.data == "synthetic":
-        shape = (options.batch_size, options.sequence_length)
-        return SyntheticBatches(max(1, num_samples // options.batch_size), shape, vocab_size(options), device)
+        shape, words = (options.batch_size, options.sequence_length), vocab_size(options)
+
+        def make() -> Batch:
+            tokens = torch.randint(NUM_SPECIAL, words, shape, device=device)
+            return {"input_ids": tokens, "labels": tokens.clone()}
+
+        return SyntheticBatches(options, make)
     data = TextWindows(
         read_text(options.data_root or Path(sysconfig.get_path("stdlib"))),
         length=options.sequence_length,
         vocab_size=vocab_size(options),
-        num_samples=num_samples,
+        num_samples=options.samples_per_epoch or ENDLESS_SAMPLES,
         is_masked=MODELS[options.model].family == "bert",
     )
-    sampler: Any = DistributedSampler(data) if dist.is_initialized() else None
-    return DataLoader(data, options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.num_workers)
+    return build_loader(data, options)
 
 
 def build_model(options: argparse.Namespace) -> nn.Module:
@@ -194,105 +183,9 @@ def build_model(options: argparse.Namespace) -> nn.Module:
     return model
 
 
-def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Returns the optimizer over all parameters of the model."""
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=lr)
-
-
-def join_processes(kind: str) -> torch.device:
-    """Returns this process's device, such as "cuda:1"; joins the process group if a launcher started several processes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return torch.device(kind)
-    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    return device
-
-
-def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
-    if not dist.is_initialized():
-        return model
-    if strategy == "fsdp":
-        return shared_out(model, device)
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-
-
-def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # torch before 2.6
-        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, 0)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
-
-    Skips items without parameters. If an item is itself an nn.ModuleList, its items are yielded in its place.
-    """
-    is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
-    for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
-            yield from blocks(child)
-        elif any(True for _ in child.parameters()):
-            yield child
-
-
-def begin_epoch(batches: Any, epoch: int) -> None:
-    """Reshuffles the data across the processes for an epoch."""
-    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
-        sampler.set_epoch(epoch)
-
-
-def is_first() -> bool:
-    """Whether this is the only process, or the first of several."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Trains for all epochs, printing loss and rate every few steps."""
-    batches = build_batches(options, device)
-    model = in_step(build_model(options).to(device), device, options.strategy)
-    optimizer = build_optimizer(options.optimizer, model, options.lr)
-    model.train()
-    for epoch in range(options.epochs):
-        begin_epoch(batches, epoch)
-        since_s, num_tokens = time.monotonic(), 0
-        for step, batch in enumerate(batches, start=1):
-            batch = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-            loss = model(**batch).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            num_tokens += batch["input_ids"].numel()
-            if step % options.print_every == 0 and is_first():
-                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
-                rate_per_s = num_tokens / (time.monotonic() - since_s)
-                print(f"epoch {epoch} step {step} loss {value:.4f} tokens/s {rate_per_s:.0f}", flush=True)
-                since_s, num_tokens = time.monotonic(), 0
-
-
-def positive(text: str) -> int:
-    """Returns the positive integer in `text`."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
+def own_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Returns the loss that the model computes itself."""
+    return model(**batch).loss
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -306,17 +199,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", choices=("text", "synthetic"), default="text")
     parser.add_argument("--data-root", type=Path, help="folder of text files; default: Python's standard library")
     parser.add_argument("--sequence-length", type=positive, default=512, help="tokens per sample")
-    parser.add_argument("--batch-size", type=positive, default=32)
-    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--epochs", type=positive, default=1)
-    parser.add_argument("--samples-per-epoch", type=positive, help="default: 100,000")
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
-    strategy_help = "with several processes, each holds a replica (ddp) or a shard (fsdp) of the model"
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
-    parser.add_argument("--print-every", type=positive, default=10, help="steps between two printed lines")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add_options(parser, lr=3e-4, optimizer="adamw")
     return parser
 
 
@@ -330,18 +213,15 @@ def main() -> None:
         parser.error(f"--hidden-size: must be a multiple of {2 * heads}, twice the number of attention heads, got {hidden}")
     if vocab_size(options) <= NUM_SPECIAL:
         parser.error(f"--vocab-size: must be more than {NUM_SPECIAL}, got {options.vocab_size}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
-    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    device = join_processes(name)
-    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
+
+    def start(device: torch.device) -> None:
+        batches, model = build_batches(options, device), build_model(options)
+        train(options, device, batches, model, own_loss, unit="tokens", count=lambda batch: batch["input_ids"].numel())
+
     try:
-        train(options, device)
+        run(parser, options, start)
     except FileNotFoundError as error:
         parser.error(f"--data-root: {error}")
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

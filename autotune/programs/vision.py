@@ -15,9 +15,9 @@ import contextlib
 import difflib
 import os
 import shutil
+import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,15 @@ import torch.distributed as dist
 import torchvision
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset
 from torchvision import transforms
 
+sys.path.append(str(Path(__file__).parent))
+from recipe_parts import ENDLESS_SAMPLES, SyntheticBatches, add_options, build_loader, cross_entropy, positive, run, train
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENDLESS_SAMPLES = 100_000  # samples in an epoch of built-in data: it is repeated, so that epochs are as long as usual
 PHOTO_NAMES, PHOTOS_EACH = ("china", "flower"), 512
 PHOTO_SIZE, PHOTO_QUALITY = (500, 375), 90  # like ImageNet's files
-SYNTHETIC_BATCHES = 4
 AUXILIARY_HEADS = ("googlenet", "inception_v3")  # built without auxiliary heads: with them, the model returns a tuple
 
 
@@ -66,21 +66,6 @@ class FakeCifar(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.transform(Image.fromarray(self.images[index])), self.labels[index]
-
-
-class SyntheticBatches:
-    """Random batches that are already on the device: training without an input pipeline."""
-
-    def __init__(self, num_steps: int, shape: tuple[int, int, int, int], num_classes: int, device: torch.device) -> None:
-        self.num_steps = num_steps
-        # Several random batches, not one of zeros: with constant inputs some kernels run faster than with real data.
-        self.batches = [
-            (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
-            for _ in range(SYNTHETIC_BATCHES)
-        ]
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return (self.batches[step % len(self.batches)] for step in range(self.num_steps))
 
 
 def default_photo_folder() -> Path:
@@ -163,12 +148,12 @@ def build_dataset(options: argparse.Namespace) -> Dataset[Any]:
 def build_batches(options: argparse.Namespace, device: torch.device) -> Iterable[tuple[Tensor, Tensor]]:
     """Returns an iterable of batches (images of [batch, 3, size, size], classes), to be iterated once per epoch."""
     if options.data == "synthetic":
-        num_steps = max(1, (options.samples_per_epoch or ENDLESS_SAMPLES) // options.batch_size)
-        shape = (options.batch_size, 3, options.image_size, options.image_size)
-        return SyntheticBatches(num_steps, shape, options.num_classes, device)
-    dataset = build_dataset(options)
-    sampler: Any = DistributedSampler(dataset, seed=options.seed) if dist.is_initialized() else None
-    return DataLoader(dataset, options.batch_size, shuffle=sampler is None, sampler=sampler, num_workers=options.num_workers)
+        size, num_classes = options.image_size, options.num_classes
+        shape = (options.batch_size, 3, size, size)
+        return SyntheticBatches(
+            options, lambda: (torch.randn(shape, device=device), torch.randint(0, num_classes, shape[:1], device=device))
+        )
+    return build_loader(build_dataset(options), options)
 
 
 def build_model(name: str, num_classes: int, image_size: int, source: str = "torchvision") -> nn.Module:
@@ -188,112 +173,9 @@ def build_model(name: str, num_classes: int, image_size: int, source: str = "tor
     return model
 
 
-def build_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Returns the optimizer over all parameters of the model."""
-    if name == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=lr)
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
-
-
-# Support for training in several processes, each with its part of the data. A launcher such as torchrun starts the processes.
-# Without a launcher, these functions have no effect.
-
-
-def join_processes(kind: str) -> torch.device:
-    """Returns this process's device, such as "cuda:1"; joins the process group if a launcher started several processes."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return torch.device(kind)
-    device = torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
-    return device
-
-
 def is_first_here() -> bool:
     """Whether this is the only process, or the first on its machine."""
     return not dist.is_initialized() or os.environ["LOCAL_RANK"] == "0"
-
-
-def in_step(model: nn.Module, device: torch.device, strategy: str = "ddp") -> nn.Module:
-    """Returns the model. With several processes, it is wrapped to average gradients over them, or sharded across them."""
-    if not dist.is_initialized():
-        return model
-    if strategy == "fsdp":
-        return shared_out(model, device)
-    return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
-
-
-def shared_out(model: nn.Module, device: torch.device) -> nn.Module:
-    """Returns the model with the parameters of rank 0, sharded across the processes and gathered block by block."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:  # torch before 2.6
-        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
-
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, 0)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    for block in blocks(model):
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return model
-
-
-def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yields the items of the outermost nn.Sequential and nn.ModuleList, such as a transformer's layers.
-
-    Skips items without parameters. If an item is itself an nn.ModuleList, its items are yielded in its place.
-    """
-    is_list = isinstance(model, (nn.Sequential, nn.ModuleList))
-    for child in model.children():
-        if not is_list or type(child).forward is nn.Module.forward:  # a nested list, which is never called itself
-            yield from blocks(child)
-        elif any(True for _ in child.parameters()):
-            yield child
-
-
-def begin_epoch(batches: Any, epoch: int) -> None:
-    """Reshuffles the data across the processes for an epoch."""
-    if isinstance(sampler := getattr(batches, "sampler", None), DistributedSampler):
-        sampler.set_epoch(epoch)
-
-
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Trains for all epochs, printing this process's loss and rate every few steps."""
-    batches = build_batches(options, device)
-    model = build_model(options.model, options.num_classes, options.image_size, options.source).to(device)
-    model = in_step(model, device, options.strategy)
-    optimizer = build_optimizer(options.optimizer, model, options.lr)
-    criterion = nn.CrossEntropyLoss()
-    model.train()
-    for epoch in range(options.epochs):
-        begin_epoch(batches, epoch)
-        since_s, num_samples = time.monotonic(), 0
-        for step, (images, labels) in enumerate(batches, start=1):
-            images = images.to(device, non_blocking=True)
-            labels = labels.to(device, non_blocking=True)
-            loss = criterion(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            num_samples += len(labels)
-            if step % options.print_every == 0 and is_first_here():
-                value = loss.item()  # waits for the device, so it is called rarely, and before the clock is read
-                rate_per_s = num_samples / (time.monotonic() - since_s)
-                print(f"epoch {epoch} step {step} loss {value:.4f} samples/s {rate_per_s:.1f}", flush=True)
-                since_s, num_samples = time.monotonic(), 0
-
-
-def positive(text: str) -> int:
-    """Returns the positive integer in `text`."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
 
 
 def model_names(source: str) -> list[str]:
@@ -318,17 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--image-size", type=positive, default=224, help="height and width in pixels")
     parser.add_argument("--data", choices=("photos", "fake_cifar", "folder", "synthetic"), default="photos")
     parser.add_argument("--data-root", type=Path, help="where to make the photos; for --data folder: has a subfolder per class")
-    parser.add_argument("--batch-size", type=positive, default=32)
-    parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
-    parser.add_argument("--epochs", type=positive, default=1)
-    parser.add_argument("--samples-per-epoch", type=positive, help="default: all images of --data folder, else 100,000")
-    parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    strategy_help = "with several processes, each holds a replica (ddp) or a shard (fsdp) of the model"
-    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp", help=strategy_help)
-    parser.add_argument("--print-every", type=positive, default=10, help="steps between two printed lines")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    add_options(parser, lr=0.01, optimizer="sgd")
     return parser
 
 
@@ -345,18 +217,17 @@ def main() -> None:
         parser.error(f"--model: {options.source} has no classifier {options.model!r}. Nearest: {', '.join(nearest)}")
     if options.data == "folder" and (options.data_root is None or not options.data_root.is_dir()):
         parser.error(f"--data-root: --data folder needs a folder with one subfolder a class, got {options.data_root}")
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device: torch sees no CUDA device, got cuda. Use auto or cpu")
-    name = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    device = join_processes(name)
-    # Each process has its own seed. `in_step` then gives all processes the weights of rank 0.
-    torch.manual_seed(options.seed + (dist.get_rank() if dist.is_initialized() else 0))
+
+    def start(device: torch.device) -> None:
+        batches = build_batches(options, device)
+        model = build_model(options.model, options.num_classes, options.image_size, options.source)
+        count = {"unit": "samples", "count": lambda batch: len(batch[1])}
+        train(options, device, batches, model, cross_entropy, **count, weight_decay=1e-4)
+
     try:
-        train(options, device)
+        run(parser, options, start)
     except FileExistsError as error:
         parser.error(f"--data-root: {error}")
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_the_command_is_on_the_path_after_installation(installed: Path, tmp_path
 def test_the_program_and_the_harness_are_files_that_another_interpreter_can_run(installed: Path, tmp_path: Path) -> None:
     source = "import autotune, pathlib; print(pathlib.Path(autotune.__file__).parent)"
     package = Path(run(installed, "-c", source, cwd=tmp_path).strip())
-    for name in ("vision.py", "text.py", "tabular.py", "custom.py"):
+    for name in ("vision.py", "text.py", "tabular.py", "custom.py", "recipe_parts.py"):
         assert (package / "programs" / name).is_file()
     assert (package / "harness" / "inject" / "sitecustomize.py").is_file()
 

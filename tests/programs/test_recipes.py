@@ -225,10 +225,10 @@ def test_print_interval_of_a_recipe_equals_the_default_of_its_script(script: Scr
     assert load(script.name.removesuffix(".py")).build_parser().get_default("print_every") == script.print_every
 
 
-def test_blocks_are_the_linear_layers_inside_containers(tabular: ModuleType) -> None:
+def test_blocks_are_the_linear_layers_inside_containers() -> None:
     layers = torch.nn.ModuleList(torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.ReLU()]) for _ in range(2))
     model = torch.nn.ModuleDict({"layers": layers, "head": torch.nn.Sequential(torch.nn.Linear(2, 1))})
-    assert [type(block) for block in tabular.blocks(model)] == [torch.nn.Linear] * 3
+    assert [type(block) for block in load("recipe_parts").blocks(model)] == [torch.nn.Linear] * 3
 
 
 OWN_MODEL, OWN_DATA = ("--model-factory", "mine.parts:model"), ("--data-factory", "mine.parts:data")

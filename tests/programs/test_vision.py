@@ -130,7 +130,8 @@ def test_named_models_have_the_requested_classes_and_image_size(vision: ModuleTy
 
 
 def test_synthetic_batches_differ_and_are_not_zeros(vision: ModuleType) -> None:
-    batches = vision.SyntheticBatches(6, (2, 3, 4, 4), 10, vision.torch.device("cpu"))
+    words = ["--data", "synthetic", "--image-size", "4", "--batch-size", "2", "--samples-per-epoch", "12"]
+    batches = vision.build_batches(vision.build_parser().parse_args(words), vision.torch.device("cpu"))
     images = [image for image, _ in batches]
     assert len(images) == 6
     assert not vision.torch.equal(images[0], images[1])
