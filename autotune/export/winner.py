@@ -94,7 +94,7 @@ def _own_accumulation(summary: Summary, own: Knobs) -> int:
 def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
     """Returns the start method of the workers that the trial added, if the harness had to choose one; {} otherwise.
 
-    From Python 3.14 on, workers are not forked by default. A trial forks workers that cannot be started in the default way.
+    From Python 3.14 on, workers are not forked by default. A trial forks the workers that it adds.
     """
     key, method = MULTIPROCESSING_CONTEXT.key, entry.get("worker_start")
     return {key: method} if method and key not in knobs else {}

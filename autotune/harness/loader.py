@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from . import batches, collating, members, persistent, sites, startable, worker
+from . import batches, collating, members, persistent, sites, worker
 from .members import nothing
 
 # The data set is examined after each of the first NUM_EXAMINED batches. It counts as changing after MIN_CHANGED changes.
@@ -26,8 +26,6 @@ class Loader:
     def __init__(self, number: int, arguments: Dict[str, Any]) -> None:
         self.number, self.ordinal = number, 0
         self.stack, code = _construction()
-        self.main_line = startable.main_line()
-        self.began_lines: Set[int] = set()  # lines of the main module where iterations began
         self.site = self.stack[0]
         self.code, self.nth = sites.marked(code, arguments), 0  # both survive edits and moves of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
@@ -192,11 +190,8 @@ class Loader:
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:
-        """Notes the line at which the program starts to iterate over the loader and thus starts its workers."""
+        """Notes an iteration over the loader."""
         self._iterator = _weakly(iterator)
-        line = startable.main_line()
-        if line is not None:
-            self.began_lines.add(line)
 
     def begins_epoch(self, num_steps: int) -> None:
         """Records that, after `num_steps` steps, the program begins to iterate over the loader again.

@@ -193,9 +193,9 @@ MULTIPROCESSING_CONTEXT = Knob(
     ),
     hurts=(
         "forkserver and spawn send a pickled copy of the data set to each worker and import the program's main module there, "
-        "so both must work. Each worker has its own copy of memory that forked workers would share. If the data set "
-        "cannot be pickled, or importing the main module starts the training, workers can only be forked: the baseline checks "
-        "this, and workers added to such a program are forked under every version of Python."
+        "so both must work. Each worker has its own copy of memory that forked workers would share. Not applicable if the data "
+        "set cannot be pickled, or the main module has no test of its `__name__`. Workers added to a program without workers "
+        "are forked under every version of Python, unless the program sets another way to start processes."
     ),
     start_cost=(
         "the imports of the program: with forkserver once; with spawn in every worker, and again at every epoch unless the "

@@ -72,7 +72,7 @@ def test_batch_samplers_without_weak_references_are_tolerated():
     sites, known = TargetSites(None), in_order(range(4))
     for batch_sampler in ([[0, 1]], known, None):
         sites.made(batch_sampler, SimpleNamespace(is_target=True))
-    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False, is_shuffled=False, main_line=None)
+    info = SimpleNamespace(code="", site="", ordinal=0, nth=0, is_target=False, is_shuffled=False)
     info.has_own_iterators = False
     knobs = LoaderKnobs(context({"loader.num_workers": 1}))
     sites.change(info, {"dataset": [], "batch_sampler": known}, knobs)

@@ -67,16 +67,19 @@ def test_workers_that_can_only_be_forked_are_forked_with_a_reason(trial: Trial, 
     assert "--multiprocessing-fork" not in worker(run.folder)["command"]  # the worker is a fork of the training process
 
 
-def test_added_workers_are_forked_if_no_other_start_method_works(trial: Trial) -> None:
-    program = ("workers.py", "workers=0", "default=forkserver")  # the default as from Python 3.14 on
-    for words, method in (("lambda=1",), "fork"), ((), "forkserver"):
-        found = trial(*program, *words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
-        assert found.knobs[NUM_WORKERS].status == APPLIED
-        assert found.observed[CONTEXT] == method
-        report = found.knobs.get(CONTEXT)  # reported only if the harness had to fork the workers
-        assert report is None if method == "forkserver" else report.status == APPLIED
-        assert report is None or (report.observed == "fork" and report.reason == found.applicability[CONTEXT])
-    report = trial(*program, "lambda=1", knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
+@pytest.mark.parametrize(("word", "method"), [("default", "fork"), ("chosen", "forkserver")])
+def test_added_workers_are_forked_unless_the_program_chooses_another_method(trial: Trial, word: str, method: str) -> None:
+    words = ("workers.py", "workers=0", f"{word}=forkserver")  # "default": as from Python 3.14 on
+    found = trial(*words, knobs={NUM_WORKERS: 2}, mode="inspect").result()
+    assert found.knobs[NUM_WORKERS].status == APPLIED
+    assert found.observed[CONTEXT] == method
+    report = found.knobs.get(CONTEXT)  # reported only if the harness forks the workers
+    assert (report is not None and (report.status, report.observed) == (APPLIED, "fork")) == (method == "fork")
+
+
+def test_added_workers_that_cannot_be_pickled_are_forked_whatever_is_requested(trial: Trial) -> None:
+    words = ("workers.py", "workers=0", "default=forkserver", "lambda=1")
+    report = trial(*words, knobs={NUM_WORKERS: 2, CONTEXT: "forkserver"}, mode="inspect").result().knobs[CONTEXT]
     assert (report.status, report.observed) == (NOT_APPLICABLE, "fork")
 
 

@@ -68,6 +68,7 @@ ON_DEVICE = (
 UNPINNABLE = "the batches of the loader are on the GPU already, and only host memory can be page-locked"
 OWN_ITERATORS = "the loader is of a library's own class, which keeps its iterators itself"
 ANOTHER_ORDER = "the loader is of a library's own class, which draws the samples in another order with workers than without"
+FORKED = "the program has no workers itself, so it may not work with workers that are started in another way"
 MEANT_ORDER = "the loader does not shuffle: the order of its samples may be intended"
 
 
@@ -77,7 +78,7 @@ class LoaderKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._noted: Dict[str, KnobReport] = {}  # knob key -> why it could not be set at construction
-        self._why_forked = ""  # why added workers had to be forked; "" if none had to be
+        self._is_forking = False  # whether workers were added that are forked although that is not the default
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -109,21 +110,20 @@ class LoaderKnobs(KnobHandler):
             if problem:
                 self._noted[key] = KnobReport(NOT_APPLICABLE, problem)
         if not has_workers:
-            self._fork_added_workers(arguments, info)
+            self._fork_added_workers(arguments)
         self._drop_what_needs_workers(arguments)
         info.is_made_persistent = bool(arguments.get("persistent_workers")) and not were_persistent
         info.has_added_workers = bool(arguments.get("num_workers")) and not has_workers
 
-    def _fork_added_workers(self, arguments: Dict[str, Any], info: Any) -> None:
-        """Makes a loader fork its workers if they cannot start in the default way, which from Python 3.14 on is not fork.
+    def _fork_added_workers(self, arguments: Dict[str, Any]) -> None:
+        """Makes a loader fork its workers, unless the program has chosen another way to start processes.
 
-        Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start that way.
+        Called for a program that uses no workers itself. Its author may never have noticed that workers cannot start in the
+        default way, which from Python 3.14 on is not fork.
         """
-        is_chosen = arguments.get("multiprocessing_context") is not None
-        if is_chosen or not arguments.get("num_workers") or start_method(None) == FORK:
-            return
-        if why := startable.problem(arguments, info.main_line):
-            arguments["multiprocessing_context"], self._why_forked = FORK, why
+        is_chosen = arguments.get("multiprocessing_context") or multiprocessing.get_start_method(allow_none=True)
+        if arguments.get("num_workers") and not is_chosen and start_method(None) != FORK:
+            arguments["multiprocessing_context"], self._is_forking = FORK, True
 
     def _drop_what_needs_workers(self, arguments: Dict[str, Any]) -> None:
         # torch rejects these arguments if there are no workers, so the program's own settings must be reset in such a trial.
@@ -144,13 +144,13 @@ class LoaderKnobs(KnobHandler):
         """Returns knob key -> why it cannot be changed, for the training loader of the baseline."""
         training = self._context.loaders.training
         is_asked = self._context.spec.target is None  # only in the baseline, because this pickles the objects sent to workers
-        why = startable.problem(training.parts(), training.main_line, training.began_lines) if training and is_asked else ""
+        why = startable.problem(training.parts()) if training and is_asked else ""
         return {**applicability(training), **({CONTEXT: why} if why else {})}
 
     def verify(self) -> Dict[str, KnobReport]:
         """Returns a report for each knob that no other handler reports, and for CONTEXT if added workers had to be forked."""
         reports = {key: self._report(key, value) for key, value in self.asked.items()}
-        if self._why_forked and CONTEXT not in reports:
+        if self._is_forking and CONTEXT not in reports:
             reports[CONTEXT] = self._report_forked()
         return {key: report for key, report in reports.items() if report is not None}
 
@@ -158,7 +158,7 @@ class LoaderKnobs(KnobHandler):
         # The trial did not ask for forked workers, but a script that uses the exported loader knobs needs them, too.
         training = self._context.loaders.training
         is_forked = training is not None and training.num_workers and training.settings.get(CONTEXT) == FORK
-        return KnobReport(APPLIED, self._why_forked, FORK) if is_forked else None
+        return KnobReport(APPLIED, FORKED, FORK) if is_forked else None
 
     def _report(self, key: str, value: Any) -> Optional[KnobReport]:
         training = self._context.loaders.training
@@ -201,7 +201,7 @@ def _problem(name: str, value: Any, arguments: Dict[str, Any], info: Any, *, is_
     if info.has_own_iterators and name == "num_workers" and bool(value) != bool(arguments.get(name)):
         return ANOTHER_ORDER
     if name == "multiprocessing_context" and value != FORK:
-        return startable.problem(arguments, info.main_line) or None
+        return startable.problem(arguments) or None
     return None
 
 

@@ -1,7 +1,5 @@
 """A training program with its loader at module level and its training under the guard, as in PyTorch's VAE example."""
 
-import sys
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -11,7 +9,7 @@ model = nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
-def train(rank=0):
+def train():
     while True:
         for (x,) in train_loader:
             model(x).sum().backward()
@@ -20,7 +18,4 @@ def train(rank=0):
 
 
 if __name__ == "__main__":
-    if "spawned" in sys.argv:
-        torch.multiprocessing.spawn(train, nprocs=1)
-    else:
-        train()
+    train()

@@ -50,8 +50,11 @@ def tell(worker_id):
 
 def main():
     torch.manual_seed(0)
-    if "default" in OPTIONS:
-        multiprocessing.set_start_method(OPTIONS["default"])
+    if "chosen" in OPTIONS:
+        multiprocessing.set_start_method(OPTIONS["chosen"])
+    if "default" in OPTIONS:  # as another version of Python has it
+        multiprocessing.context._default_context._default_context = multiprocessing.get_context(OPTIONS["default"])
+        multiprocessing.get_all_start_methods = lambda: [OPTIONS["default"]]
     if "sharing" in OPTIONS:
         torch.multiprocessing.set_sharing_strategy(OPTIONS["sharing"])
     data = Data()
