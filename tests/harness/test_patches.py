@@ -198,7 +198,7 @@ def differences():
 folder = tempfile.mkdtemp()
 knobs = {"loader.non_blocking": True, "loader.device_prefetch": True, "threads.interop": 1,
          "step.accumulation": 2, "optimizer.set_to_none": False, "precision.amp": "bf16"}
-spec = protocol.Spec(trial=1, nonce="n", folder=folder, knobs=knobs, passed={"step.metrics_sync_interval": 2})
+spec = protocol.Spec(trial=1, nonce="n", folder=folder, knobs=knobs)
 protocol.write_json(os.path.join(folder, protocol.SPEC_FILE), spec)
 keeping.keep(folder)
 keeping.torch_is_there()

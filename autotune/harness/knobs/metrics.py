@@ -1,8 +1,8 @@
 """Sets how often a program reads its metrics back from the device; each reading waits for the device.
 
 In a library's training loop (`adapters.METRIC_READERS`), the interval between two readings is set before training begins, and
-looked up again at the end. If the program gets the interval on its command line, the steps between two readings of a loss are
-counted. The harness itself reads losses independently of this knob (`losses.py`).
+looked up again at the end. If the program gets the interval on its command line, nothing is verified. The harness itself reads
+losses independently of this knob (`losses.py`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import weakref
 from typing import Any, Dict, List, Optional
-
-from torch import Tensor
 
 from .. import adapters
 from ..context import TrialContext
@@ -56,14 +54,9 @@ class MetricKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._asked: Optional[int] = context.spec.knobs.get(METRICS)
-        self._passed: Optional[int] = context.spec.passed.get(METRICS)
         self._trainers: List[KnownTrainer] = []
-        self._last = (0, 0)  # steps and loop iterations at the program's last reading of a loss
-        self._gap = 0  # largest number of steps or iterations between two readings; 0 before the second reading
         for name, reader in adapters.METRIC_READERS.items():
             patches.on_import(name, functools.partial(self._watch, reader))
-        if self._passed is not None and not context.is_applying:
-            self._count()
 
     def _watch(self, reader: adapters.MetricReader, module: Any) -> None:
         kind = getattr(module, reader.kind, None)
@@ -90,32 +83,6 @@ class MetricKnobs(KnobHandler):
         for known in self._trainers:
             known.look()
 
-    def _count(self) -> None:
-        def around(item: Any) -> Any:
-            def counted_item(tensor: Any) -> Any:
-                if tensor.grad_fn is not None:
-                    self._read()
-                return item(tensor)
-
-            return counted_item
-
-        patches.install(Tensor, "item", around)
-
-    def _read(self) -> None:
-        # The longest gap counts: others may be shorter because an epoch ended or the program printed an extra line.
-        (steps, turns), (last_steps, last_turns) = self._position, self._last
-        if last_steps:
-            self._gap = max(self._gap, steps - last_steps, turns - last_turns)
-        self._last = steps, turns
-
-    @property
-    def _position(self) -> "tuple[int, int]":
-        """Optimizer steps and loop iterations so far; the program may count either, and a step may take several iterations."""
-        gradients, training = self._context.gradients, self._context.loaders.training
-        if training is not None:
-            return self._context.num_steps, int(training.total_batches) + training.num_yields
-        return self._context.num_steps, self._context.num_steps * (gradients.every or 1) + gradients.gathered
-
     @property
     def _interval(self) -> Optional[int]:
         """Steps between two readings by a library's loop; None if no loop reads metrics."""
@@ -125,14 +92,11 @@ class MetricKnobs(KnobHandler):
 
     def observe(self) -> Dict[str, Any]:
         """Returns the current number of steps between two readings; {} if not known."""
-        if self._passed is not None:
-            # The gap may be longer than the interval if an epoch ends between two readings.
-            return {METRICS: min(self._gap, self._passed)} if self._gap else {}
         return {} if self._interval is None else {METRICS: self._interval}
 
     def applicability(self) -> Dict[str, str]:
         """Returns knob key -> why it cannot be changed in this program."""
-        if self._passed is not None:
+        if METRICS in self._context.spec.passed:
             return {}
         why = next((each.why_not for each in self._trainers if each.why_not), "")
         if self._interval is None:
