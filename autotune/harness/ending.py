@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
-from . import protocol, sockets, state
+from . import protocol, state
 from .context import TrialContext
 from .knobs.base import APPLYING
 
@@ -249,27 +249,20 @@ def _end_daemons() -> None:
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is None:
         return
-    daemons = [child for child in multiprocessing.active_children() if child.daemon]
-    left = sockets.listening([os.getpid(), *(child.pid for child in daemons), *_fork_server()])
-    for child in daemons:
-        child.terminate()
-    sockets.remove(left)
-    _remove_semaphores()
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
+    _clean_up()
 
 
-def _fork_server() -> List[int]:
-    # The fork server ends by itself, but leaves its socket in the temporary folder of this process.
-    module = sys.modules.get("multiprocessing.forkserver")
-    pid = getattr(getattr(module, "_forkserver", None), "_forkserver_pid", None)
-    return [] if pid is None else [pid]
-
-
-def _remove_semaphores() -> None:
-    # Queues of workers that are not forked have named semaphores. multiprocessing removes them at a normal exit. Otherwise a
-    # helper process does, with a warning in the program's log; if that process is killed, they remain.
+def _clean_up() -> None:
+    # Queues of workers that are not forked have named semaphores, and tensors are passed through sockets in a temporary folder
+    # (worker_starts.py). multiprocessing removes both at a normal exit. Otherwise a helper process removes the semaphores, with
+    # a warning in the program's log, and the folder remains.
     synchronize, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("synchronize", "util"))
-    cleanup = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None)
+    known = getattr(getattr(synchronize, "SemLock", None), "_cleanup", None), getattr(util, "_remove_temp_dir", None)
     for finalizer in list(getattr(util, "_finalizer_registry", {}).values()):
-        if cleanup is not None and getattr(finalizer, "_callback", None) is cleanup:
+        callback = getattr(finalizer, "_callback", None)
+        if callback is not None and any(callback is each for each in known):
             with contextlib.suppress(OSError):  # it is already gone
                 finalizer()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from multiprocessing.util import get_temp_dir
 from typing import Any, Callable, Dict, List, Optional
 
 from . import worker
@@ -46,6 +47,8 @@ class WorkerStarts:
         patches.install(kind, "__init__", around)
 
     def _start(self, start: Callable[[], None], iterator: Any, loader: Any) -> None:
+        if self._is_measuring:
+            get_temp_dir()  # now, so that workers make their sockets in this folder, which `Ending.leave` removes
         kept = loader.__dict__
         info, own, num_workers = kept.get("_autotune"), kept["worker_init_fn"], kept["num_workers"]
         cores = self._context.binder.workers_start(num_workers)
