@@ -250,17 +250,12 @@ class CallSizes:
         return float(shape[0])
 
 
-def _is_computed(node: Any) -> bool:
+def _is_computed(grad_fn: Any) -> bool:
     """Whether a tensor with this `grad_fn` was computed from parameters, not only from inputs that need gradients."""
-    waiting, num_seen = [node], 0
-    while waiting and num_seen < MAX_NODES:
-        node = waiting.pop()
-        if node is not None:
-            num_seen += 1
-            if isinstance(getattr(node, "variable", None), Parameter):
-                return True
-            waiting += [following for following, _ in node.next_functions]
-    return bool(waiting)  # too many to look at, as in the graph of a model
+    for number, node in enumerate(members.nodes_of(grad_fn)):
+        if number == MAX_NODES or isinstance(getattr(node, "variable", None), Parameter):
+            return True  # too many to look at, as in the graph of a model
+    return False
 
 
 def _is_table(inputs: Any, shape: Tuple[int, ...]) -> bool:

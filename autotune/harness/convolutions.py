@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Optional
 
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
@@ -25,16 +24,10 @@ class Convolutions:
 
     def __init__(self) -> None:
         self.is_found: Optional[bool] = None
-        self._known: Dict[int, Callable[[], Any]] = {}  # id -> weak reference; not a set, which would call `__eq__`
 
     def see(self, module: Any) -> None:
-        """Examines a module and all modules within it, each time until a convolution is found or its weights have a shape."""
-        known = self._known.get(id(module))
-        if self.is_found or (known is not None and known() is module):
-            return
-        weights = [each for each in members.parameters(module) if isinstance(each, Tensor)]
-        if any(map(is_lazy, weights)):
-            return
-        self._known[id(module)] = weakref.ref(module)
-        has_class = any(isinstance(each, _ConvNd) for each in members.modules(module))
-        self.is_found = has_class or any(Tensor.dim(each) in DIMENSIONS for each in weights)
+        """Examines a module and all modules within it, unless a convolution is known or weights have no shape yet."""
+        weights = [] if self.is_found else [each for each in members.parameters(module) if isinstance(each, Tensor)]
+        if not self.is_found and not any(map(is_lazy, weights)):
+            has_class = any(isinstance(each, _ConvNd) for each in members.modules(module))
+            self.is_found = has_class or any(Tensor.dim(each) in DIMENSIONS for each in weights)

@@ -37,16 +37,13 @@ def norms(parameters: List[Any]) -> List[Any]:
     Text can be compared even if a norm is NaN, because "nan" equals itself.
     """
     found = [parameter.grad for parameter in parameters]
-    dense = [_local(gradient) for gradient in found if gradient is not None and not gradient.is_sparse]
+    # Only this rank's parts, because torch does not mix distributed and other tensors in one operation.
+    dense = [members.local(gradient) for gradient in found if gradient is not None and not gradient.is_sparse]
     if not dense:
         return [None for _ in found]
     with torch.no_grad():
         each = torch._foreach_norm(dense)
     return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in each)]
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # torch does not mix both kinds in one operation
 
 
 def total_norm(parameters: Any, norm_type: float) -> Any:

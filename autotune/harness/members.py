@@ -8,7 +8,7 @@ The harness must not call anything that a program's class may have overridden (`
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import Tensor
@@ -103,6 +103,23 @@ def device_of(parameter: Any) -> Any:
     """Returns the device on which a parameter is used: the device of its mesh, if the parameter is kept in host memory."""
     kind = attribute(attribute(parameter, "device_mesh"), "device_type", "cpu")
     return torch.device(kind) if parameter.device.type == "cpu" != kind else parameter.device
+
+
+def nodes_of(grad_fn: Any) -> Iterator[Any]:
+    """Yields the nodes of an autograd graph, each once, beginning with a tensor's `grad_fn`."""
+    waiting: List[Any] = [grad_fn]
+    known: Set[Any] = {None}
+    while waiting:
+        node = waiting.pop()
+        if node not in known:
+            known.add(node)
+            yield node
+            waiting += [before for before, _ in node.next_functions]
+
+
+def local(tensor: Any) -> Any:
+    """Returns this rank's part of a distributed tensor; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def plain(value: Tensor) -> Tensor:

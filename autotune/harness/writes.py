@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from . import members
 from .captures import is_capturing
 from .context import TrialContext
 from .knobs.step import NO_STEP
@@ -255,32 +256,19 @@ class Writes:
 
 def place_of(tensor: Any) -> Any:
     """Returns a tensor's version and address. Most kinds of writes change one of the two."""
-    return tensor._version, _local(tensor).data_ptr()
+    return tensor._version, members.local(tensor).data_ptr()
 
 
 def values_of(tensor: Any) -> Any:
     """Returns a few values, evenly spaced in a tensor. Waits for the device."""
-    flat = _local(tensor).detach().reshape(-1)
+    flat = members.local(tensor).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // NUM_VALUES)][:NUM_VALUES].tolist()
-
-
-def _local(tensor: Any) -> Any:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def trained_by(loss: Any) -> Iterator[Any]:
     """Yields the tensors that get gradients in a backward pass from a loss."""
-    known: Set[Any] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
-        tensor = getattr(node, "variable", None)
-        if tensor is not None:
-            yield tensor
-        waiting += [following for following, _ in node.next_functions]
+    found = (getattr(node, "variable", None) for node in members.nodes_of(loss.grad_fn))
+    return (tensor for tensor in found if tensor is not None)
 
 
 def _gaps(changes: List[bool]) -> List[int]:

@@ -8,6 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from .. import members
+
 ROOT = ""  # the name of an outermost module, as in `named_modules()`
 
 
@@ -29,7 +31,7 @@ class Storages:
 def storage_of(tensor: Any) -> Tuple[int, int]:
     """Returns (address, bytes) of a tensor's storage; (0, 0) for a tensor without one."""
     try:
-        storage = (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+        storage = members.local(tensor).untyped_storage()
         return int(storage.data_ptr()), int(storage.nbytes())
     except Exception:  # a sparse, nested or functional tensor
         return 0, 0

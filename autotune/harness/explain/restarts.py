@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Callable, List, Optional
 
 from ..context import TrialContext
+from ..members import nothing
 from ..patches import Patch, patches
 from .documents import Restarts
 
@@ -27,7 +28,7 @@ class RestartTimer:
         self._context = context
         self._thread = threading.get_ident()
         self._patches: List[Patch] = []
-        self._fresh: Callable[[], Any] = _nothing  # weak reference to an iterator that has not yielded a batch yet
+        self._fresh: Callable[[], Any] = nothing  # weak reference to an iterator that has not yielded a batch yet
         self.found = Restarts()
         self._step_began = self.found  # `found` when the current step began
 
@@ -82,7 +83,7 @@ class RestartTimer:
         def _next_data(iterator: Any) -> Any:
             if iterator is not self._fresh():
                 return next_data(iterator)
-            self._fresh, began_s = _nothing, time.perf_counter()
+            self._fresh, began_s = nothing, time.perf_counter()
             try:
                 return next_data(iterator)
             finally:
@@ -98,7 +99,3 @@ class RestartTimer:
                 self.found.end_s += time.perf_counter() - began_s
 
         return _shutdown_workers
-
-
-def _nothing() -> Any:
-    return None

@@ -5,10 +5,12 @@ A fused kernel adds a node with its own name to the graph of the loss. The unfus
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Dict, List, Optional, Set
 
 import torch
 
+from .. import members
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
 
@@ -74,17 +76,6 @@ class AttentionKnobs(KnobHandler):
 
 def seen(node: Any) -> Set[str]:
     """Returns the kinds of fused kernels in the autograd graph of a loss, from its grad_fn."""
-    found: Set[str] = set()
-    waiting, known = [node], {node}
-    while waiting and len(known) < MAX_NODES:
-        node = waiting.pop()
-        if node is None:
-            continue
-        name = node.name()
-        if name.startswith("ScaledDotProduct"):
-            found.update(kind for word, kind in NODES.items() if word in name)
-        for before, _ in node.next_functions:
-            if before not in known:
-                known.add(before)
-                waiting.append(before)
-    return found
+    names = (each.name() for each in itertools.islice(members.nodes_of(node), MAX_NODES))
+    fused = [name for name in names if name.startswith("ScaledDotProduct")]
+    return {kind for name in fused for word, kind in NODES.items() if word in name}
