@@ -122,7 +122,7 @@ def _averaged(
     noise: Noise | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Returns mean, variance and prior variance of each contrast (a weighted sum of coefficients), over the grid of scales."""
-    # Arrays below have one entry for each point of the grid along their first axis; a loop over the grid took five times as long.
+    # The first axis of the arrays below is the point of the grid. A loop over these points took five times as long.
     grid = np.array(list(itertools.product(EFFECT_SCALES, INTERACTION_SCALES, NOISE_SCALES)))
     effect, interaction, spread = (grid**2).T[:, :, None, None]
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
