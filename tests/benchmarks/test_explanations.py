@@ -258,6 +258,7 @@ def test_program_that_cannot_run_gets_no_cost_and_the_others_are_still_measured(
     assert "2.00x" in printed.out
 
 
+@pytest.mark.thorough  # six new processes with torch; whether a setting took effect is also tested below
 def test_rates_with_a_setting_are_measured_under_apply_and_kept_beside_the_costs(tmp_path: Any) -> None:
     program = tmp_path / "program.py"  # it prints a rate and the settings that it trains with
     program.write_text(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from mlflow import MlflowClient
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
@@ -98,6 +97,8 @@ def test_summary_has_the_documented_keys(summary):
 
 
 def test_every_trial_is_in_mlflow_with_params_metrics_and_outcome(study, summary):
+    from mlflow import MlflowClient  # not at the top: every worker of pytest would import it
+
     client = MlflowClient(f"sqlite:///{study}/runs/mlflow.db")
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, filter_string="tags.kind != 'study'", max_results=100)

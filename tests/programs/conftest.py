@@ -1,5 +1,6 @@
-"""Runs the programs of `expectations.py`, two at a time, before the tests that examine them."""
+"""Runs the programs of `expectations.py` before the tests that examine them, two at a time if there is one worker."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +11,7 @@ from tests.harness.forks import Forks
 from tests.programs.expectations import PROGRAMS, Program
 from tests.programs.starting import Seen, environment, look_at
 
-NUM_AT_ONCE = 2
+NUM_AT_ONCE = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,12 @@ def other_commands(text: str, minutes: str | None) -> Iterator[str]:
 
 
 def lowered(line: str, minutes: str) -> str:
-    """Returns a command with a budget of `minutes` and the minimum number of rounds."""
+    """Returns a command with a budget of `minutes` and the minimum number of rounds.
+
+    Findings are checked once, for the best trial: to explain another trial, only its pass runs.
+    """
     line = RUN.sub(f"autotune run study.budget.minutes={minutes}", line)
-    line = EXPLAIN.sub(f"autotune explain --passes lines --minutes {minutes}", line)
+    line = EXPLAIN.sub(f"autotune explain --passes lines --minutes {0 if '--trial' in line else minutes}", line)
     return VERIFY.sub(f"autotune verify --rounds 2 --minutes {minutes}", line)
 
 

@@ -41,13 +41,14 @@ def test_newcomer_needs_one_command_for_a_verdict_and_one_for_the_tests() -> Non
 
 
 def test_a_lowered_budget_reaches_every_run() -> None:
-    text = "```sh\nautotune run model=x\nautotune verify x\nautotune explain x\npython -m pytest\n```\n"
-    text += "```sh server\nautotune ui\n```\n"
+    text = "```sh\nautotune run model=x\nautotune verify x\nautotune explain x\nautotune explain x --trial 0\n"
+    text += "python -m pytest\n```\n```sh server\nautotune ui\n```\n"
     lowered = list(other_commands(text, "1"))
     assert lowered[0] == "autotune run study.budget.minutes=1 model=x"
     assert lowered[1] == "autotune verify --rounds 2 --minutes 1 x"
     assert lowered[2] == "autotune explain --passes lines --minutes 1 x"
-    assert "autotune ui" in lowered[3]
+    assert lowered[3] == "autotune explain --passes lines --minutes 0 x --trial 0"
+    assert "autotune ui" in lowered[4]
 
 
 def test_continued_lines_and_comments_are_read_as_a_shell_would() -> None:

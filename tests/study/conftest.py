@@ -1,3 +1,4 @@
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -78,15 +79,21 @@ class Bench:
         return self.folder.read_trials()
 
 
-@pytest.fixture
-def tmp_path(tmp_path):
+@contextlib.contextmanager
+def folder_in_memory(on_disk):
     """A folder in memory if possible, because these tests would spend most of their time waiting for the disk."""
     shm = Path("/dev/shm")
     if not shm.is_dir():
-        yield tmp_path
+        yield on_disk
         return
     with tempfile.TemporaryDirectory(dir=shm, prefix="autotune-test-") as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def tmp_path(tmp_path):
+    with folder_in_memory(tmp_path) as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -11,11 +11,20 @@ from autotune.trackers import mlflow, store
 from tests.trackers.servers import MlflowServer
 
 
+@contextlib.contextmanager
+def quiet_environment() -> Iterator[None]:
+    """Removes the user's server from the environment; at the end, undoes changes that a tracker has made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(store.URI_VARIABLE, raising=False)
+        for name in (*mlflow.CLIENT_ENVIRONMENT, mlflow.TIMEOUT_VARIABLE):
+            patch.setenv(name, "1")
+        yield
+
+
 @pytest.fixture(autouse=True)
-def no_server_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(store.URI_VARIABLE, raising=False)
-    for name in (*mlflow.CLIENT_ENVIRONMENT, mlflow.TIMEOUT_VARIABLE):
-        monkeypatch.setenv(name, "1")  # so that changes by a tracker are undone after the test
+def no_server_of_the_user() -> Iterator[None]:
+    with quiet_environment():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +34,8 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store.store_file(runs)
 
 
-@pytest.fixture
-def runs(tmp_path: Path, empty_store: Path) -> Path:
-    """A runs folder with an empty embedded store."""
-    folder = tmp_path / "runs"
+def runs_folder(folder: Path, empty_store: Path) -> Path:
+    """Makes a runs folder with an empty embedded store; returns its path."""
     folder.mkdir()
     store.store_file(folder).write_bytes(empty_store.read_bytes())
     # The store contains the path of its folder. In another folder, `sync` refuses it.
@@ -36,6 +43,11 @@ def runs(tmp_path: Path, empty_store: Path) -> Path:
         copy.execute("UPDATE experiments SET artifact_location = ?", [store.artifacts_path(folder).as_uri()])
         copy.commit()
     return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, empty_store: Path) -> Path:
+    return runs_folder(tmp_path / "runs", empty_store)
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import mlflow
 import pytest
 
 from autotune import run_dir
@@ -19,6 +19,7 @@ from autotune.trackers import entries, store
 from autotune.trackers.mlflow import MlflowTracker
 from autotune.trackers.sync import sync
 from tests.support.studies import add_trial, make_study, summary_of
+from tests.trackers.conftest import quiet_environment, runs_folder
 from tests.trackers.servers import Mirror
 
 # MLflow uses deprecated parts of SQLAlchemy and pydantic and does not close its connections.
@@ -30,20 +31,36 @@ def folder(runs):
     return make_study(runs)
 
 
+@pytest.fixture(scope="module")
+def synced(tmp_path_factory, empty_store):
+    """A runs folder with a study whose trials and report are in the store. Tests must not change it."""
+    runs = runs_folder(tmp_path_factory.mktemp("synced") / "runs", empty_store)
+    folder = make_study(runs)
+    write_report(folder, folder.read_summary())
+    with quiet_environment():
+        state = sync(folder)
+    assert (state.written, state.pending, state.problem) == (8, [], "")
+    return runs
+
+
+def client_of(runs: Path) -> Any:
+    from mlflow import MlflowClient  # not at the top: every worker of pytest would import it
+
+    return MlflowClient(store.embedded_uri(runs))
+
+
 def read_back(runs: Path) -> dict[str, object]:
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    client = client_of(runs)
     experiment = client.get_experiment_by_name("autotune")
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
 def artifacts(runs: Path, run) -> list[str]:
-    return [file.path for file in mlflow.MlflowClient(store.embedded_uri(runs)).list_artifacts(run.info.run_id)]
+    return [file.path for file in client_of(runs).list_artifacts(run.info.run_id)]
 
 
-def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(runs):
-    state = sync(make_study(runs))
-    assert (state.written, state.pending, state.problem) == (8, [], "")
-    found = read_back(runs)
+def test_every_trial_is_a_child_run_with_params_metrics_and_outcome(synced):
+    found = read_back(synced)
     parent = found.pop("resnet18")
     assert len(found) == 8
     assert {run.data.tags["mlflow.parentRunId"] for run in found.values()} == {parent.info.run_id}
@@ -65,7 +82,7 @@ def test_runs_go_to_the_experiment_that_the_study_names(runs):
     folder = make_study(runs)
     folder.config_file.write_text("tracker:\n  uri: null\n  experiment: the team\n", encoding="utf-8")
     assert sync(folder).problem == ""
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    client = client_of(runs)
     experiments = [client.get_experiment_by_name(name).experiment_id for name in ("autotune", "the team")]
     assert [len(client.search_runs([experiment])) for experiment in experiments] == [0, 9]
 
@@ -84,9 +101,8 @@ def test_runs_of_a_study_are_found_under_any_folder_name(name):
     ("name", "status"),
     [("0000 baseline", "FINISHED"), ("0002 batch 128 workers 2", "KILLED"), ("0003 batch 4096", "FAILED")],
 )
-def test_run_status_says_whether_the_rate_counts(runs, name, status):
-    sync(make_study(runs))
-    assert read_back(runs)[name].info.status == status
+def test_run_status_says_whether_the_rate_counts(synced, name, status):
+    assert read_back(synced)[name].info.status == status
 
 
 def test_interrupted_trials_have_the_run_status_killed(runs):
@@ -97,14 +113,12 @@ def test_interrupted_trials_have_the_run_status_killed(runs):
     assert read_back(runs)["0001 bf16 channels_last"].info.status == "KILLED"
 
 
-def test_parent_run_contains_verdict_metrics_and_files(folder, runs):
-    write_report(folder, folder.read_summary())
-    sync(folder)
-    parent = read_back(runs)["resnet18"]
+def test_parent_run_contains_verdict_metrics_and_files(synced):
+    parent = read_back(synced)["resnet18"]
     assert parent.info.status == "FINISHED"
     assert parent.data.metrics["ratio to baseline"] == 2.41
     assert "faster: 2.41x" in parent.data.tags["mlflow.note.content"]
-    assert {"best.yaml", "summary.json", "study.json", "report.html"} <= set(artifacts(runs, parent))
+    assert {"best.yaml", "summary.json", "study.json", "report.html"} <= set(artifacts(synced, parent))
 
 
 def test_parent_run_contains_the_report_and_the_tables_of_the_passes(folder, runs):
@@ -112,7 +126,7 @@ def test_parent_run_contains_the_report_and_the_tables_of_the_passes(folder, run
     (folder.trial_path(1) / "explain").mkdir()
     (folder.trial_path(1) / "explain" / "operators.csv").write_text("name,device_s\nmm,1.5\n")
     sync(folder)
-    parent, client = read_back(runs)["resnet18"], mlflow.MlflowClient(store.embedded_uri(runs))
+    parent, client = read_back(runs)["resnet18"], client_of(runs)
     assert {"report.html", "explain"} <= set(artifacts(runs, parent))
     assert [file.path for file in client.list_artifacts(parent.info.run_id, "explain/0001")] == ["explain/0001/operators.csv"]
 
@@ -124,10 +138,9 @@ def test_report_written_after_a_sync_is_added_by_the_next_sync(folder, runs):
     assert "report.html" in artifacts(runs, read_back(runs)["resnet18"])
 
 
-def test_no_metric_is_a_curve_of_one_point(runs):
-    sync(make_study(runs))
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
-    for run in read_back(runs).values():
+def test_no_metric_is_a_curve_of_one_point(synced):
+    client = client_of(synced)
+    for run in read_back(synced).values():
         for name in run.data.metrics:
             points = client.get_metric_history(run.info.run_id, name)
             assert len(points) > 1 or points[0].step == 0, name
@@ -136,7 +149,7 @@ def test_no_metric_is_a_curve_of_one_point(runs):
 def test_runs_of_an_earlier_layout_are_written_again(runs):
     folder = make_study(runs, num_trials=2)
     sync(folder)
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    client = client_of(runs)
     before = {run.info.run_id for run in read_back(runs).values()}
     for run_id in before:
         client.delete_tag(run_id, "autotune.layout")
@@ -145,11 +158,10 @@ def test_runs_of_an_earlier_layout_are_written_again(runs):
     assert Mirror(store.embedded_uri(runs), folder.name).problems(folder) == []
 
 
-def test_failures_carry_reason_and_log_tail(runs):
-    sync(make_study(runs))
-    failed = read_back(runs)["0003 batch 4096"]
+def test_failures_carry_reason_and_log_tail(synced):
+    failed = read_back(synced)["0003 batch 4096"]
     assert "can't allocate memory" in failed.data.tags["reason"]
-    assert "stderr.tail.txt" in artifacts(runs, failed)
+    assert "stderr.tail.txt" in artifacts(synced, failed)
 
 
 def test_second_sync_writes_nothing(folder, runs):
@@ -195,7 +207,7 @@ def test_a_trial_whose_folder_was_deleted_stays_in_mlflow(runs):
 def test_two_parents_become_one_with_every_trial_below_it(runs):
     folder = make_study(runs, num_trials=3)
     sync(folder)
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    client = client_of(runs)
     parent = read_back(runs)["resnet18"]
     tags = {key: value for key, value in parent.data.tags.items() if key.startswith(("autotune.", "study", "kind"))}
     again = client.create_run(parent.info.experiment_id, tags=tags, run_name="resnet18")
@@ -207,7 +219,7 @@ def test_two_parents_become_one_with_every_trial_below_it(runs):
 def test_deleted_experiment_is_reported_with_the_command_that_restores_it(runs):
     folder = make_study(runs, num_trials=1)
     sync(folder)
-    client = mlflow.MlflowClient(store.embedded_uri(runs))
+    client = client_of(runs)
     experiment = client.get_experiment_by_name("autotune").experiment_id
     client.delete_experiment(experiment)
     restore = f"MLFLOW_TRACKING_URI={store.embedded_uri(runs)} mlflow experiments restore --experiment-id {experiment}"

@@ -31,7 +31,7 @@ def test_address_of_the_study_takes_precedence_over_the_environment(tmp_path, fo
 
 @pytest.mark.parametrize(
     "damage",
-    [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 5000, b"tracker: {uri: [1]}"],
+    [b"\xff\xfe", b"tracker: [", b"- 1", b"[" * 1000, b"tracker: {uri: [1]}"],
     ids=["bytes", "cut off", "a list", "deep", "no text"],
 )
 def test_damaged_configuration_falls_back_to_the_embedded_store(tmp_path, folder, damage):
