@@ -13,6 +13,7 @@ from autotune.knobs.values import MAX_TEXT, shown
 
 MAX_BYTES = 2**18  # a hundred times the largest known file; also limits the time for reading
 MAX_DEPTH = 20
+ALLOWED = "Give a YAML file of plain keys and values"
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -51,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         return made
 
 
-def read(path: Path, name: str, allowed: str = "Give a YAML file of plain keys and values") -> Any:
+def read(path: Path, name: str, allowed: str = ALLOWED) -> Any:
     """Returns the content of a YAML file: mappings, lists, text, numbers, true, false, null.
 
     Args:
