@@ -15,6 +15,7 @@ from rich.text import Text
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
+from autotune.export.claims import is_compared
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_text import escaped
 from autotune.quantities import ratio_text, seconds_text
@@ -101,7 +102,7 @@ def _sides(summary: Summary) -> Table | None:
     for name in ("baseline", "best"):
         side = summary.get(name)
         if side and name == "best" and side.get("trial") == 0:
-            cells |= {name: ("the baseline", "", "")} if _is_compared(summary) else {}
+            cells |= {name: ("the baseline", "", "")} if is_compared(summary) else {}
         elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
             cells[name] = (value, interval or no_interval_text(side), origin_text(summary, side))
@@ -111,11 +112,6 @@ def _sides(summary: Summary) -> Table | None:
         text.rstrip()
         made.add_row(name, text)
     return made if made.row_count else None
-
-
-def _is_compared(summary: Summary) -> bool:
-    """Whether other configurations were measured, so that the baseline may be called the best."""
-    return (summary.get("speedup") or {}).get("ratio") is not None or verdict_of(summary) == "same"
 
 
 @dataclass(frozen=True)
@@ -247,7 +243,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
         if name == "best" and side.get("trial") == 0:
-            said += [f"{name}  the baseline"] if _is_compared(summary) else []
+            said += [f"{name}  the baseline"] if is_compared(summary) else []
         elif side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]

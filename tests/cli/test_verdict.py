@@ -56,9 +56,10 @@ def test_verdict_states_its_reason_once(folder):
     assert f"reason  {UNPROVEN['reason']}" in lines({**folder.read_summary(), "speedup": UNPROVEN}, folder.path)
 
 
-@pytest.mark.parametrize(("speedup", "is_best"), [(SLOWER, True), (UNPROVEN, True), (NOTHING, False)])
-def test_baseline_is_called_the_best_only_if_others_were_measured(folder, speedup, is_best):
-    summary = {**folder.read_summary(), "speedup": speedup}
+@pytest.mark.parametrize(("speedup", "num_trials", "is_best"), [(SLOWER, 8, True), (UNPROVEN, 8, True), (NOTHING, 1, False)])
+def test_baseline_is_called_the_best_only_if_others_were_measured(folder, speedup, num_trials, is_best):
+    summary = folder.read_summary()
+    summary |= {"speedup": speedup, "trials": summary["trials"][:num_trials]}
     summary["best"] = {**summary["baseline"], "overrides": {}}
     assert ("best  the baseline" in lines(summary, folder.path)) is is_best
     assert ("best         the baseline" in drawn(summary, folder.path, 80)) is is_best
@@ -176,6 +177,8 @@ def test_study_without_a_comparison_asks_for_more_time(folder, tmp_path):
     said = lines(summary, folder.path)
     assert "cost  42 s, no trial searched" in said
     assert f"next  autotune resume resnet18 --runs-dir {tmp_path / 'runs'} study.budget.minutes=16" in said
+    summary["reason"] = "a trial takes about 58 s here, so give study.budget.minutes=20 at least"
+    assert any(line.endswith("study.budget.minutes=20") for line in lines(summary, folder.path))
     assert not any(" resume " in line for line in lines({**summary, "speedup": SLOWER}, folder.path)), (
         "this verdict needs no more time"
     )
