@@ -103,6 +103,8 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
         if not usage.is_usage_error(error):
             raise
         raise BadInput(usage.usage_problem(error, arguments)) from error
+    if code == Interrupted.exit_code:  # the CLI library has turned a KeyboardInterrupt into this status
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
