@@ -10,7 +10,7 @@ from typing import Any
 from autotune.knobs.base import value_text
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.knobs.environment import PREFIX
-from autotune.log_messages import OUR_FRAMES
+from autotune.log_messages import FRAME, LIBRARY_FILE, OUR_FRAMES
 from autotune.plain_text import plain
 from autotune.quantities import (
     DASH,
@@ -351,8 +351,12 @@ def log_lines(evidence: dict[str, Any]) -> list[str]:
     error = evidence.get("error") or {}
     texts = (error.get("traceback"), evidence.get("log_tail"), evidence.get("stdout_tail"))
     logs = (plain(OUR_FRAMES.sub("", str(text or ""))).rstrip() for text in texts)
-    tail = next(filter(None, logs), "").splitlines()[-MAX_LOG_LINES:]
-    return [f"  | {line}" for line in tail]
+    lines = next(filter(None, logs), "").splitlines()
+    start, shown = max(0, len(lines) - MAX_LOG_LINES), lines[-MAX_LOG_LINES:]
+    own = [n for n, line in enumerate(lines) if (found := FRAME.match(line)) and not LIBRARY_FILE.search(found[1])]
+    if own and own[-1] < start:  # frames of libraries fill the end: show the last frame of the user's files before it
+        shown = [*lines[own[-1] : own[-1] + 2], "  ...", *shown[3:]]
+    return [f"  | {line}" for line in shown]
 
 
 def effect_text(entry: Mapping[str, Any]) -> str:

@@ -112,3 +112,16 @@ def test_communication_of_a_failed_trial_is_not_measured():
     assert "not measured" in wording.communication_text(failed)
     failed["by_rank"][0]["step_s"] = 0.1
     assert "DistributedDataParallel" in wording.communication_text(failed)
+
+
+OWN_FRAME = '  File "/home/me/train.py", line 7, in <module>\n    loss = model(batch)\n'
+THEIR_FRAME = '  File "/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1, in call\n    return call()\n'
+
+
+@pytest.mark.parametrize("num_frames", [2, 20])
+def test_log_of_a_failed_trial_shows_the_last_line_of_the_user(num_frames):
+    text = "Traceback (most recent call last):\n" + OWN_FRAME + THEIR_FRAME * num_frames + "ValueError: no"
+    shown = wording.log_lines({"error": {"traceback": text}})
+    assert len(shown) <= wording.MAX_LOG_LINES
+    assert shown[-1] == "  | ValueError: no"
+    assert "  |     loss = model(batch)" in shown

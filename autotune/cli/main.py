@@ -94,14 +94,17 @@ def _run(arguments: list[str], command: list[str] | None) -> int:
     said = " ".join((command or [])[:1]) or "nothing"
     if command is not None and not arguments:
         raise BadInput(f"COMMAND: missing before the --, got -- {said} ... To tune a program: autotune run -- python train.py.")
-    if command is not None and taken and taken not in TAKE_COMMAND:
+    cli = app.build()
+    if command is not None and taken in getattr(cli, "commands", ()) and taken not in TAKE_COMMAND:
         raise BadInput(f"--: {taken} takes no command of a program, got -- {said} ... Leave out the --.")
     try:
-        code = app.build()(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
+        code = cli(args=arguments or ["--help"], prog_name="autotune", standalone_mode=False, obj=command)
     except Exception as error:
         if not usage.is_usage_error(error):
             raise
         raise BadInput(usage.usage_problem(error, arguments)) from error
+    if code == Interrupted.exit_code:  # the CLI library has turned a KeyboardInterrupt into this status
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 

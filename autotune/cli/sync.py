@@ -48,16 +48,24 @@ class TrackingProcess:
         given = {SECRETS_VARIABLE: json.dumps(secrets.typed)}
         if uri is not None and not is_masked(uri):
             given[store.URI_VARIABLE] = uri
-        path = folder.path / TRACKING_LOG
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as log:
-            self._process = subprocess.Popen(
+        self._argv, self._given, self._log = argv, given, folder.path / TRACKING_LOG
+        self._process = self._start(*argv)
+
+    def _start(self, *argv: str) -> subprocess.Popen[bytes]:
+        with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600), "ab") as log:
+            return subprocess.Popen(
                 argv,
-                env={**own_environment(), **given},  # not arguments: every user can read a process's arguments
+                env={**own_environment(), **self._given},  # not arguments: every user can read a process's arguments
                 stdin=subprocess.PIPE,  # never written to; it closes when the tuner ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches only the tuner, which then waits for this subprocess
             )
+
+    def hurry(self) -> None:
+        """Starts again at normal priority, for the end of a study: other programs may leave the lowest no time at all."""
+        self.terminate()
+        self._process = self._start(*(word for word in self._argv if word != "--follow"))
 
     def wait(self, timeout: float | None = None) -> int:
         """Signals that the study is over, waits until everything is written and returns the exit status.

@@ -15,6 +15,7 @@ from rich.text import Text
 from autotune.cli.terminal import BORDER_STYLES, VERDICT_STYLES
 from autotune.cli.waterfall import TABLE_FROM, Waterfall
 from autotune.explained import limit_lines
+from autotune.export.claims import is_compared
 from autotune.knobs.catalogue import CATALOGUE
 from autotune.plain_text import escaped
 from autotune.quantities import ratio_text, seconds_text
@@ -97,11 +98,11 @@ def _grid() -> Table:
 
 def _sides(summary: Summary) -> Table | None:
     """Returns a row for the baseline and one for the best: rate, interval, and which measurement they come from."""
-    made, cells = _grid(), {}
+    made, cells = _grid(), dict[str, tuple[str, str, str]]()
     for name in ("baseline", "best"):
         side = summary.get(name)
-        if side and _is_baseline(name, side):
-            cells[name] = ("the baseline", "", "")
+        if side and name == "best" and side.get("trial") == 0:
+            cells |= {name: ("the baseline", "", "")} if is_compared(summary) else {}
         elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
             cells[name] = (value, interval or no_interval_text(side), origin_text(summary, side))
@@ -111,10 +112,6 @@ def _sides(summary: Summary) -> Table | None:
         text.rstrip()
         made.add_row(name, text)
     return made if made.row_count else None
-
-
-def _is_baseline(name: str, side: dict[str, Any]) -> bool:
-    return name == "best" and side.get("trial") == 0
 
 
 @dataclass(frozen=True)
@@ -245,8 +242,8 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"note  {line}" for line in objective_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
-        if _is_baseline(name, side):
-            said.append(f"{name}  the baseline")
+        if name == "best" and side.get("trial") == 0:
+            said += [f"{name}  the baseline"] if is_compared(summary) else []
         elif side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
     said += [f"changed  {line}" for line in change_lines(summary)]

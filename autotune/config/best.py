@@ -99,7 +99,7 @@ def read_best(path: Path) -> Best:
     Raises:
         BadInput: the file cannot be read, or has unknown keys, unusable values or no knobs; lists every problem.
     """
-    document = yaml_file.read(path, "BEST")
+    document = yaml_file.read(path, "BEST", EXPORTED)
     if document is not None and not isinstance(document, dict):
         raise BadInput(f"BEST: not a mapping of keys to values, got {shown(document)} in {shown(str(path))}. {EXPORTED}.")
     document = {**(document or {})}

@@ -16,7 +16,7 @@ from autotune.config.literals import plain
 from autotune.plain_json import mapped
 
 PROVENANCE = "provenance"
-EXPORTED = "Give a file that `autotune export` wrote"
+EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
 MAX_NAME = 60
 NUMBER = re.compile(r"\d{1,9}")
 RECIPE_KEYS = {"model.name", "model.factory"}

@@ -27,6 +27,7 @@ from autotune.space import Choice, Domain, IntInterval
 
 MAX_VALUES = 256  # maximum length of a domain's list; more could not be searched, and range(0,10**12) would fill memory
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
+CALL = re.compile(r"\w+[\[({]([\w., -]*)[\])}]")  # a misspelt choice(1,2): choise(1,2), choice[1,2]
 MAX_KEY = 200  # characters
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
@@ -178,6 +179,8 @@ def parse(text: str) -> Override:
             raise BadInput(f"{key}: {end}, got {shown(value)}.{meant} Quote it for the shell: '{key}=choice(...)'.") from error
         is_plain = value.isprintable() and len(value) <= 60 and not set(value) & set("'\"$`\\!")
         quoted = f"Text with special characters is quoted twice: \"{key}='{value if is_plain else '...'}'\"."
+        if is_knob(key) and (call := CALL.fullmatch(value)):
+            quoted = f"Values to try are written {key}=choice({call[1]})."
         raise BadInput(f"{key}: not a value in Hydra's grammar, got {shown(value)}{_where(error)}. {quoted}") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import autotune
 from autotune.config import yaml_file
-from autotune.config.best_file import PROVENANCE, Provenance
+from autotune.config.best_file import EXPORTED, PROVENANCE, Provenance
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.config.literals import is_reference
 from autotune.errors import BadInput
@@ -67,7 +67,7 @@ def read(path: Path, group: str, host_context: HostContext) -> Chosen:
     Raises:
         BadInput: not YAML, not a mapping, unknown keys or unusable values; lists every problem.
     """
-    document = yaml_file.read(path, group)
+    document = yaml_file.read(path, group, EXPORTED if group == "BEST" else yaml_file.ALLOWED)
     document = {} if document is None else document
     if not isinstance(document, dict):
         raise BadInput(f"{group}: not a mapping of keys to values, got {shown(document)} in {path}. Correct the file.")

@@ -304,7 +304,7 @@ class TrackerOptions:
     Attributes:
         uri: MLflow tracking URI. null uses the variable MLFLOW_TRACKING_URI or, if it is not set, the store in the runs folder.
         experiment: name of the MLflow experiment. null uses "autotune" ("/Shared/autotune" on Databricks, where a name is an
-            absolute path).
+            absolute path); MLFLOW_EXPERIMENT_NAME is for your own runs and is not used.
     """
 
     uri: str | None = None

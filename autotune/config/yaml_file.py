@@ -13,6 +13,7 @@ from autotune.knobs.values import MAX_TEXT, shown
 
 MAX_BYTES = 2**18  # a hundred times the largest known file; also limits the time for reading
 MAX_DEPTH = 20
+ALLOWED = "Give a YAML file of plain keys and values"
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
@@ -51,12 +52,13 @@ class _Loader(yaml.SafeLoader):
         return made
 
 
-def read(path: Path, name: str) -> Any:
+def read(path: Path, name: str, allowed: str = ALLOWED) -> Any:
     """Returns the content of a YAML file: mappings, lists, text, numbers, true, false, null.
 
     Args:
         path: the file.
         name: option or key with which the user named the file; the error message begins with it.
+        allowed: what the error message asks for.
 
     Raises:
         BadInput: no such file, not a regular one, too large, not UTF-8, or not plain YAML.
@@ -64,8 +66,7 @@ def read(path: Path, name: str) -> Any:
     try:
         return loaded(_text(path))
     except (OSError, ValueError) as error:
-        allowed = "Give a YAML file of plain keys and values."
-        raise BadInput(f"{name}: cannot be read, got {shown(str(path))} ({_reason(error)}). {allowed}") from error
+        raise BadInput(f"{name}: cannot be read, got {shown(str(path))} ({_reason(error)}). {allowed}.") from error
 
 
 def loaded(text: str) -> Any:

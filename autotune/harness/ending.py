@@ -200,7 +200,7 @@ class Ending:
         self.failed_s = time.monotonic() + self._context.clock_offset_s
         name = f"{kind.__module__}.{kind.__qualname__}" if kind.__module__ != "builtins" else kind.__qualname__
         text = COLOURS.sub("", "".join(traceback.format_exception(kind, value, trace)))
-        self.error = {"type": name, "message": _bounded(COLOURS.sub("", _message(value))), "traceback": text[-8000:]}
+        self.error = {"type": name, "message": _bounded(COLOURS.sub("", _message(value))), "traceback": text[-24000:]}
         if hasattr(value, APPLYING):
             self.error["knob"] = getattr(value, APPLYING)
 

@@ -39,10 +39,12 @@ class Libraries(importlib.abc.MetaPathFinder):
 
     Attributes:
         seconds: module -> how long its import took, in the order of the imports.
+        has_torch: whether one of them imported torch, so that what changed before torch, they changed.
     """
 
     def __init__(self) -> None:
         self.seconds: Dict[str, float] = {}
+        self.has_torch = False
         self._is_over = self._is_finding = self._is_importing = self._is_shadowed = False
         self._thread = threading.get_ident()
         self._path = list(sys.path)
@@ -91,6 +93,7 @@ class Libraries(importlib.abc.MetaPathFinder):
             self._is_over = True
             return
         self.seconds[name] = seconds
+        self.has_torch = "torch" in sys.modules
         self._settings, self._path, self._drawn = settings, list(sys.path), random.getstate()
 
     def _guarded(self, look: Callable[[], Any]) -> Any:
@@ -155,6 +158,7 @@ def end() -> None:
     if _libraries is not None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _libraries]
         state.startup["imports"] = {name: round(seconds, 2) for name, seconds in _libraries.seconds.items()}
+        state.startup["is_repeatable"] = _libraries.has_torch
         _libraries = None
 
 

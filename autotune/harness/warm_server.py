@@ -44,6 +44,7 @@ PR_SET_PDEATHSIG = 1
 OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
 LONGEST = 1 << 16  # bytes of what imports print that each trial prints
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
+ALLOCATOR = "jemalloc_bg_thd"  # pyarrow's: without this thread, jemalloc frees memory in the threads that allocate it
 LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
 BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
@@ -101,11 +102,16 @@ def load(modules: List[str]) -> Dict[int, bytes]:
     return printed
 
 
+class OfServer(bytes):
+    """Value of a variable that only the server sets."""
+
+
 @contextlib.contextmanager
 def cuda_unused() -> Iterator[None]:
     """Lets torch check for CUDA without initialising it.
 
-    Once torch is imported, its function is replaced, not the variable set: a library may set the variable for the program.
+    Once torch is imported, its function is replaced. Before, the variable is set, and stays if a library sets it itself: it
+    would do so in a fresh process, too.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, READS_CHECK):
@@ -116,9 +122,12 @@ def cuda_unused() -> Iterator[None]:
     elif CUDA_CHECK in os.environ:
         yield
     else:
-        os.environ[CUDA_CHECK] = "1"
+        values: Dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        key = os.fsencode(CUDA_CHECK)
+        values[key] = OfServer(b"1")
         yield
-        del os.environ[CUDA_CHECK]
+        if isinstance(values.get(key), OfServer):
+            del values[key]
 
 
 def check_nothing_is_left(before: Set[str]) -> None:
@@ -142,7 +151,10 @@ def held() -> Set[str]:
 
     OpenBLAS ends its threads before a fork, so they are not found after `check`.
     """
-    found = {f"thread {name}" for name in os.listdir("/proc/self/task")}
+    found = set()
+    for name in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{name}/comm", encoding="utf-8", errors="replace") as file:
+            found |= {f"thread {name}"} if file.read().strip() != ALLOCATOR else set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the list itself
             place = os.readlink(f"/proc/self/fd/{name}")

@@ -54,6 +54,7 @@ class Launch:
         slot: name of the trial's slot, which is part of the value of protocol.MARK_VARIABLE; "" for the whole machine.
         warm: modules that may be imported before the program's first line. The launcher may then fork a process that has
             imported them or those in OF_TORCH, instead of starting a fresh interpreter. () requires a fresh start.
+        is_warm_whole: whether that process must have imported all of `warm`, not only those in OF_TORCH.
     """
 
     argv: list[str]
@@ -63,6 +64,7 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
     deadlines: Deadlines = field(default_factory=Deadlines)
     warm: tuple[str, ...] = ()
+    is_warm_whole: bool = False
     slot: str = ""
 
 

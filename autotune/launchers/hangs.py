@@ -18,6 +18,7 @@ import psutil
 from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
 from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
+from autotune.log_messages import LIBRARY_FILE
 
 STARTING = ("spawn", "import", "init", "first_batch")
 MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
@@ -29,7 +30,6 @@ MAX_FRAMES = 12  # innermost frames of each process that are kept as evidence
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?+) in (.*)$')
 _HARNESS = os.path.join("autotune", "harness") + os.sep
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d[\d.]*/|^<frozen ")
 _RECIPE = "/autotune/programs/"  # a recipe's program counts as user code even where autotune is an installed package
 _HELPER = re.compile(
     r"/multiprocessing/(?:resource_tracker|forkserver)\.py$|/torch/_inductor/compile_worker/"
@@ -77,7 +77,7 @@ class Frame:
     @property
     def is_user(self) -> bool:
         """Whether it belongs neither to Python itself nor to an installed package."""
-        return _RECIPE in self.file or not _LIBRARY.search(self.file)
+        return _RECIPE in self.file or not LIBRARY_FILE.search(self.file)
 
     def __str__(self) -> str:
         return f"{_place(self)} in {self.function}"

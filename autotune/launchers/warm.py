@@ -19,6 +19,7 @@ from autotune.launchers.supervision import SupervisorProcess
 SERVER_SCRIPT = Path(protocol.__file__).resolve().parent / "warm_server.py"
 PYTHON = re.compile(r"python[\d.]*")
 READY_S = 120.0  # longest wait for a server; importing torch from a slow network disk takes a minute
+NOT_BY_ENV = "the command begins with env; to let trials start faster, give env.NAME=VALUE before `--` instead"
 MAX_SERVERS = 3  # maximum number of servers that a study starts: if three have ended, a fourth is not worth a try
 
 
@@ -71,7 +72,7 @@ class WarmServer:
         key = Key(interpreter=launch.argv[0], modules=launch.warm, cwd=launch.cwd, environment=server_environment(launch))
         mark = mark_of(study_of(launch.folder), SERVER, launch.slot)
         if self._key is None or not self._is_there(mark, supervisor):
-            self._start(key, mark, supervisor, patience_s=min(READY_S, launch.deadlines.total_s))
+            self._start(key, mark, supervisor, launch)
         elif key != self._key:
             self.why_not = f"the trial differs from the warm server in {_difference(key, self._key)}"
         self.mark = "" if self.why_not else mark
@@ -96,16 +97,17 @@ class WarmServer:
             return False
         return not any(message["is"] in ("exited", "gone") for message in supervisor.messages(mark))
 
-    def _start(self, key: Key, mark: str, supervisor: SupervisorProcess, *, patience_s: float) -> None:
+    def _start(self, key: Key, mark: str, supervisor: SupervisorProcess, launch: Launch) -> None:
         if self._num_started >= MAX_SERVERS:
             self.why_not = self._unusable = f"the warm server has ended {MAX_SERVERS} times"
             return
         self._num_started += 1
+        patience_s = min(READY_S, launch.deadlines.total_s)
         self._supervisor, began_s = supervisor, time.monotonic()
         of_torch = tuple(name for name in key.modules if name in OF_TORCH)
         modules = of_torch if self.why_less else key.modules
         why = self._serve(key, modules, mark, patience_s=patience_s)
-        if why and "torch" in of_torch and modules != of_torch:
+        if why and "torch" in of_torch and modules != of_torch and not launch.is_warm_whole:
             self.why_less = why
             began_s = time.monotonic()
             why = self._serve(key, of_torch, mark, patience_s=patience_s)
@@ -116,6 +118,8 @@ class WarmServer:
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
     """Returns why a command cannot be started warm; "" if it can. Only `python SCRIPT ...` and `python -m MODULE ...` can."""
+    if os.path.basename(argv[0]) == "env":
+        return NOT_BY_ENV
     if not PYTHON.fullmatch(os.path.basename(argv[0])) or with_harness(argv) != list(argv):
         return "the command does not begin with an interpreter of Python"
     first = argv[1] if len(argv) > 1 else ""

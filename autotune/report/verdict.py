@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ MAX_FAILED, MAX_REASON = 3, 120  # maximum number of failed configurations in a 
 MAX_FILES = 5  # maximum number of file names in a line
 MAX_COMMAND = 200  # characters; a longer command is replaced by COMMAND in the lines to copy
 WHEN = {"baseline": "before the search", "search": "in the search", "attribution": "in the attribution"}
+ASKED = re.compile(r"give study\.budget\.minutes=(\d+) at least")  # the search's words if not even one trial fitted
 SETTLED = "The program already runs about as well as it can with these knobs."
 
 
@@ -62,8 +64,10 @@ def _ui_command(path: Path) -> list[str]:
 
 
 def more_time(summary: Summary) -> str:
-    """Returns the override that doubles a study's time budget: " study.budget.minutes=16"; "" without a time budget."""
-    return f" study.budget.minutes={math.ceil(summary['budget_s'] / 30)}" if summary.get("budget_s") else ""
+    """Returns the override for twice the budget, or for what the reason asks: " study.budget.minutes=16"; "" without one."""
+    asked = ASKED.search(str(summary.get("reason") or ""))
+    least = int(asked[1]) if asked else 0
+    return f" study.budget.minutes={max(least, math.ceil(summary['budget_s'] / 30))}" if summary.get("budget_s") else ""
 
 
 def objective_lines(summary: Summary) -> list[str]:

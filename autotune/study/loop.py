@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import operator
 import os
 import platform
 import shutil
@@ -30,7 +31,7 @@ from autotune.harness.protocol import RankResult
 from autotune.knobs.catalogue import knob
 from autotune.machine import host_context
 from autotune.monitors.sealing import seal_leftovers
-from autotune.records import StudyRecord, Summary, TrialRecord
+from autotune.records import Outcome, StudyRecord, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
@@ -56,6 +57,8 @@ from autotune.trials.trial_metrics import cycle
 from autotune.wording import cycles_text, log_lines, unwatched_text
 
 ALLOWS_DUPLICATES = "KMP_DUPLICATE_LIB_OK"  # lets two OpenMP runtimes be loaded; importing threadpoolctl sets it
+# Limits of time, as the reason of a timeout names them, and their keys.
+LIMITS = {"total": "study.budget.minutes", **{name: f"measure.{name}_s" for name in ("start", "compile", "step")}}
 NO_MODULE = "No module named"  # part of Python's own message
 # At its end, a study waits for the tracker: at most DRAIN_S without a time budget, BUDGETED_DRAIN_S with one. A complete study
 # waits while its budget lasts, up to DRAIN_S. After SILENT_S, it tells the user of a wait that may exceed BUDGETED_DRAIN_S.
@@ -389,7 +392,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs.command.argv({})))
+            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
             self._listener.notice(missing)
         watched = str(record.evidence.get("node", {}).get("host") or platform.node())
@@ -511,6 +514,7 @@ class _Study:
             return tracking.wait(timeout=SILENT_S)
         except subprocess.TimeoutExpired:
             left_s = drain_s - SILENT_S
+            tracking.hurry()
             self._listener.waiting(f"waiting for the copy in MLflow, for at most {left_s:.0f} s more; Ctrl-C skips it")
             return tracking.wait(timeout=left_s)
 
@@ -534,14 +538,17 @@ def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
     return resolve(inputs.space, here, passed=inputs.command.placeholders)
 
 
-def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:
+def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], inputs: StudyInputs) -> str:
     lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
     if NO_MODULE in record.reason:
-        lines.append(
-            f"The program ran with {shutil.which(command[0]) or command[0]}. "
-            "Activate the environment that it needs, or name its interpreter."
-        )
+        first = inputs.command.argv({})[0]
+        words = "Activate the environment that it needs, or name its interpreter."
+        lines.append(f"The program ran with {shutil.which(first) or first}. {words}")
+    limit = record.reason.partition(":")[0]
+    if record.outcome is Outcome.timeout and limit in LIMITS:
+        key, value = LIMITS[limit], operator.attrgetter(LIMITS[limit])(inputs.config)
+        lines.append(f"If it only needs more time than {key}={value:g} allows, raise this limit.")
     lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

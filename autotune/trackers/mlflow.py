@@ -172,7 +172,7 @@ class MlflowTracker(Tracker):
     def _experiment(self, client: Any) -> str:
         found = client.get_experiment_by_name(self._name)
         if found is None:
-            location = store.artifacts_path(self._runs).as_uri() if self._is_embedded else None
+            location = store.artifacts_place(self.uri)
             try:
                 return str(client.create_experiment(self._name, artifact_location=location, tags=dict([views.KIND])))
             except Exception:  # another study's process created it first

@@ -36,6 +36,12 @@ def artifacts_path(runs: Path) -> Path:
     return runs.resolve() / "mlartifacts"
 
 
+def artifacts_place(uri: str) -> str | None:
+    """Returns the address of the folder for artifacts beside a SQLite file; None for servers, which choose it."""
+    kind, _, file = uri.partition(":///")
+    return artifacts_path(Path(file).parent).as_uri() if kind == "sqlite" and file else None
+
+
 def is_own_place(runs: Path, uri: str) -> bool:
     """Whether an artifact address lies in the embedded store's folder of artifacts."""
     parts = urllib.parse.urlsplit(uri)

@@ -34,13 +34,16 @@ class Outlook:
 
 
 class Tracking(Protocol):
-    """The process that copies the study folder to the tracker, with the interface of `subprocess.Popen`."""
+    """The process that copies the study folder to the tracker, with an interface like `subprocess.Popen`."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the process and returns its exit status; raises subprocess.TimeoutExpired."""
 
     def terminate(self) -> None:
         """Requests that the process end."""
+
+    def hurry(self) -> None:
+        """Lets the process do the rest at normal priority, because no trial runs any more."""
 
 
 class Searching(Protocol):

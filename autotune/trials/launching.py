@@ -37,6 +37,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     total_s: float | None = None,
     warm: Sequence[str] = (),
+    is_warm_whole: bool = False,
     number: int = 0,
     **spec: Any,
 ) -> Launch:
@@ -55,6 +56,7 @@ def launch(
         env: further variables; variables of the user and of knobs take precedence.
         total_s: wall time the program may take; None for no overall limit.
         warm: modules that a warm start has imported; () for a fresh start.
+        is_warm_whole: whether it must have imported all of them.
         number: the trial's number.
         spec: further fields of the harness's Spec.
     """
@@ -82,6 +84,7 @@ def launch(
         ),
         deadlines=deadlines(config.measure, max_s=total_s),
         warm=tuple(warm),
+        is_warm_whole=is_warm_whole,
     )
 
 

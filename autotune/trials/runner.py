@@ -333,6 +333,7 @@ class TrialRunner:
             env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # otherwise the order of a set of strings is random
             total_s=most_s,
             warm=() if earlier else self.warm.modules(request.kind, changed=request.changed, pinned=pinned),
+            is_warm_whole=self.warm.is_whole,
             number=request.number,
             target=request.target,
             rules=request.rules,

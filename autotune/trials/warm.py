@@ -32,11 +32,12 @@ class WarmStarts:
 
     Attributes:
         why_never: why no trial may start warm; "" if some may.
+        is_whole: whether a trial must find all modules imported or none, because libraries set variables before torch.
     """
 
     def __init__(self, wanted: str) -> None:
         self.why_never = "the baseline has not shown yet whether the program allows it" if wanted == AUTO else "launch.warm=off"
-        self._is_wanted = wanted == AUTO
+        self._is_wanted, self.is_whole = wanted == AUTO, False
         self._modules: tuple[str, ...] = ()
         self._num_in_vain = 0
 
@@ -54,10 +55,10 @@ class WarmStarts:
             self.why_never = "several processes train"
         elif not found.get("is_first"):
             self.why_never = "training does not run in the process that the command starts"
-        elif changed := found.get("changed"):
+        elif (changed := found.get("changed")) and not (libraries and found.get("is_repeatable")):
             self.why_never = f"the program sets {', '.join(changed[:3])} before it imports torch"
         else:
-            self.why_never = ""
+            self.why_never, self.is_whole = "", bool(changed)
 
     def modules(self, kind: Kind, *, changed: Knobs, pinned: Knobs) -> tuple[str, ...]:
         """Returns the modules that are imported before a trial starts; () for a fresh start.

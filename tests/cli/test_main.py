@@ -109,13 +109,13 @@ def test_debug_option_raises_internal_errors(monkeypatch):
         main(["--debug", "list"])
 
 
-def test_interrupt_exits_with_status_130(monkeypatch, capsys):
-    def interrupted(*_):
+def test_interrupt_exits_with_status_130_and_says_so(monkeypatch, capsys):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_main, "_run", interrupted)
+    monkeypatch.setattr("autotune.cli.show.print_studies", interrupted)
     assert main(["list"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capsys.readouterr().err == "autotune: interrupted\n"
 
 
 @pytest.mark.parametrize("is_buffered", [True, False])

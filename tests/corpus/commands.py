@@ -160,6 +160,12 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["show", "a\nb"], "STUDY: no such study in 'runs', got 'a\\nb'"),
     (["show", ""], "STUDY: no such study in 'runs', got ''"),
     (["show", "a", "b"], "autotune: show: more words than it takes, got 'b'. See `autotune show --help`."),
+    (["runn", "--", "python", "x.py"], "COMMAND: no such command, got 'runn'. Did you mean 'run'?"),
+    (
+        ["apply", "no.yaml", "--", "x"],
+        "(there is no such file). Give a study, or a file that `autotune export STUDY -o best.yaml` wrote",
+    ),
+    (["verify", "no.yaml"], "(there is no such file). Give a study, or a file that `autotune export STUDY"),
     (["list", "resnet18"], "autotune: list: more words than it takes, got 'resnet18'"),
     (["help"], "COMMAND: no such command, got 'help'. Did you mean '--help'?"),
     (["version"], "COMMAND: no such command, got 'version'. Did you mean '--version'?"),

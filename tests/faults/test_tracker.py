@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.cli.sync import TrackingProcess
 from autotune.launchers.environment import own_environment
 from autotune.masking import Secrets
 from autotune.run_dir import StudyFolder
@@ -318,6 +319,17 @@ def test_tracking_process_runs_at_the_lowest_priority(runs, hanging):  # noqa: F
     finally:
         follower.send_signal(signal.SIGKILL)
         follower.communicate()
+
+
+def test_tracking_process_continues_at_normal_priority_once_the_study_is_over(runs, hanging):  # noqa: F811
+    tracking = TrackingProcess(make_study(runs, num_trials=1), hanging.uri, Secrets())
+    try:
+        wait_until(lambda: hanging.num_accepted)
+        tracking.hurry()
+        wait_until(lambda: hanging.num_accepted > 1)
+        assert psutil.Process(tracking._process.pid).nice() == os.nice(0)
+    finally:
+        tracking.terminate()
 
 
 def test_study_does_not_wait_long_for_a_hanging_server_and_reports_missing_trials(runs, hanging):  # noqa: F811

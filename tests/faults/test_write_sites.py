@@ -47,7 +47,7 @@ SITES = {
         monitors.sealing.seal_trace trackers.store.only_writer trackers.sync.note trials.runner.TrialRunner.keep_logs
     """,
     "the study or the program goes on without it; the callers handle the error": """
-        cli.sync.TrackingProcess.__init__ harness.explain.kineto.quiet harness.worker._map harness.worker.create
+        cli.sync.TrackingProcess._start harness.explain.kineto.quiet harness.worker._map harness.worker.create
         launchers.guarded.Guarded._put_copy_in_place launchers.guarded.copy monitors.logs._copy_end
         monitors.logs._take_out_middle monitors.sealing._overwrite
         report.writing.write_report trackers.mlflow.MlflowTracker._connect trackers.probe._file_problem trackers.store._lock

@@ -11,7 +11,9 @@ from tests.harness.conftest import INJECT, Trial
 END = """
 import sys
 sys.modules["_autotune_harness.libraries"].end()
-print(list(sys.modules["_autotune_harness.state"].startup["imports"]))
+startup = sys.modules["_autotune_harness.state"].startup
+print(startup["is_repeatable"])
+print(list(startup["imports"]))
 """
 LIBRARIES = {
     "first.py": "",
@@ -27,6 +29,7 @@ LIBRARIES = {
     "plugged.py": "import own",
     "broken.py": "raise ImportError",
     "setting.py": "import os, warnings; os.environ['A'] = '1'; warnings.simplefilter('ignore')",
+    "torch.py": "",
     "twin.py": "",
     "wandb.py": "",
     "edited.py": "",
@@ -36,8 +39,8 @@ LIBRARIES = {
 OWN = {"own.py": "import second", "twin.py": "", "local/__init__.py": ""}
 
 
-def imports(trial: Trial, tmp_path: Path, body: str) -> list[str]:
-    """Returns what the harness reports for a program with this source."""
+def printed(trial: Trial, tmp_path: Path, body: str) -> list[str]:
+    """Returns what a program with this source prints, in which END is added."""
     installed, folder = tmp_path / "site-packages", tmp_path / "program"
     for place, files in ((installed, LIBRARIES), (folder, {**OWN, "train.py": body + END})):
         for name, source in files.items():
@@ -45,7 +48,12 @@ def imports(trial: Trial, tmp_path: Path, body: str) -> list[str]:
             (place / name).write_text(source)
     run = trial(str(folder / "train.py"), env={"PYTHONPATH": f"{INJECT}:{installed}"}, is_fresh=True)
     assert run.returncode == 0, run.stderr
-    found: list[str] = ast.literal_eval(run.stdout.splitlines()[-1])
+    return run.stdout.splitlines()
+
+
+def imports(trial: Trial, tmp_path: Path, body: str) -> list[str]:
+    """Returns what the harness reports for a program with this source."""
+    found: list[str] = ast.literal_eval(printed(trial, tmp_path, body)[-1])
     return found
 
 
@@ -87,3 +95,17 @@ def test_outermost_imports_of_libraries_are_noted_in_order(trial: Trial, tmp_pat
 )
 def test_list_ends_before_an_import_that_a_server_cannot_repeat(trial: Trial, tmp_path: Path, between: str) -> None:
     assert imports(trial, tmp_path, f"import first\n{between}\nimport second\n") == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_repeatable"),
+    [
+        ("import first, setting, torch", True),
+        ("import setting, os; os.environ['A'] = '2'\nimport torch", False),
+        ("import setting\nimport seeding\nimport torch", False),
+    ],
+)
+def test_start_is_repeatable_if_only_noted_imports_change_what_torch_reads(
+    trial: Trial, tmp_path: Path, body: str, is_repeatable: bool
+) -> None:
+    assert printed(trial, tmp_path, body)[-2] == str(is_repeatable)

@@ -309,7 +309,7 @@ def test_sweep_ends_a_trial_whose_supervisor_and_server_were_killed(launcher, fo
         (["python", "folder"], "folder is not a plain script"),
         (["python", "archive.py"], "archive.py is not a plain script"),
         (["torchrun", "train.py"], "the command does not begin with an interpreter of Python"),
-        (["env", "A=1", "python", "train.py"], "the command does not begin with an interpreter of Python"),
+        (["env", "A=1", "python", "train.py"], warm.NOT_BY_ENV),
     ],
 )
 def test_reason_is_given_if_a_command_cannot_start_warm(tmp_path, argv, why):
@@ -401,6 +401,17 @@ def test_server_imports_only_torch_if_another_library_prevents_forks(launcher, f
         assert ended.results[0].detected == {"has": not why}
 
 
+def test_trial_starts_fresh_if_the_server_lacks_a_library_that_sets_variables(launcher, folder, tmp_path):
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "library.py").write_text("raise RuntimeError('no such device')")
+    (tmp_path / "script.py").write_text(program("result()")[3])
+    launch = a_launch(folder, [sys.executable, str(tmp_path / "script.py")], env={"PYTHONPATH": str(tmp_path)})
+    launch.warm, launch.is_warm_whole = ("library", "torch"), True
+    ended = wait(LocalLauncher.start(launcher, launch))
+    assert (ended.cause, ended.start) == ("result", "fresh")
+    assert "no such device" in ended.evidence["why_fresh"]
+
+
 def test_each_warm_trial_prints_what_an_import_printed(launcher, folder, tmp_path):
     (tmp_path / "library.py").write_text("import sys; print('welcome'); print('old version', file=sys.stderr)")
     for _ in range(2):
@@ -419,8 +430,7 @@ LIBRARY = "import os; from os import remove; os.environ['PYTORCH_NVML_BASED_CUDA
 LANGUAGE_MODEL = """
 import os, sys
 IMPORTED = [name in sys.modules for name in ("transformers.models.gpt2.modeling_gpt2", "cleaner")]
-import torch
-import cleaner
+{imports}
 CHECKS = [os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"), torch.cuda._nvml_based_avail()]
 def main():
     torch.manual_seed(0)
@@ -441,9 +451,10 @@ main()
 
 
 @pytest.mark.thorough
-def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, study, tmp_path):
+@pytest.mark.parametrize("imports", ["import torch, cleaner", "import cleaner, torch"])  # the second sets it before torch
+def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, study, tmp_path, imports):
     pytest.importorskip("transformers")
-    (tmp_path / "train.py").write_text(LANGUAGE_MODEL)
+    (tmp_path / "train.py").write_text(LANGUAGE_MODEL.replace("{imports}", imports))
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (installed / "cleaner.py").write_text(LIBRARY)
@@ -452,6 +463,7 @@ def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, s
         modules = starts.modules(Kind.search, changed={}, pinned={})
         launch = a_launch(study / "trials" / f"{number:04d}", [sys.executable, "train.py"], env={"PYTHONPATH": str(installed)})
         launch.cwd, launch.warm, launch.spec.trial = str(tmp_path), modules, number
+        launch.is_warm_whole = starts.is_whole
         ended = wait(LocalLauncher.start(launcher, launch))
         assert ended.start == ("warm" if modules else "fresh"), ended.evidence
         starts.learn(ended.results[0])

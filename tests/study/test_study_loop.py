@@ -149,10 +149,16 @@ def test_job_that_may_still_hold_nodes_is_reported(bench, tiny, is_cut_short):
     assert study.listener.named("notice")[-1] == "Job 12 may still hold nodes"
 
 
+def test_baseline_that_uses_up_the_budget_names_the_key_to_raise(bench):
+    study = bench(Surface(failures=lambda *_: Failure(cause="deadline")))
+    with pytest.raises(NothingWorked, match=r"more time than study\.budget\.minutes=4 allows, raise"):
+        study.run()
+
+
 class FakeTracking:
     def __init__(self, folder, *, is_stuck=False):
         self.folder, self.is_stuck, self.is_terminated, self.status_seen = folder, is_stuck, False, None
-        self.waited_s = 0.0
+        self.waited_s, self.is_hurried = 0.0, False
 
     def wait(self, timeout=None):
         self.waited_s += timeout
@@ -163,6 +169,9 @@ class FakeTracking:
 
     def terminate(self):
         self.is_terminated = True
+
+    def hurry(self):
+        self.is_hurried = True
 
 
 @pytest.mark.parametrize(
@@ -188,6 +197,7 @@ def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is
     expected = "interrupted" if is_interrupted else "complete"
     assert started[0].status_seen == expected, "the tracking process ends when it reads that the study has ended"
     assert started[0].is_terminated is is_stuck
+    assert started[0].is_hurried is (waited_s == 60)
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
 
 

@@ -198,6 +198,9 @@ def test_long_wait_for_the_copy_in_mlflow_is_announced_on_standard_error(bench, 
         def terminate(self):
             pass
 
+        def hurry(self):
+            pass
+
     tracking, wanted = Tracking(), Verify(claim=claim(), rounds=2, minutes=10.0, long_minutes=None)
     study = bench(FASTER, "study.budget.minutes=null", "search_space=quick", verify=wanted, start_tracking=lambda _: tracking)
     study.inputs.space.domains.clear()

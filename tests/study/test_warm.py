@@ -78,6 +78,14 @@ def test_program_that_does_not_allow_warm_starts_starts_fresh(found, why):
     assert modules(starts) == ()
 
 
+@pytest.mark.parametrize(("imports", "is_repeatable", "is_warm"), [(SLOW, True, True), (SLOW, False, False), ({}, True, False)])
+def test_variables_set_by_imports_that_the_server_repeats_allow_a_warm_start(imports, is_repeatable, is_warm):
+    startup = {"is_first": True, "changed": ["KMP_INIT_AT_FORK"], "imports": imports, "is_repeatable": is_repeatable}
+    starts = warm_starts(startup=startup)
+    assert starts.is_whole is is_warm
+    assert bool(modules(starts)) is is_warm
+
+
 def test_no_trial_starts_warm_before_the_baseline_was_measured():
     assert modules(WarmStarts("auto")) == ()
 

@@ -370,7 +370,7 @@ class FakeRunning(Running):
             "stop_reason": self._stop_reason,
             "files_left": dict(self._launcher.surface.files_left),
             **({"hang": {"kind": failure.hang, "summary": f"{failure.hang}: made up"}} if failure and failure.hang else {}),
-            "deadline": f"no result within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
+            "deadline": f"total: not over within {self._launch.deadlines.total_s:.0f} s" if cause == "deadline" else "",
         }
         self._ended = Ended(
             exit_code=0 if has_answer else None,

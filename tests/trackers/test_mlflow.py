@@ -87,6 +87,14 @@ def test_runs_go_to_the_experiment_that_the_study_names(runs):
     assert [len(client.search_runs([experiment])) for experiment in experiments] == [0, 9]
 
 
+def test_artifacts_of_another_sqlite_file_are_put_beside_it(runs, monkeypatch, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert sync(make_study(runs), f"sqlite:///{tmp_path}/mine.db").problem == ""
+    assert list((tmp_path / "mlartifacts").glob("*/artifacts/trial.json"))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["it's", 'a "b"', """it's "b\"""", "a b`c"])
 def test_runs_of_a_study_are_found_under_any_folder_name(name):
     from mlflow.utils.search_utils import SearchUtils
