@@ -389,7 +389,7 @@ class _Study:
         if earlier and (failed := earlier.failed_baseline):
             record.evidence["earlier_run"] = {"outcome": failed.outcome, "reason": failed.reason, "seconds": failed.seconds}
         if not record.outcome.has_value or record.value is None:
-            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs.command.argv({})))
+            raise NothingWorked(_why_nothing(record, self._folder, results, self._inputs))
         if missing := missing_processes(results[0], self._inputs.command.argv({})):
             self._listener.notice(missing)
         watched = str(record.evidence.get("node", {}).get("host") or platform.node())
@@ -534,7 +534,8 @@ def _resolved(inputs: StudyInputs, first: RankResult) -> ResolvedSpace:
     return resolve(inputs.space, here, passed=inputs.command.placeholders)
 
 
-def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], command: list[str]) -> str:
+def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankResult], inputs: StudyInputs) -> str:
+    command, minutes = inputs.command.argv({}), inputs.config.study.budget.minutes
     lines = [f"baseline: the unchanged program could not be measured, got {record.outcome}: {record.reason}."]
     lines += [f"  {label}: {text}" for label, text in (findings(results[0]) if results else [])]
     lines += log_lines(record.evidence)
@@ -543,5 +544,7 @@ def _why_nothing(record: TrialRecord, folder: StudyFolder, results: list[RankRes
             f"The program ran with {shutil.which(command[0]) or command[0]}. "
             "Activate the environment that it needs, or name its interpreter."
         )
+    if minutes and record.reason.startswith("total: "):  # the study's budget limits the baseline
+        lines.append(f"A longer study gives the program more time: study.budget.minutes={2 * minutes:g}.")
     lines.append(f"Tuning needs this measurement. The program's output is in {folder.trial_path(0)}.")
     return "\n".join(lines)

@@ -83,6 +83,13 @@ def test_reason_of_a_failed_study_is_printed_once(cli):
     assert "no data here" in ended.stderr
 
 
+def test_a_baseline_that_the_budget_cuts_off_names_a_longer_budget(cli):
+    (cli.cwd / "train.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
+    ended = cli("run", "tracker.uri=none", "study.budget.minutes=0.1", "--", sys.executable, "train.py")
+    assert ended.returncode == 3
+    assert "more time: study.budget.minutes=0.2." in ended.stderr
+
+
 def test_dry_run_describes_the_study_and_leaves_no_files(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("raise SystemExit('never run')", encoding="utf-8")
