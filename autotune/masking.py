@@ -29,14 +29,14 @@ _SECRET_WORDS = {
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
 # Words that show that a name is not secret: the first set counts next to "token" (--eos_token_id, --max_token_length), the
-# second set before "key" (--image_key, --metric-key).
+# second set if there is no other word before "key" (--image_key, --csv-img-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
 }  # fmt: skip
 _OF_SAMPLES = {
-    "image", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
+    "image", "img", "text", "label", "target", "caption", "prompt", "question", "answer", "input", "output", "sort", "metric",
     "monitor", "loss", "score", "feature", "group", "batch", "column", "field", "sample", "index", "seed", "prng", "rng",
-    "random",
+    "random", "csv", "tsv", "json", "jsonl", "audio", "video", "energy", "forces", "stress", "virials", "dipole", "charges",
 }  # fmt: skip
 _FOLDERS = ("PWD", "OLDPWD")  # the shell's working directories, not passwords
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -77,7 +77,7 @@ def _is_of_data(name: str, words: list[str]) -> bool:
         return False
     if "token" in words:
         return bool(_OF_VOCABULARY & set(words)) and not _SECRET_WORDS & (set(words) - {"token"})
-    return words[0] in _OF_SAMPLES and words[1:] == ["key"]
+    return words[-1] == "key" and len(words) > 1 and _OF_SAMPLES.issuperset(words[:-1])
 
 
 def is_secret(name: str, value: str) -> bool:

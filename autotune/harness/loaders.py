@@ -363,12 +363,12 @@ class LoaderWatch:
         for info in self.touched:
             is_read = info.is_read or self._context.modules.is_evaluated
             taken, waited_s, num_batches = info.take()
+            info.total_samples += taken
+            info.total_wait_s += waited_s
+            info.total_batches += num_batches
             if info is training:
                 samples = taken
                 wait_s += waited_s
-                info.total_samples += samples
-                info.total_wait_s += waited_s
-                info.total_batches += num_batches
             elif info.num_steps_fed * 2 < num_steps and (num_batches > 1 or (has_own and is_read)):
                 is_foreign = True
             else:  # a second loader that also feeds the steps

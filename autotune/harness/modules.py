@@ -206,9 +206,9 @@ class ModuleWatch:
         root.around = self._knobs.around_calls(module)
         if root.observed[module_knobs.AMP] == "off" and self._knobs.is_in_float16:
             self._context.gradients.scale(module, module_knobs.device_of(module))
-        if not self._intercept(root) and root.around is not None:
+        if not self._intercept(root):
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
-            self._knobs.refuse_precision(why)
+            self._knobs.refuse_precision(why, is_asked=root.around is not None)
         self._context.phases.speak()
         if self._context.phases.now in ("init", "first_batch"):
             self._context.phases.enter("compile" if self.is_compiled() else "first_batch")

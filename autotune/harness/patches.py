@@ -13,7 +13,7 @@ import importlib.abc
 import os
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Generic, Iterable, List, Optional, Sequence, Tuple
 
 Wrap = Callable[[Any], Any]
 MISSING: Any = object()
@@ -295,7 +295,10 @@ def subclass(module: Any, methods: Dict[str, Callable[..., Any]]) -> bool:
         body["__deepcopy__"] = with_original_class("__deepcopy__")
     try:
         metaclass: Any = type(original)
-        _CLASS.__set__(module, metaclass(original.__name__, (_NoSubclassHook, original), body))
+        has_hook = any("__init_subclass__" in vars(kind) for kind in original.__mro__ if kind not in (object, Generic))
+        # _NoSubclassHook changes the layout if the class's first base is ABC or Generic.
+        bases = (_NoSubclassHook, original) if has_hook else (original,)
+        _CLASS.__set__(module, metaclass(original.__name__, bases, body))
     except Exception:
         return False  # the program's class or its metaclass does not allow it
     return True

@@ -76,6 +76,14 @@ def characters(folder: Path) -> None:
     subprocess.run([sys.executable, str(folder / "prepare.py")], check=True, stdout=subprocess.DEVNULL)
 
 
+def random_tokens(folder: Path) -> None:
+    """Writes tokens as llama2.c keeps those of TinyStories: one file to evaluate on, three to train on."""
+    place = folder / "data" / "TinyStories_all_data"
+    place.mkdir(parents=True, exist_ok=True)
+    for i in range(4):
+        np.random.default_rng(i).integers(0, 32_000, 400_000).astype(np.uint16).tofile(place / f"data{i:02d}.bin")
+
+
 @functools.cache
 def _digits(number: int) -> tuple[Any, Any]:
     """Returns images, uint8 of shape [number, 28, 28], and labels: scikit-learn's digits, enlarged and shifted."""

@@ -372,6 +372,21 @@ FRAMEWORKS = (
         clock=Clock(r"Epoch: (?P<done>\d+)", 169),
     ),
     Program(
+        name="opacus",
+        folder="opacus/examples",
+        command="python mnist.py --device cpu --data-root ../mnist",
+        prepare=lambda folder: data.mnist(folder.parent / "mnist"),
+        packages="opacus",
+        clock=Clock(STEP_BAR, 64, is_steps=True),
+    ),
+    Program(
+        name="pyro",
+        folder="pyro/examples",
+        command="python svi_torch.py --num-epochs 1000000",
+        packages="pyro-ppl==1.9.1",
+        clock=Clock(r"^epoch (?P<done>\d+) loss", 10_000),
+    ),
+    Program(
         name="zoo_ppo",
         folder="rl-baselines3-zoo",
         command=f"{ZOO} ppo -params n_epochs:4",
@@ -400,6 +415,15 @@ PEOPLE = (
         command=NANOGPT.format("True"),
         prepare=_characters,
         clock=Clock(r"^iter (?P<done>\d+):", 12, is_steps=True),
+    ),
+    Program(
+        name="llama2c",
+        folder="llama2.c",
+        command="python train.py --compile=False --device=cpu --dtype=float32 --eval_iters=2 --batch_size=2 --max_seq_len=32 "
+        "--dim=48 --n_layers=2 --gradient_accumulation_steps=4",
+        prepare=data.random_tokens,
+        packages="sentencepiece requests",
+        clock=Clock(r"^(?P<done>\d+) \| loss", 8, is_steps=True),
     ),
     Program(
         name="mingpt",

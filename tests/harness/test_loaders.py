@@ -233,6 +233,10 @@ def test_evaluated_batches_of_the_training_loader_are_not_counted_as_trained(tri
     assert found.detected["batches_per_step"] == 1
 
 
+def test_the_first_steps_batches_count_if_an_evaluation_came_before_that_step(trial: Trial) -> None:
+    assert trial("loaders.py", "evaluated_first").result().detected["batches_per_step"] == 1
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["rebuilt", "sampler"])
 def test_knobs_apply_to_rebuilt_loaders_and_to_loaders_with_a_sampler(trial: Trial, kind: str) -> None:

@@ -111,6 +111,19 @@ def test_model_recomputed_in_the_backward_pass_keeps_its_precision(trial: Trial)
     assert run.result().knobs["precision.amp"].status == APPLIED
 
 
+@pytest.mark.parametrize("kind", ["Abstract", "Typed"])
+def test_model_of_a_class_whose_first_base_is_not_a_module_gets_the_precision(trial: Trial, kind: str) -> None:
+    run = trial("models.py", "based", kind, knobs={"precision.amp": "bf16"})
+    assert run.result().knobs["precision.amp"].status == APPLIED, run.result().knobs
+
+
+def test_precision_of_a_model_whose_class_cannot_be_changed_is_reported_fixed(trial: Trial) -> None:
+    run = trial("models.py", "based", "Registered")
+    assert seen(run) == {"registered": 0}
+    why = "a Registered cannot be given another class: its calls stay as they are"
+    assert run.result().applicability["precision.amp"] == why
+
+
 def test_an_argument_of_a_model_may_have_any_name(trial: Trial) -> None:
     assert seen(trial("models.py", "named")) == {}
 

@@ -82,6 +82,7 @@ class ModuleKnobs(KnobHandler):
         super().__init__(context)
         self._knobs = self.asked
         self._reports: Dict[str, KnobReport] = {}
+        self._why_fixed = ""  # why a root cannot be given another precision
         self.checkpointing = Checkpointing()
 
     def on_module(self, module: Any, observed: Dict[str, Any]) -> None:
@@ -190,9 +191,11 @@ class ModuleKnobs(KnobHandler):
         self._knobs = {key: value for key, value in self._knobs.items() if key != AMP}
         self._reports[AMP] = KnobReport(NOT_APPLICABLE, why, "off")
 
-    def refuse_precision(self, why: str) -> None:
-        """Notes that a root's calls cannot be wrapped."""
-        self._reports[AMP] = KnobReport(NOT_APPLICABLE, why)
+    def refuse_precision(self, why: str, *, is_asked: bool) -> None:
+        """Notes that a root's calls cannot be wrapped, whether or not the trial asks for another precision."""
+        self._why_fixed = why
+        if is_asked:
+            self._reports[AMP] = KnobReport(NOT_APPLICABLE, why)
 
     def note_inner_autocast(self, context: Any) -> None:
         """Notes that the program enters its own autocast inside a root's call."""
@@ -250,7 +253,7 @@ class ModuleKnobs(KnobHandler):
         observed = [root.observed for root in self._context.modules.reported]
         if not observed:
             return dict.fromkeys(KEYS, NO_MODULE)
-        reasons = {}
+        reasons = {AMP: self._why_fixed} if self._why_fixed else {}
         if not any(o["has_convolutions"] for o in observed):
             reasons[LAYOUT] = NO_CONVOLUTIONS
         elif any(o["is_sharded"] for o in observed):

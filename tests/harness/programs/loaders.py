@@ -94,6 +94,11 @@ def main():
         for x in loader:
             x = x if torch.is_tensor(x) else x[0]
             x = x[None] if "single" in OPTIONS else x
+            if KIND == "evaluated_first" and number == 0:  # the batch to train on is loaded already
+                model.eval()
+                for (y,) in held_out:
+                    model(y)
+                model.train()
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -1,7 +1,9 @@
 """Models that are called in unusual ways; the first word names one. Prints the findings as JSON, then trains on."""
 
+import abc
 import json
 import sys
+import typing
 
 import torch
 from torch import nn
@@ -25,6 +27,22 @@ class Head(Net):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(2, 2)
+
+
+class Abstract(abc.ABC, Net):
+    pass
+
+
+class Typed(typing.Generic[typing.TypeVar("T")], Net):
+    pass
+
+
+class Registered(abc.ABC, Net):
+    registry = []
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.registry.append(cls)
 
 
 class Choosing(Net):
@@ -64,6 +82,13 @@ def checkpointed():
     model = Net()
     yield model, lambda: checkpoint(model, X, use_reentrant=False)
     yield {}
+
+
+def based():
+    """Another class comes before torch's among the bases of the model's class, which the second word names."""
+    model = globals()[sys.argv[2]]()
+    yield model, lambda: model(X)
+    yield {"registered": len(getattr(model, "registry", ()))}
 
 
 def named():
