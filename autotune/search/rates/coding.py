@@ -154,12 +154,16 @@ class Levelled:
         return np.hstack([curves, steps]), np.concatenate([np.ones(len(halves)), BATCH_STEP_VARIANCE * np.diff(at)])
 
     def pair_columns(self) -> Array:
-        """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1."""
+        """Returns the table [level, column] for products with other knobs. The row of the largest number has length 1.
+
+        For the batch, the length grows with its doublings. For example, a program may be 30 times as fast with 32 times the
+        batch, but hardly faster if CUDA graphs replace the launches of its kernels.
+        """
         if not self.is_ordered:
             return self.columns()[0]
         at = self._places()
-        shares = np.sqrt(np.diff(at) / max(at[-1] - at[0], 1e-9))
-        return np.asarray(_steps(len(at)) * shares)
+        whole = 1.0 if self.key == BATCH else max(at[-1] - at[0], 1e-9)
+        return np.asarray(_steps(len(at)) * np.sqrt(np.diff(at) / whole))
 
     def _places(self) -> Array:
         """Returns the positions of the numbers on a logarithmic scale, in doublings.

@@ -178,3 +178,8 @@ def test_rate_that_grows_with_batches_of_thousands_is_expected_to_grow_further()
     coding = Coding({BATCH: CategoricalDistribution([256, 1024, 4096])})
     model = LinearModel(coding.features(np.array([[0], [1]])), np.log([1.0, 4.0]))
     assert model.mean(coding.features(np.array([[2]])))[0] > np.log(4.0 * 1.5)
+
+
+def test_batch_may_interact_more_with_other_knobs_the_more_doublings_it_has():
+    few, many = (Levelled(BATCH, tuple(64 * 2**n for n in range(count)), True).pair_columns()[-2] for count in (2, 6))
+    assert many @ many == pytest.approx(5 * few @ few, rel=0.02)
