@@ -49,6 +49,7 @@ _SCALAR = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?:^|[\s\[:,])(?P<number>-?\d[\d.eE+-
 _URL = re.compile(r"(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]{0,30}://([^/\s@]{1,1000})@")
 _FORMAT = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abpr]-|AKIA|Bearer )[A-Za-z0-9._~+/=-]{12,}")
 _ASSIGNMENT = re.compile(r"(-{0,2}[A-Za-z_][\w.-]*)=(.+)", re.DOTALL)
+_SWITCH = re.compile(r"true|false|\d{1,2}", re.IGNORECASE)  # a value that is no secret, whatever its key
 _REFERENCE = "${"  # beginning of a reference in a configuration; references are resolved only when used
 
 _Span = tuple[int, int]
@@ -82,7 +83,7 @@ def _is_of_data(name: str, words: list[str]) -> bool:
 
 def is_secret(name: str, value: str) -> bool:
     """Whether a variable's value must not be written, because of its name or because it holds credentials."""
-    return bool(value) and (sounds_secret(name) or bool(_places(value)))
+    return bool(value) and ((sounds_secret(name) and not _SWITCH.fullmatch(value)) or bool(_places(value)))
 
 
 def without_credentials(text: str) -> str:
@@ -176,13 +177,13 @@ class Secrets:
             return list(document) if is_series else [self.document(item, key) for item in document]
         if isinstance(document, enum.Enum | bool) or document is None:
             return document
-        if key and document != "" and sounds_secret(key.rpartition(".")[2]) and not is_reference(document):
+        if key and document != "" and sounds_secret(key.rpartition(".")[2]) and not _is_plain(document):
             return document if isinstance(document, str) and document.startswith(MASK) else MASK
         return self.text(document) if isinstance(document, str) else document
 
     def _word(self, word: str) -> str:
         pair = _ASSIGNMENT.fullmatch(word)
-        if pair and sounds_secret(pair[1]) and not is_reference(pair[2]):
+        if pair and sounds_secret(pair[1]) and not _is_plain(pair[2]):
             return f"{pair[1]}={MASK}"
         return self.text(word)
 
@@ -196,6 +197,11 @@ class Secrets:
 def is_reference(value: Any) -> bool:
     """Whether a configuration's value is a reference, `${oc.env:NAME}`."""
     return isinstance(value, str) and value.startswith(_REFERENCE) and value.endswith("}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is no secret even if its key sounds like one."""
+    return is_reference(value) or bool(_SWITCH.fullmatch(str(value)))
 
 
 # Places of secrets in a text -----------------------------------------------------------------------------------------------
@@ -213,7 +219,7 @@ def _keyed(text: str) -> Iterator[_Span]:
     end = 0
     for key in _KEY.finditer(text):  # the value of a harmless key may contain another key
         if key.start() >= end and sounds_secret(key[1], key[2]) and (value := _VALUE.match(text, key.end())):
-            if not value[0].startswith(_REFERENCE):
+            if not value[0].startswith(_REFERENCE) and not _SWITCH.fullmatch(value[0]):
                 yield value.span()
             end = value.end()
     for flag in _FLAG.finditer(text):
@@ -274,7 +280,7 @@ def _credentials(text: str) -> list[str]:
 def _typed(words: Sequence[str]) -> Iterator[str]:
     for before, word in zip(["", *words], words, strict=False):
         pair = _ASSIGNMENT.fullmatch(word)
-        if is_reference(pair[2] if pair else word):
+        if _is_plain(pair[2] if pair else word):
             continue
         if _is_value_of(before, word):
             yield word

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from autotune import masking
-from autotune.masking import Secrets, is_masked
+from autotune.masking import Secrets, is_masked, is_secret
 from autotune.records import Outcome
 from autotune.studies import create
 from autotune.trials.events import Masked
@@ -100,6 +100,16 @@ def test_argument_lists_are_masked_word_by_word():
     assert Secrets().words(words) == masked
     assert Secrets.known({}, words).words(masked) == masked
     assert Secrets().words(["bash", "-c", "cd x; TOKEN=abc python t.py"]) == ["bash", "-c", "cd x; TOKEN=*** python t.py"]
+
+
+def test_switches_and_small_numbers_are_no_secrets_whatever_their_key():
+    assert not is_secret("USE_TOKEN", "true")
+    assert is_secret("USE_TOKEN", "truest")
+    assert is_secret("USE_TOKEN", "123")
+    secrets = Secrets.known({}, ["env.USE_TOKEN=true", "--my-key=12"])
+    assert secrets.text("is it true? env.USE_TOKEN=False") == "is it true? env.USE_TOKEN=False"
+    assert secrets.words(["env.USE_TOKEN=true"]) == ["env.USE_TOKEN=true"]
+    assert secrets.document({"env": {"USE_TOKEN": "true", "A_KEY": "12"}}) == {"env": {"USE_TOKEN": "true", "A_KEY": "12"}}
 
 
 def test_documents_are_masked_by_key_and_keep_everything_else():

@@ -88,7 +88,6 @@ def _launch(composed: Composed, folder: Path, facts: dict[str, Any]) -> Launch:
         changed={},
         knobs=pinned,
         machine=facts,
-        hidden=composed.hidden,
         folder=folder,
         study=folder.parent.parent,
         mode="inspect",

@@ -63,7 +63,6 @@ def replay(
     jobs: Annotated[
         int | None, optional("--jobs", metavar="N", min=1, max=1024, help="Processes; one per core by default.")
     ] = None,
-    html: Annotated[Path | None, optional("--html", metavar="FILE", help="Write curves and figures here.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Add every study to the output of --json.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print one Markdown table for all TABLEs together.")] = False,
     as_json: AsJson = False,
@@ -75,7 +74,7 @@ def replay(
     slow), and every name of search.sampler. NAME:KEY=VALUE sets a configuration key, to see the effect of a part of a search.
 
         autotune replay tests/data/replay/*.jsonl.gz
-        autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20 --html curves.html
+        autotune replay table.jsonl.gz --sampler default,expert,tpe --seeds 20 --trials 20
         autotune replay table.jsonl.gz --sampler ablations --markdown
     """
     from autotune.cli import replay as implementation
@@ -87,7 +86,6 @@ def replay(
         trials=trials,
         minutes=minutes,
         jobs=jobs,
-        html=html,
         as_json=as_json,
         is_raw=raw,
         as_markdown=markdown,

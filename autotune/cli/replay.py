@@ -12,11 +12,9 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
-from autotune.cli.output import write_bytes
 from autotune.cli.terminal import console, print_json
 from autotune.errors import BadInput
 from autotune.quantities import DASH, number_text, percent_text, seconds_text
-from autotune.studies import check_output
 from autotune.wording import changes_phrase
 
 HEAD = ("strategy", "10", "20", "40", "p10", "time", "to 95", "p90", "to 98", "final", "memory", "claims")
@@ -30,7 +28,6 @@ def replay(
     trials: int | None,
     minutes: float | None,
     jobs: int | None,
-    html: Path | None,
     as_json: bool,
     is_raw: bool,
     as_markdown: bool = False,
@@ -44,7 +41,6 @@ def replay(
     from autotune.replay.bench import USUAL, Asked, run
     from autotune.replay.columns import markdown
     from autotune.replay.figures import figures, raw
-    from autotune.replay.page import page
     from autotune.replay.strategies import names
     from autotune.replay.study import Limits
 
@@ -56,8 +52,6 @@ def replay(
         raise BadInput("--markdown: cannot be combined with --json. Give one of them.")
     if minutes is not None and not math.isfinite(minutes):
         raise BadInput(f"--minutes: not a length of time, got {minutes}. Give minutes: --minutes 5.")
-    if html is not None:
-        check_output(html, "--html")
     asked = Asked(
         tables=list({path.resolve(): path for path in tables}.values()),
         strategies=USUAL if samplers is None else names(samplers),
@@ -73,10 +67,6 @@ def replay(
         print(markdown(found["strategies"]))
     else:
         _print(found)
-    if html is not None:  # last, so that the figures are printed even if the page cannot be written
-        write_bytes(page(found, results).encode("utf-8", "backslashreplace"), html, "--html")
-        if not (as_json or as_markdown):
-            console().print(Text(f"curves  {html}"))
     return 0
 
 

@@ -204,7 +204,6 @@ def inputs_of(composed: Composed, facts: dict[str, object], *, is_alone: bool = 
         clock=launcher.clock,
         start_tracking=tracking(composed.config.tracker.uri, composed.secrets),
         versions=versions(),
-        hidden=composed.hidden,
         secrets=composed.secrets,
         began_s=began_s(),
     )

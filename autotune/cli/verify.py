@@ -142,11 +142,10 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
 
 
 def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, Composed]:
-    """Returns a file's claim with secrets masked, and what to run: the recipe that it names, or the typed command."""
+    """Returns a file's claim, and what to run: the recipe that it names, or the typed command."""
     from autotune.config.claim import typed_command
     from autotune.config.compose import compose
     from autotune.config.overrides import RECIPE_KEYS
-    from autotune.masking import Secrets
 
     has_command = asked.command is not None
     chosen = ("model=", "model.name=", "model.factory=")
@@ -170,14 +169,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
         raise BadInput(
             f"{key}: set by the file that is verified, got it on the command line, too. Remove your value." for key in twice
         )
-    if absent := [key for key in claim.secret if key not in composed.space.pinned]:
-        raise BadInput(
-            f"{key}: a secret, which the file does not contain, got no value on the command line. Give {key}=VALUE."
-            for key in absent
-        )
-    hidden = {key: composed.hidden.hide(key, value) for key, value in claim.changed.items()}
-    composed.secrets = Secrets.known(words=[*asked.overrides, *(asked.command or ())], typed=composed.hidden)
-    return replace(claim, changed=hidden, pinned={}), composed  # `composed` has the pinned knobs, with secrets masked
+    return replace(claim, pinned={}), composed  # `composed` has the pinned knobs
 
 
 def _check(asked: Asked) -> None:

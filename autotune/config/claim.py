@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.config import files
 from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
+from autotune.config.conflicts import problems_of_secrets
 from autotune.config.keys import is_setting
 from autotune.config.literals import is_reference, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
@@ -18,6 +19,7 @@ from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import is_knob, knob
+from autotune.knobs.environment import PREFIX
 from autotune.knobs.values import shown, value_of
 from autotune.masking import is_masked
 from autotune.plain_json import from_json
@@ -36,8 +38,7 @@ class Claim:
         file: path of the file, as the user gave it.
         study: name of the study that the file comes from; "" if unknown.
         changed: knobs in which the best configuration differs from the baseline.
-        pinned: knobs that the user pinned, without the secret ones. Baseline and best both have them.
-        secret: keys of the pinned knobs that are secret.
+        pinned: knobs that the user pinned. Baseline and best both have them.
         speedup: ratio of best over baseline. Its interval may be None; its number of rounds is 0 if unknown.
         baseline, best: measured rate of each of the two configurations.
         identity: facts about the study's machine and program, name -> value.
@@ -50,7 +51,6 @@ class Claim:
     study: str = ""
     changed: Knobs
     pinned: Knobs = field(default_factory=dict)
-    secret: list[str] = field(default_factory=list)
     speedup: Ratio
     baseline: Rate = field(default_factory=Rate)
     best: Rate = field(default_factory=Rate)
@@ -148,12 +148,13 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     knobs = {key: _value(key, value, host_context, path) for key, value in values.items() if is_knob(key)}
     others = {key: value for key, value in values.items() if key not in knobs}  # keys that were added by hand
     changed = {key: value for key, value in knobs.items() if key not in pins}
+    if problems := problems_of_secrets(knobs.items()):
+        raise BadInput(problems)
     claim = Claim(
         file=str(path),
         study=said.study,
         changed=changed,
         pinned={key: value for key, value in knobs.items() if key in pins},
-        secret=[key for key in pins if key not in knobs],
         speedup=_speedup(said, raw_said, path) if changed else Ratio(ratio=1.0, ci=None, num_rounds=0),
         baseline=said.baseline,
         best=said.best,
@@ -163,10 +164,10 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
         cwd=said.cwd,
     )
     if lost := [key for key in secrets if key not in knobs and key not in pins]:
-        group, name = lost[0].split(".", 1)
+        raise BadInput(f"{lost[0]}: changed by the study, but its value is secret and not in {shown(str(path))}. Tune it anew.")
+    if absent := [key for key in pins if key not in knobs and key.removeprefix(PREFIX) not in os.environ]:
         raise BadInput(
-            f"{lost[0]}: changed by the study, but its value is secret and not in {shown(str(path))}. "
-            f"Add it to a copy of the file, as {group}: {{{name}: VALUE}}."
+            f"{absent[0]}: a secret, which the file does not contain. Set the variable {absent[0].removeprefix(PREFIX)}."
         )
     return claim
 

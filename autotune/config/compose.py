@@ -23,10 +23,9 @@ from autotune.config.best_file import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_nodes
 from autotune.config.command import BATCH_SIZE, CommandTemplate, recipe_command, study_name, title, user_command
-from autotune.config.conflicts import notes_of_knobs, problems_of_knobs
+from autotune.config.conflicts import notes_of_knobs, problems_of_knobs, problems_of_secrets
 from autotune.config.domains import read_space
 from autotune.config.files import COMMAND_LINE_ONLY, Chosen
-from autotune.config.hidden import HiddenValues, hide
 from autotune.config.keys import LEAVES
 from autotune.config.literals import literal
 from autotune.config.locate import folder, options
@@ -66,7 +65,6 @@ class Composed:
         title: human-readable title of what is tuned.
         name: the study's name, given or derived.
         yaml: the configuration without secrets: `${oc.env:...}` stays unresolved, typed secrets are masked.
-        hidden: the secret knob values; the other attributes contain stand-ins for them.
         notes: warnings to print before the first trial: pinned knobs without effect here, likely mistakes in the command.
         secrets: all secrets from the environment and the command line, for masking output.
         on_node: composes the same input for a node with the given facts; raises BadInput if the study cannot run there.
@@ -78,7 +76,6 @@ class Composed:
     title: str
     name: str
     yaml: str
-    hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)
     notes: list[str] = field(default_factory=list)
     on_node: Callable[[dict[str, Any]], Composed] | None = None
@@ -141,6 +138,10 @@ def compose(
     pinned = found.collect(lambda: _pins(config, given, here))
     space = found.collect(lambda: _space(config, given, pinned or {}, here))
     template = found.collect(lambda: _command(config, command, overrides, here, given.domains))
+    domains = {**given.domains, **(space.domains if space else {})}
+    tried = [(key, value) for key, domain in domains.items() if domain for value in domain.values]
+    filled = template.placeholders if template else {}
+    found.add(problems_of_secrets([*(pinned or {}).items(), *tried, *filled.items()]))
     if template is not None:
         found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
     if template is None and not found.problems:  # model=FILE, with a file that names no model
@@ -151,8 +152,7 @@ def compose(
         if key not in space.pinned and (key == BATCH_SIZE or not template.is_recipe):
             space.domains.setdefault(key, None)
     name = config.study.name or study_name(template, config)
-    hidden = hide(config, space, template)
-    secrets = Secrets.known(words=[*overrides, *(command or ())], typed=hidden)
+    secrets = Secrets.known(words=[*overrides, *(command or ())])
     return Composed(
         config=config,
         space=space,
@@ -160,7 +160,6 @@ def compose(
         title=title(template, config, secrets),
         name=name,
         yaml=_yaml(raw, secrets),
-        hidden=hidden,
         secrets=secrets,
         notes=[*notes_of_knobs(config, space.pinned, template, here), *_notes_of_command(command or [], secrets)],
         on_node=lambda facts: again(node=facts),

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from autotune.config.command import BATCH_SIZE, RECIPE_BATCH_SIZE, CommandTemplate
 from autotune.config.schema import StudyConfig
 from autotune.knobs import malloc
 from autotune.knobs.base import HostContext, value_text
 from autotune.knobs.catalogue import CATALOGUE
+from autotune.knobs.environment import PREFIX
 from autotune.knobs.memory import FRACTION, MALLOC
 from autotune.knobs.nccl import MAX_NCHANNELS, MIN_NCHANNELS
 from autotune.knobs.parallel import FSDP, STRATEGY
 from autotune.knobs.precision import AMP
 from autotune.knobs.step import ACCUMULATION
-from autotune.records import Knobs
+from autotune.masking import is_secret
+from autotune.records import Knobs, KnobValue
 from autotune.space import Choice, Domain
 
 
@@ -27,6 +31,16 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
     """
     strategy = _strategy(config, pinned, template)
     return [*_channels(pinned), *_malloc(pinned), *strategy, *_global_batch(config, pinned, domains, template)]
+
+
+def problems_of_secrets(values: Iterable[tuple[str, KnobValue]]) -> list[str]:
+    """Returns a problem for each knob that is a variable with a secret value: the values of knobs are recorded and shown."""
+    keys = [key for key, value in values if key.startswith(PREFIX) and is_secret(key.removeprefix(PREFIX), str(value))]
+    return [
+        f"{key}: a secret, which cannot be a setting. Leave it out, and set the variable {key.removeprefix(PREFIX)} before "
+        "autotune starts: each trial inherits it."
+        for key in dict.fromkeys(keys)
+    ]
 
 
 def notes_of_knobs(config: StudyConfig, pinned: Knobs, template: CommandTemplate, here: HostContext) -> list[str]:

@@ -15,12 +15,11 @@ from autotune.config.checks import problems_of
 from autotune.config.cluster import resumed_options
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import Composed, typed
-from autotune.config.hidden import recovered
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
 from autotune.documents import read_text
 from autotune.errors import BadInput
-from autotune.masking import Secrets
+from autotune.masking import Secrets, is_masked
 from autotune.plain_text import plain, shortened
 from autotune.records import StudyRecord
 from autotune.space import SearchSpace, domain_from_json
@@ -41,6 +40,9 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     Raises:
         BadInput: the file cannot be read by this version, or another key would be changed.
     """
+    values = [("COMMAND", study.command), *study.placeholders.items(), *study.pinned.items(), *study.asked.items()]
+    if lost := dict.fromkeys(key for key, value in values if is_masked(value)):
+        raise BadInput(f"{key}: contains a secret, whose value was not recorded. {ANOTHER}" for key in lost)
     raw = _read(file)
     changeable = CHANGEABLE_RECORDING if study.recording else CHANGEABLE
     problems = [problem for word in overrides if (problem := _override(raw, word, changeable))]
@@ -59,7 +61,6 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
     is_held = config.train.global_batch is not None
     space = SearchSpace(domains=domains, pinned=study.pinned, tiers=config.tiers, is_held=is_held)
     command = CommandTemplate(parts=study.command, placeholders=study.placeholders, is_recipe=study.is_recipe, cwd=study.cwd)
-    hidden = recovered(config, space, command)
     return Composed(
         config=config,
         space=space,
@@ -67,8 +68,7 @@ def recorded(study: StudyRecord, file: Path, overrides: Sequence[str] = ()) -> C
         title=study.title,
         name=study.name,
         yaml=OmegaConf.to_yaml(raw),
-        hidden=hidden,
-        secrets=Secrets.known(typed=hidden),
+        secrets=Secrets.known(),
     )
 
 

@@ -36,10 +36,6 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-# Written to the spec instead of the value of a secret variable: "***" for a value that is pinned or in autotune's environment,
-# "***1", "***2", ... for other values that the study tries.
-STAND_IN = "***"
-HIDDEN_VARIABLE = "AUTOTUNE_HIDDEN"  # {"NAME": sha256 of its value} for each `env.NAME` with a STAND_IN in the spec
 # Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns blocks above a
 # threshold, which adapts up to 32 MB, to the kernel at once. So the next step has a page fault at its first access to each
 # page. With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its

@@ -164,7 +164,7 @@ def train(
             batch = moved(batch, device)
             loss = step(model, batch)
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             num_units += count(batch)
             if number % options.print_every == 0 and is_first():

@@ -1,4 +1,4 @@
-"""Formats the figures of a strategy as table columns, for the HTML page and the Markdown table."""
+"""Formats the figures of a strategy as table columns, for the Markdown table."""
 
 from __future__ import annotations
 

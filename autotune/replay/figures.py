@@ -22,7 +22,6 @@ TARGETS = (0.95, 0.98)  # fractions of the optimum; some figures say how long a 
 WORTH_FRAC = 0.85  # if `random_after_ten` exceeds this fraction of the optimum, strategies hardly differ: the table is too easy
 NEAR_CAP_FRAC = 0.8  # if the optimum fills less than this share of the memory, avoiding large configurations loses nothing
 LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a fraction of the optimum
-CURVE_POINTS = 60  # number of points of a curve over seconds
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
@@ -227,25 +226,6 @@ def _worst(tables: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """Returns the table on which a strategy is furthest from the optimum after 20 trials, in the median."""
     worst = min(tables, key=lambda table: table["strategies"][name]["at_trials"]["20"]["median"] or 0.0)
     return {"table": worst["table"], "median_at_20": worst["strategies"][name]["at_trials"]["20"]["median"]}
-
-
-def curves(result: Result) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
-    """Returns the curves of a table as {"trials" or "seconds": {strategy: [(x, median fraction, 10th percentile)]}}."""
-    everything = [study.path for studies in result.studies.values() for study in studies]
-    longest = max((steps[-1].trials + 1 for steps in everything if steps), default=1)
-    last_s = max((steps[-1].seconds for steps in everything if steps), default=1.0)
-    by: dict[str, dict[str, list[tuple[float, float, float]]]] = {"trials": {}, "seconds": {}}
-    for name, studies in result.studies.items():
-        steps = [study.path for study in studies]
-        by["trials"][name] = [(float(num), *_band([at_trials(one, num) for one in steps])) for num in range(longest)]
-        by["seconds"][name] = [
-            (float(s), *_band([at_seconds(one, s) for one in steps])) for s in np.linspace(0, last_s, CURVE_POINTS)
-        ]
-    return by
-
-
-def _band(values: Sequence[float]) -> tuple[float, float]:
-    return float(np.median(values)), float(np.quantile(values, 0.1))
 
 
 def raw(results: Sequence[Result]) -> list[dict[str, Any]]:

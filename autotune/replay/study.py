@@ -15,7 +15,6 @@ from autotune.clock import VirtualClock
 from autotune.compare.verify import compare
 from autotune.config.command import CommandTemplate
 from autotune.config.compose import typed
-from autotune.config.hidden import HiddenValues
 from autotune.config.schema import Budget, StudyConfig
 from autotune.errors import NothingWorked
 from autotune.masking import Secrets
@@ -214,7 +213,6 @@ def replay(
         launcher=ReplayLauncher(table, world, clock, num_slots=strategy.num_slots),
         machine=table.machine,
         device=NoDevice(),
-        hidden=HiddenValues(),
         secrets=Secrets(),
         clock=clock,
         search=strategy.search or (_search_on_all_slots if strategy.num_slots > 1 else None),

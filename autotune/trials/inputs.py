@@ -9,7 +9,6 @@ from typing import Any
 from autotune.clock import Clock
 from autotune.config.claim import Verify
 from autotune.config.command import CommandTemplate
-from autotune.config.hidden import HiddenValues
 from autotune.config.schema import StudyConfig
 from autotune.launchers.base import Launcher
 from autotune.masking import Secrets
@@ -36,7 +35,6 @@ class StudyInputs:
         device: monitor of the device that trials run on; None to open the configured one.
         cpu: monitor of the CPU; None to watch the processes of this machine.
         versions: versions of autotune and its libraries; the program's torch is added from the baseline.
-        hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         secrets: what must not be written anywhere.
         clock: source of time.
         began_s: `clock.monotonic()` when the command began, from which the budget counts; None for the start of the study.
@@ -57,7 +55,6 @@ class StudyInputs:
     device: DeviceMonitor | None = None
     cpu: CpuMonitor | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    hidden: HiddenValues = field(default_factory=HiddenValues)
     secrets: Secrets = field(default_factory=Secrets.known)
     clock: Clock = field(default_factory=Clock)
     began_s: float | None = None

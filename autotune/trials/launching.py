@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.command import CommandTemplate
-from autotune.config.hidden import HiddenValues
 from autotune.config.recipe import tokens_per_sample
 from autotune.config.schema import StudyConfig
 from autotune.harness.protocol import Spec
@@ -31,7 +30,6 @@ def launch(
     changed: Knobs,
     knobs: Knobs,
     machine: dict[str, Any],
-    hidden: HiddenValues,
     folder: Path,
     study: Path,
     env: Mapping[str, str] | None = None,
@@ -50,7 +48,6 @@ def launch(
         changed: further knobs to set.
         knobs: all known knobs of the configuration. They fill the command's placeholders; only `pinned` and `changed` are set.
         machine: `machine.host_facts()`.
-        hidden: the secret values of knobs; everywhere else, placeholders (`***1`) stand for them.
         folder: the trial's folder.
         study: the study's folder, which holds the compile cache its trials share.
         env: further variables; variables of the user and of knobs take precedence.
@@ -66,9 +63,9 @@ def launch(
     for key, value in wanted.items():
         variables.update(knob(key).environment(value))
     return Launch(
-        argv=command.argv(hidden.reveal(everything)),
+        argv=command.argv(everything),
         cwd=command.cwd,
-        env=hidden.environment(variables),
+        env=variables,
         folder=folder,
         spec=Spec(
             trial=number,

@@ -327,7 +327,6 @@ class TrialRunner:
             changed=request.changed,
             knobs=request.knobs,
             machine=inputs.machine,
-            hidden=inputs.hidden,
             folder=self.folder.trial_path(request.number),
             study=self.folder.path,
             env={"PYTHONHASHSEED": "0"} if is_seeded else {},  # otherwise the order of a set of strings is random

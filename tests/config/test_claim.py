@@ -111,13 +111,23 @@ def test_a_file_that_changes_nothing_needs_no_ratio(read, summary):
     assert read(render(summary, "yaml", None).text).changed == {}
 
 
-def test_pinned_secrets_are_listed_and_changed_secrets_are_refused(read, summary):
+def test_pinned_secrets_are_taken_from_the_environment_and_changed_ones_refused(read, summary, monkeypatch):
     summary["pinned"] = {"env.HF_TOKEN": "***"}
-    assert read(render(summary, "yaml", None).text).secret == ["env.HF_TOKEN"]
+    with pytest.raises(
+        BadInput, match=r"env\.HF_TOKEN: a secret, which the file does not contain\. Set the variable HF_TOKEN\."
+    ):
+        read(render(summary, "yaml", None).text)
+    monkeypatch.setenv("HF_TOKEN", "abc")
+    assert "env.HF_TOKEN" not in read(render(summary, "yaml", None).text).pinned
     summary["pinned"] = {}
     summary["best"] |= {"overrides": {**KNOBS, "env.HF_TOKEN": "***1"}}
     with pytest.raises(BadInput, match=r"env\.HF_TOKEN: changed by the study, but its value is secret and not in .*"):
         read(render(summary, "yaml", None).text)
+
+
+def test_a_secret_that_was_added_to_a_file_is_refused(read):
+    with pytest.raises(BadInput, match=r"env\.HF_TOKEN: a secret, which cannot be a setting\. Leave it out, and set the"):
+        read(f"{TOP}env: {{HF_TOKEN: s3cret-of-theirs}}\n{GOOD}}}\n")
 
 
 TOP = "# @package _global_\nprecision: {amp: bf16}\n"

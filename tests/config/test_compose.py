@@ -13,7 +13,6 @@ import hydra
 import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 
 import autotune
 from autotune.config.compose import compose
@@ -282,12 +281,56 @@ def test_models_in_a_user_folder_are_found(make, tmp_path: Path) -> None:
 
 def test_stored_configuration_keeps_references_to_the_environment(make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "s3cret")
-    composed = make("env.TOKEN=${oc.env:MY_TOKEN}", "tracker.uri=http://${oc.env:MY_TOKEN}@host")
-    assert composed.hidden.environment(composed.config.env)["TOKEN"] == "s3cret"
+    monkeypatch.setenv("MY_WORD", "plain")
+    composed = make("env.WORD=${oc.env:MY_WORD}", "tracker.uri=http://${oc.env:MY_TOKEN}@host")
+    assert composed.config.env["WORD"] == "plain"
     assert composed.config.tracker.uri == "http://s3cret@host"
     assert "s3cret" not in composed.yaml
-    assert OmegaConf.create(composed.yaml).env.TOKEN == "s3cret"
-    assert yaml.safe_load(composed.yaml)["env"]["TOKEN"] == "${oc.env:MY_TOKEN}"
+    assert yaml.safe_load(composed.yaml)["env"]["WORD"] == "${oc.env:MY_WORD}"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "env.MY_TOKEN=abc123",
+        "env.MY_TOKEN=choice(abc123,beta)",
+        "env.MY_TOKEN=${oc.env:OWN}",
+        "env.PROXY=http://me:abc123@host",
+    ],
+)
+def test_secret_values_of_environment_variables_are_refused(make, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    monkeypatch.setenv("OWN", "abc123")
+    with pytest.raises(BadInput) as caught:
+        make(word)
+    name = word.partition("=")[0]
+    assert caught.value.problems == [
+        f"{name}: a secret, which cannot be a setting. Leave it out, and set the variable {name.removeprefix('env.')} before "
+        "autotune starts: each trial inherits it."
+    ]
+
+
+def test_secrets_in_a_search_space_or_placeholder_are_refused(make, tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text("env.A_TOKEN: [abc123, beta]\n")
+    command = [sys.executable, "-c", "pass", "--login={env.B_TOKEN=xyz}"]
+    with pytest.raises(BadInput) as caught:
+        make(f"search_space={tmp_path}/space.yaml", command=command)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["env.A_TOKEN", "env.B_TOKEN"]
+
+
+def test_variables_that_only_sound_secret_stay_settings(make) -> None:
+    composed = make(
+        "env.OMP_PROC_BIND=choice(true,false)", "env.TOKENIZERS_PARALLELISM=false", "env.USE_TOKEN=True", "env.KEY=12"
+    )
+    assert composed.space.domains["env.OMP_PROC_BIND"] == Choice(("true", "false"))
+    pinned = {"TOKENIZERS_PARALLELISM": "false", "USE_TOKEN": "True", "KEY": "12"}
+    assert composed.space.pinned == {f"env.{name}": value for name, value in pinned.items()}
+    assert yaml.safe_load(composed.yaml)["env"] == pinned
+
+
+def test_a_secret_in_the_command_reaches_the_program_and_no_title(make) -> None:
+    composed = make(command=[sys.executable, "-c", "pass", "--api-key", "abc", "--lr={env.LR=0.1}"])
+    assert composed.command.argv(composed.command.placeholders)[3:] == ["--api-key", "abc", "--lr=0.1"]
+    assert composed.title.endswith("-c pass --api-key '***' '--lr={env.LR=0.1}'") or "abc" not in composed.title
 
 
 def test_search_space_can_be_given_as_a_path(make, tmp_path: Path) -> None:
@@ -406,13 +449,11 @@ def test_last_choice_of_a_group_applies(make, tmp_path: Path, words: list[str], 
 def test_stored_configuration_keeps_references_of_a_selected_file(
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MY_TOKEN", "s3cret")
-    user_file(tmp_path, "mine/token.yaml", "# @package _global_\nenv: {TOKEN: '${oc.env:MY_TOKEN}'}\n")
-    composed = make("+mine=token", config_dirs=[tmp_path])
-    assert composed.config.env == {"TOKEN": "***"}
-    assert list(composed.hidden) == ["s3cret"]
-    assert "TOKEN: ${oc.env:MY_TOKEN}" in composed.yaml
-    assert "s3cret" not in composed.yaml
+    monkeypatch.setenv("MY_WORD", "plain")
+    user_file(tmp_path, "mine/word.yaml", "# @package _global_\nenv: {WORD: '${oc.env:MY_WORD}'}\n")
+    composed = make("+mine=word", config_dirs=[tmp_path])
+    assert composed.config.env == {"WORD": "plain"}
+    assert "WORD: ${oc.env:MY_WORD}" in composed.yaml
 
 
 def test_byte_order_mark_in_a_file_is_ignored(make, tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_recorded_recipe_is_restored_as_a_recipe(kept):
     assert after.command.argv({}) == before.command.argv({})
 
 
+def test_study_of_an_earlier_checkout_with_secrets_as_settings_is_refused(tmp_path):
+    study = StudyRecord(
+        name="s", title="t", command=["x", "--api-key", "***"], cwd="/", pinned={"env.A_TOKEN": "***"},
+        asked={"env.B_TOKEN": {"choice": ["***1", "***2"]}},
+    )  # fmt: skip
+    with pytest.raises(BadInput) as caught:
+        recorded(study, tmp_path / "config.yaml")
+    assert [problem.partition(": contains a secret")[0] for problem in caught.value.problems] == [
+        *("COMMAND", "env.A_TOKEN", "env.B_TOKEN")
+    ]
+
+
 def test_recorded_reference_to_the_environment_is_resolved_again(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("STORE", "http://one")
     _, after = kept("tracker.uri=${oc.env:STORE}")

@@ -182,7 +182,6 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["replay", "t.gz", "--raw"], "--raw: has an effect only together with --json"),
     (["replay", "t.gz", "--json", "--markdown"], "--markdown: cannot be combined with --json"),
     (["replay", "t.gz", "--minutes", "inf"], "--minutes: not a length of time, got inf"),
-    (["replay", "t.gz", "--html", "mlflow.db"], "--html: a record of MLflow, got"),
     (["record", "search_space=none", "model=mlp"], "search_space: has no domains, so there is only one configuration to"),
     (["record", "study.budget.minutes=3", "--", "python", "train.py"], "Give record.minutes=M"),
     (["record", "-o", "table.json", "--", "python", "train.py"], "the name of a table ends in .jsonl.gz"),

@@ -300,6 +300,10 @@ OVERRIDES: list[tuple[str, str]] = [
     ("loader.num_workers=${oc.env:HOME}", "loader.num_workers: cannot be resolved"),
     ("tiers=${oc.env:HOME}", "tiers: cannot be resolved"),
     ("env.X=${oc.env:SURELY_NOT_SET}", "env.X: cannot be resolved"),
+    (
+        "env.A_TOKEN=abc123",
+        "env.A_TOKEN: a secret, which cannot be a setting. Leave it out, and set the variable A_TOKEN before",
+    ),
     ("study.seed=${eval:1+1}", "study.seed: cannot be resolved"),
     ("study.seed=${hydra:runtime.cwd}", "study.seed: cannot be resolved"),
     ("study.name=${oc.decode:'${'}", "study.name: "),

@@ -1,4 +1,4 @@
-"""Secrets in the environment, in addresses, as knobs and as arguments reach the program, but no file, store or screen."""
+"""Secrets in the environment, in addresses and as arguments reach the program, but no file, store or screen."""
 
 import json
 import signal
@@ -31,9 +31,6 @@ SECRETS = [
     *(value for name, value in IN_THE_ENVIRONMENT.items() if name not in ("DATABASE_URL", "APP_SECRET")),
     "inaddress0005",
     "and two lines 0006",
-    "typedtoken0007",
-    "choicealpha0008",
-    "choicebeta0009",
     "trackerpass0010",
     "commandkey0011",
     "command,pass0012",
@@ -85,7 +82,7 @@ def study_words(port: int, *more: str) -> list[str]:
     return [
         *("run", "study.name=s", "study.budget.minutes=null", "search_space=space.yaml", "search.sampler=grid", *QUICK),
         *("threads.intra=1", "device.kind=cpu", f"tracker.uri=http://tracker:trackerpass0010@127.0.0.1:{port}"),
-        *("env.MY_TOKEN=typedtoken0007", "env.LOGIN_TOKEN=choice(choicealpha0008,choicebeta0009)", *more),
+        *("env.MODE=choice(slow,raise)", *more),
         *("--", sys.executable, str(PROGRAM), "--api-key", "commandkey0011", "--password=command,pass0012"),
         *("https://x:giturlpass0013@github.com/a/b", "--endpoint", "https://host/x?api_key=querykey0014&n=1"),
     ]
@@ -95,7 +92,7 @@ def study_words(port: int, *more: str) -> list[str]:
 def user(tmp_path_factory, hanging) -> User:
     """Runs a study of a program that prints everything, with a tracking server that hangs; returns the user."""
     made = User(tmp_path_factory.mktemp("user"))
-    (made.place / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
+    (made.place / "space.yaml").write_text("env.MODE: [unused]\n")
     ended = made(*study_words(hanging.port))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return made
@@ -131,7 +128,7 @@ def test_secrets_reach_the_program(user, summary):
     assert "https://***@github.com/a/b" in log
     assert "HF_TOKEN ***" in log
     record = json.loads((path / "trial.json").read_text())
-    assert {record["knob_reports"][key]["status"] for key in ("env.LOGIN_TOKEN", "env.MY_TOKEN")} == {"applied"}
+    assert record["knob_reports"]["env.MODE"]["status"] == "applied"
 
 
 def test_reason_quotes_an_exception_without_its_secrets(user, summary):
@@ -145,18 +142,9 @@ def test_reason_quotes_an_exception_without_its_secrets(user, summary):
 def test_stored_documents_mark_the_places_of_secrets(user, summary):
     study = json.loads((user.runs / "s" / "study.json").read_text())
     assert study["command"][2:5] == ["--api-key", "***", "--password=***"]
-    assert study["pinned"]["env.MY_TOKEN"] == "***"
-    assert study["space"]["env.LOGIN_TOKEN"] == {"choice": ["***1", "***2", ""]}
     config = yaml.safe_load((user.runs / "s" / "config.yaml").read_text())
     assert config["tracker"]["uri"].startswith("http://***@127.0.0.1:")
-    assert config["env"]["MY_TOKEN"] == "***"
     assert "HF_TOKEN" not in study["machine"]["environment"]
-
-
-def test_exported_winner_names_secret_variables_without_values(user):
-    exported = yaml.safe_load(user("export", "s").stdout)
-    assert "env" not in exported
-    assert "# env.MY_TOKEN=***: a secret, which is not in this file. Set it yourself." in user("export", "s").stdout
 
 
 def test_study_with_a_hanging_tracker_reports_incomplete_tracking_at_its_end(user, hanging):
@@ -174,14 +162,13 @@ def test_sync_requires_the_tracker_credentials_again_and_leaks_no_secret(user):
     assert synced.returncode == 0, synced.stderr
     mirror = Mirror(uri, "s")
     assert mirror.problems(StudyFolder(user.runs / "s")) == []
-    assert {run.data.params["env.MY_TOKEN"] for run in mirror.trials} == {"***"}
     assert user.leaks() == []
     assert [path.name for path in user.runs.glob("ml*") if path.stat().st_mode & 0o077] == []
 
 
 def test_files_left_by_a_killed_tuner_are_masked(tmp_path, hanging):
     user = User(tmp_path)
-    (tmp_path / "space.yaml").write_text("env.LOGIN_TOKEN: [unused]\n")
+    (tmp_path / "space.yaml").write_text("env.MODE: [unused]\n")
     tuner = subprocess.Popen(
         user.words(*study_words(hanging.port, "measure.screening.min_s=60", "measure.screening.max_s=60")),
         cwd=tmp_path,

@@ -54,7 +54,7 @@ SITES = {
         trackers.store.ensure_store
     """,
     "the command says so, since the user named the file or the folder": """
-        cli.output.write cli.output.write_bytes cli.prune._remove_one cli.replay.replay cli.report.report
+        cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report
         explain.tables.write_tables launchers.remote._token replay.table.write studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """

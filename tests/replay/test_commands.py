@@ -17,7 +17,6 @@ from autotune.launchers.environment import own_environment
 from autotune.replay import bench
 from autotune.replay.table import read, write
 from autotune.run_dir import StudyFolder
-from tests.faults.disks import fill, in_memory
 from tests.faults.quick_study import PROGRAM
 from tests.replay.tables import make_table
 from tests.replay.test_recording import places
@@ -73,21 +72,14 @@ def tables(tmp_path_factory):
     return folder
 
 
-def test_replay_prints_every_table_and_strategy_and_writes_the_curves(tables, tmp_path, capsys, monkeypatch):
+def test_replay_prints_every_table_and_strategy(tables, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     files = [str(tables / "one.jsonl.gz"), str(tables / "two.jsonl.gz")]
-    page = tmp_path / "p.html"
-    assert (
-        main(
-            ["replay", *files, "--sampler", "random,grid", "--seeds", "2", "--trials", "4", "--jobs", "1", "--html", str(page)]
-        )
-        == 0
-    )
+    assert main(["replay", *files, "--sampler", "random,grid", "--seeds", "2", "--trials", "4", "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     assert said.count("ten random trials reach") == 2
     assert "all 2 tables together" in said
     assert said.count("random ") >= 3
-    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_replay_json_is_one_document_and_raw_adds_every_study(tables, capsys):
@@ -197,18 +189,6 @@ def test_wrong_strategy_and_wrong_table_are_reported_together(tables, capsys):
     said = capsys.readouterr().err
     assert "no such strategy, got 'nosuch'" in said
     assert "'nosuch.gz'" in said
-
-
-def test_existing_page_is_unchanged_if_the_disk_is_full(tables, tmp_path, capsys):
-    with in_memory(tmp_path / "disk", "size=64k") as disk:
-        (disk / "page.html").write_text("an earlier page")
-        fill(disk)
-        words = ["--sampler", "random", "--seeds", "1", "--trials", "2", "--jobs", "1", "--html", str(disk / "page.html")]
-        assert main(["replay", str(tables / "one.jsonl.gz"), *words]) == 2
-        said = capsys.readouterr()
-        assert "--html: cannot be written, got" in said.err
-        assert "random" in said.out, "the computed results are still printed"
-        assert (disk / "page.html").read_text() == "an earlier page"
 
 
 def test_recording_that_gets_no_node_leaves_no_folder(tmp_path, monkeypatch, capsys):

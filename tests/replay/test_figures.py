@@ -1,7 +1,5 @@
-import itertools
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,6 @@ import pytest
 from autotune.records import Outcome
 from autotune.replay.bench import Result
 from autotune.replay.figures import at_seconds, at_trials, figures, random_after_ten, reached
-from autotune.replay.page import page
 from autotune.replay.space import grid_of
 from autotune.replay.study import Claim, Replayed, Step
 from tests.replay.tables import BEST, OK_S, OOM_S, REFERENCE, make_table, rate_of
@@ -98,13 +95,3 @@ def test_summary_of_all_tables_names_the_worst_table(result):
     assert found["strategies"]["one"]["studies"] == 6
     assert found["strategies"]["one"]["worst_table"] == {"table": "formula", "median_at_20": 0.97}
     json.dumps(found, allow_nan=False)
-
-
-def test_page_is_self_contained_and_escapes_names(result):
-    text = page(figures([result]), [result])
-    assert not re.search(r"https?://|<script|src=", text)
-    assert "<b>two" not in text
-    assert "&lt;b&gt;two" in text
-    paths = re.findall(r'<path d="(M[^"]+)"', text)
-    assert len(paths) == 2 * 2 * 2, "by trials and by seconds, two strategies, median and 10th percentile"
-    assert all(len(list(itertools.chain(re.findall("[HV]", path)))) % 2 == 0 for path in paths)

@@ -6,15 +6,13 @@ replaced. A program that sets its own values again later is reported as overridi
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from typing import Any, Dict
 
 import torch
 
 from ..patches import patches
-from ..protocol import APPLIED, HIDDEN_VARIABLE, NOT_APPLICABLE, OVERRIDDEN, STAND_IN, KnobReport, whole_number
+from ..protocol import NOT_APPLICABLE, KnobReport, whole_number
 from . import affinity
 from .base import ON_THE_CPU, KnobHandler, compared
 
@@ -89,8 +87,6 @@ class ProcessKnobs(KnobHandler):
             return KnobReport(NOT_APPLICABLE, NO_MKL)
         if not key.startswith("env."):
             return super()._verify(key, asked)
-        if str(asked).startswith(STAND_IN):
-            return _verify_hidden(key[4:], asked)
         return compared(os.environ.get(key[4:]), asked)
 
 
@@ -134,15 +130,6 @@ def share(knobs: Dict[str, Any]) -> None:
         return
     if knobs[SHARING] in torch.multiprocessing.get_all_sharing_strategies():  # type: ignore[no-untyped-call]
         torch.multiprocessing.set_sharing_strategy(knobs[SHARING])  # type: ignore[no-untyped-call]
-
-
-def _verify_hidden(name: str, stand_in: str) -> KnobReport:
-    # The value is a secret that neither the spec nor the result may contain, so its digest is passed in the environment.
-    asked = json.loads(os.environ.get(HIDDEN_VARIABLE, "{}")).get(name)
-    value = os.environ.get(name, "")
-    if hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest() == asked:
-        return KnobReport(APPLIED, "", stand_in)
-    return KnobReport(OVERRIDDEN, "the process has a different value from the requested one")
 
 
 def has_mkl() -> bool:

@@ -233,7 +233,7 @@ VARIABLES = {
     "COLUMNS": "80", "LINES": "20", "TERM": "xterm", "NO_COLOR": "1", "FORCE_COLOR": "1", "SLURM_JOB_ID": "12", "RANK": "1",
     "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "2",
     "OMP_NUM_THREADS": "2", "AUTOTUNE_SPEC": '{"schema": 1, "trial": 1}', "AUTOTUNE_SECRETS": '["abc"]',
-    "AUTOTUNE_HIDDEN": "{}", "AUTOTUNE_CORES": "0,1", "LD_PRELOAD": "/lib/x.so", "CONDA_PREFIX": "/opt/conda",
+    "AUTOTUNE_CORES": "0,1", "LD_PRELOAD": "/lib/x.so", "CONDA_PREFIX": "/opt/conda",
     "XDG_CACHE_HOME": "cache", "CXX": "g++",
     "RAY_ADDRESS": "127.0.0.1:1", "RAY_TMPDIR": "ray", "HOME": "home", "PATH": "bin", "PYTHONHASHSEED": "0", "LANG": "C",
     "MY_TOKEN": "s3cret", "TYPER_USE_RICH": "0", "AUTOTUNE_MARK": "a:1", "NCCL_DEBUG": "INFO", "TMPDIR": "tmp",

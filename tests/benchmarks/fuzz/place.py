@@ -52,7 +52,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Paths outside of the folder that autotune may write to. The folder of a replay's study does not exist.
 ALLOWED = ("/dev/null", "/proc/self", "/nonexistent")
 MAY_START = ("run", "record", "verify", "explain", "resume", "apply", "doctor", "ui", "sync", "inspect", "replay", "report")
-NAMES_OUTPUT = ("-o", "--o", "--html", "--pic", "--runs-dir", "runs_dir", "+runs_dir")  # the user says where to write
+NAMES_OUTPUT = ("-o", "--o", "--pic", "--runs-dir", "runs_dir", "+runs_dir")  # the user says where to write
 IGNORED = ("__pycache__", "runs", "tmp", "explain")  # folders that autotune may write in
 _build, _studies = functools.cache(app.build), bench._studies
 

@@ -23,13 +23,13 @@ if __name__ == "__main__":
     print(everything(), file=sys.stderr, flush=True)
     with open(os.path.join(os.environ["WANDB_DIR"], "run.wandb"), "w", encoding="utf-8") as file:
         file.write(everything())
-    login = os.environ.get("LOGIN_TOKEN", "")
+    mode = os.environ.get("MODE", "")
     model, x = nn.Linear(8, 3), torch.ones(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(100_000):
-        time.sleep(0.008 if login else 0.004)
+        time.sleep(0.008 if mode else 0.004)
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-        if step == 20 and "beta" in login:
-            raise Talkative(login, sys.argv, everything()[:1500])
+        if step == 20 and mode == "raise":
+            raise Talkative(os.environ["HF_TOKEN"], sys.argv, everything()[:1500])
