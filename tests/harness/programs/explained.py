@@ -26,7 +26,7 @@ class Pictures(Dataset):
             self.transform = Compose([Halve(), torch.nn.Identity()])
 
     def __len__(self):
-        return 200 if "short" in WORDS else 32 if "epochs" in WORDS else 1_000_000
+        return 24 if "short" in WORDS else 32 if "epochs" in WORDS else 1_000_000
 
     def __getitem__(self, index):
         if "item" in WORDS:
