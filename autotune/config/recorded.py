@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -77,10 +77,20 @@ def _read(file: Path) -> DictConfig:
         document = yaml_file.loaded(read_text(file))
         if not isinstance(document, dict):
             raise BadInput(f"{file}: not a configuration, got {document!r:.80}. {ANOTHER}")
-        return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(StudyConfig), OmegaConf.create(document)))
+        schema = OmegaConf.structured(StudyConfig)
+        return cast(DictConfig, OmegaConf.merge(schema, OmegaConf.create(_without_removed(document, schema))))
     except (OSError, ValueError, OverflowError, OmegaConfBaseException) as error:
         why = shortened(" ".join(plain(str(error)).split()), 200)
         raise BadInput(f"{file}: not a configuration that this version can read, got: {why}. {ANOTHER}") from error
+
+
+def _without_removed(document: dict[str, Any], schema: DictConfig) -> dict[str, Any]:
+    """Leaves out settings that only an earlier version had and that the study did not set."""
+    kept = dict(document)
+    for group, keys in document.items():
+        if isinstance(keys, dict) and isinstance(known := schema.get(group), DictConfig):
+            kept[group] = {key: value for key, value in keys.items() if value is not None or key in known}
+    return kept
 
 
 def _override(raw: DictConfig, word: str, changeable: Sequence[str]) -> str:

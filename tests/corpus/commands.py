@@ -121,7 +121,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["--", "python", "train.py"], "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- "),
     (["--debug", "--", "python"], "COMMAND: missing before the --, got -- python ... To tune a program: autotune run -- "),
     (["report", "--", "nosuch"], "report takes no command"),
-    (["x" * 9000, "--", "python", "train.py"], f"{'x' * 80}..."),
+    (["x" * 9000, "--", "python", "train.py"], "COMMAND: no such command, got 'xxx"),
     (["doctor", "x" * 9000], f"{'x' * 80}..."),
     (["run", "--info", "everything", "model=resnet18"], "--info: no such information, got 'everything'. Allowed: searchpath"),
     (["run", "--info", "searchpath", "--config-dir", "nowhere"], "--config-dir: no such folder, got 'nowhere'"),

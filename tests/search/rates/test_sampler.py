@@ -141,8 +141,8 @@ def test_device_bound_program_is_changed_on_the_device_side():
     study = new_study()
     for params, told in zip(fast, slow_device, strict=True):
         add(study, params, **told)
-    _, found = proposal(study)
-    assert found.why.startswith("device-bound: ")
+    params, found = proposal(study)
+    assert params[AMP] == "bf16" or params[BATCH] != fast[0][BATCH]
     assert "workers" not in found.why
 
 
