@@ -59,7 +59,7 @@ class Bench:
         slots_per_host=None,
         **inputs,
     ):
-        self.clock, self.listener, self.cpu = VirtualClock(), RecordingListener(), FakeCpu()
+        self.clock, self.listener, self.cpu, self._read = VirtualClock(), RecordingListener(), FakeCpu(), {}
         self.surface = surface or Surface()
         self.launcher = FakeLauncher(self.surface, self.clock, seed=seed, num_slots=num_slots, slots_per_host=slots_per_host)
         # Studies of one test share a folder, so warm starts are off. test_warm_start.py tests them.
@@ -76,7 +76,7 @@ class Bench:
 
     @property
     def trials(self):
-        return self.folder.read_trials()
+        return self.folder.read_trials(self._read)
 
 
 @contextlib.contextmanager
