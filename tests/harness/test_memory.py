@@ -126,6 +126,7 @@ def test_glibc_keep_is_read_back_in_the_process(trial: Trial, at_start: dict[str
     assert int(run.stdout.split()[0]) < 1000  # of 9,766 pages
 
 
+@pytest.mark.thorough
 def test_glibc_is_overridden_if_variables_of_the_user_keep_freed_memory(trial: Trial) -> None:
     found = trial("basic.py", knobs={"memory.malloc": "glibc"}, mode="inspect", env=KEEPING, is_fresh=True).result()
     assert found.knobs["memory.malloc"].status == OVERRIDDEN

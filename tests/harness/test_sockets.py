@@ -9,6 +9,7 @@ from tests.harness.conftest import Trial
 from tests.support.rows import more
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["forkserver", *more("spawn")])
 def test_semaphores_of_workers_that_are_not_forked_are_removed_with_the_trial(trial: Trial, method: str) -> None:
     run = trial("workers.py", f"context={method}", mode="inspect", is_fresh=True)

@@ -99,6 +99,7 @@ def test_reason_for_waiting_names_the_slot(tmp_path):
     launcher.close()
 
 
+@pytest.mark.thorough
 def test_clock_is_paused_only_while_no_trial_runs_and_one_waits_for_a_node(launcher, parts, study, monkeypatch):
     ready(launcher)
     one, other = (part.start(launch_of(study, number, HELD + "result()")) for number, part in enumerate(launcher.beside(), 1))

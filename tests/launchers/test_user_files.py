@@ -337,7 +337,7 @@ def test_file_left_by_an_earlier_trial_is_not_guarded(files, cwd):
     assert path.read_bytes() == b"worthless" * 2
 
 
-@pytest.mark.parametrize("name", ["out/last.pt", "out/part"])
+@pytest.mark.parametrize("name", ["out/part", *more("out/last.pt")])
 def test_checkpoint_of_an_earlier_trial_that_is_continued_is_reported(files, cwd, name):
     state = "{'model': {}, 'optimizers': [torch.optim.SGD([torch.zeros(1)], 0.1).state_dict()]}"
     save = f"{TORCH}torch.save({state}, {name!r}); os.replace({name!r}, 'out/last.pt')\n"
@@ -347,6 +347,7 @@ def test_checkpoint_of_an_earlier_trial_that_is_continued_is_reported(files, cwd
     assert (report.loaded, report.continued) == (["out/last.pt"], ["out/last.pt"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("what", "loaded"), [("torch.zeros(1)", []), ("{'state': {}, 'param_groups': []}", ["own.pt"])])
 def test_checkpoint_of_the_user_does_not_count_as_continued(files, cwd, what, loaded):
     run(cwd, f"{TORCH}torch.save({what}, 'own.pt')")

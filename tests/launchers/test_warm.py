@@ -475,6 +475,7 @@ def test_warm_trial_finds_libraries_imported_and_has_the_same_losses(launcher, s
     assert seen[0] == seen[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ask", "words"), [("", ""), ("torch._C._cuda_getDeviceCount()", "asked the CUDA driver")])
 def test_no_trial_is_forked_from_a_process_that_has_called_the_cuda_driver(ask, words):
     if not hasattr(torch._C, "_cuda_getDeviceCount"):

@@ -80,6 +80,7 @@ def test_exception_of_the_program_is_the_reason_of_the_error(train):
     assert train("step(); raise ValueError('bad batch')") == (Outcome.error, "ValueError: bad batch")
 
 
+@pytest.mark.thorough
 def test_colour_codes_are_removed_from_a_quoted_exception(train):
     raised = r"step(); raise ValueError('two options, \x1b[1mdo those\x1b[0m.\n(1) the first')"
     assert train(raised) == (Outcome.error, "ValueError: two options, do those. (1) the first")
@@ -124,6 +125,7 @@ def test_explain_pass_ends_ok_and_writes_its_document(train, tmp_path, which):
     assert written["rank"] == 0
 
 
+@pytest.mark.thorough
 def test_exception_during_a_pass_is_the_outcome_of_that_pass(train):
     body = "for n in range(10**6):\n    step()\n    if n == 3000: raise ValueError('later')"
     assert train(body, mode="explain", explain="lines", max_s=60.0) == (Outcome.error, "ValueError: later")

@@ -164,6 +164,7 @@ def test_killed_or_terminated_replay_leaves_no_process_behind(tables, end):
     assert left == []
 
 
+@pytest.mark.thorough
 def test_ctrl_c_does_not_wait_for_submitted_studies(monkeypatch):
     def interrupted(pool, *_, **__):
         for _ in range(4):

@@ -56,6 +56,7 @@ def commands(folder, number):
     yield lambda: report(Asked(studies=[str(folder.path)], runs=folder.path.parent, output="x.html"), as_json=False)
 
 
+@pytest.mark.thorough
 def test_no_single_edit_of_a_summary_ends_in_an_internal_error(study, capsys):
     whole = json.loads((study / "summary.json").read_text())
     edits = [(place, value) for place in places(whole) for value in VALUES]

@@ -74,6 +74,7 @@ def test_launcher_within_a_step_is_told_that_the_step_has_all_cpus(slurm, tmp_pa
     assert re.search(r"launch\.queue_minutes: .*autotune runs in step \d+\.0, .* leave out launcher=slurm\)", done.stderr)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("constraint", "told"),
     [

@@ -172,6 +172,7 @@ SHORT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("machine", SHORT)
 @pytest.mark.parametrize("seconds", [60.0, *more(80.0, 110.0, 160.0)])  # 2, 3, 5 and 7 pairs
 def test_few_pairs_keep_the_error_rates_and_find_large_gains(machine, seconds):

@@ -78,6 +78,7 @@ def test_interval_covers_the_rate_of_steps_that_wait_for_varying_workers(workers
     assert 0.92 <= found.frac <= 0.985, found  # workers compensate for each other, so intervals are too wide
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("chance", "factor"), [(0.1, 3.0), *more((0.02, 10.0), (0.05, 5.0))])
 def test_interval_covers_the_rate_with_random_long_pauses(chance, factor):
     """The shortest window has about five pauses. An interval cannot account for pauses so rare that its window has none."""

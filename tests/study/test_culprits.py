@@ -69,6 +69,7 @@ def test_trial_after_a_failure_tests_one_suspected_change_and_says_so(channels_l
     assert not [trial for trial in searched(study)[known:] if trial.changed.get(LAYOUT[0]) == LAYOUT[1]]
 
 
+@pytest.mark.thorough
 def test_failed_compilation_is_tested_alone_only_if_it_would_be_proposed_again(bench):
     study = bench(Surface(gains=GAINS, failures=failing(("compile.mode", "default"))), "search.sampler=rates", minutes=60)
     study.run()
@@ -101,6 +102,7 @@ def test_failure_that_names_its_knob_needs_no_trial_to_find_the_culprit(bench, h
     assert not [trial for trial in searched(study) if trial.why.startswith("does ")]
 
 
+@pytest.mark.thorough
 def test_resumed_study_continues_the_search_for_a_culprit(bench):
     interrupted = failing(LAYOUT)
 
@@ -123,6 +125,7 @@ def test_grid_visits_every_point_even_if_some_fail(bench, tiny):
     assert len(lost(study)) == 2
 
 
+@pytest.mark.thorough
 def test_two_changes_that_fail_only_together_are_each_tried_without_the_other(bench):
     def failures(_, knobs):
         is_both = knobs.get(AMP[0]) == AMP[1] and knobs.get(LAYOUT[0]) is LAYOUT[1]
@@ -144,6 +147,7 @@ class Tight(Surface):
         return int(1e7 * knobs["loader.batch_size"]) // (2 if knobs.get(AMP[0]) == AMP[1] else 1)
 
 
+@pytest.mark.thorough
 def test_trials_that_look_for_a_culprit_do_not_run_out_of_memory(bench):
     def failures(_, knobs):
         is_both = knobs["loader.batch_size"] > 32 and knobs.get(LAYOUT[0]) is LAYOUT[1]

@@ -216,6 +216,7 @@ def test_disturbed_passes_are_named_and_repeated_when_the_study_is_explained_aga
     assert [note.partition(":")[0] for note in entry["notes"] if "other programs" in note] == ["memory"]
 
 
+@pytest.mark.thorough
 def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_disturbances(bench, tiny):
     made_bench = bench(Surface(documents=documents), "measure.quiet=false", *tiny, minutes=20)
     made_bench.run()
@@ -296,6 +297,7 @@ def test_pass_with_much_slower_steps_than_the_trial_is_repeated_once(bench, tiny
     assert [finding["cause"] for finding in entry["findings"]] == ["Python in the step"]
 
 
+@pytest.mark.thorough
 def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
@@ -308,6 +310,7 @@ def test_uncertain_check_is_repeated_in_the_remaining_time(bench, tiny):
     assert summary["explanation"]["accuracy"]["checked"] == 1
 
 
+@pytest.mark.thorough
 def test_pairs_of_an_earlier_explain_call_count(bench, tiny):
     made_bench = bench(Surface(documents=fused, gains=FASTER, observed=OBSERVED, noise_frac=0.06), *tiny, minutes=20)
     made_bench.run()
@@ -418,6 +421,7 @@ def test_failed_check_is_repeated_only_on_request_or_after_the_program_changed(b
     assert [tried(), tried()] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_functions_in_files_of_the_same_name_are_measured_separately(bench, tiny):
     def in_both(which, knobs):
         lines = [
@@ -627,6 +631,7 @@ def test_explain_accepts_a_winner_that_attribution_measured_first(tmp_path):
     assert str(told.value).endswith(call(folder))
 
 
+@pytest.mark.thorough
 def test_unreadable_document_gives_a_note(bench, tiny):
     made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
     made_bench.run()
@@ -638,6 +643,7 @@ def test_unreadable_document_gives_a_note(bench, tiny):
     assert entry["notes"][0].startswith("lines: not known, rank 0: explained.lines.rank0.json: not JSON, or cut short")
 
 
+@pytest.mark.thorough
 def test_study_of_a_slow_program_has_time_for_a_pass_that_ends_after_few_steps(bench, tiny):
     slow = Surface(documents=documents, step_s=lambda knobs: 2.2, start_s=6.0)
     one = bench(slow, AUTO, *tiny, minutes=8)

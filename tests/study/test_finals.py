@@ -167,6 +167,7 @@ def test_finals_end_if_a_finalist_fails_when_no_time_is_left(bench):
         assert summary["status"] == "complete"
 
 
+@pytest.mark.thorough
 def test_third_pair_is_measured_before_explaining_if_it_fits(bench, tiny):
     """The finals are planned with trials of 12 s, which then take 18 s, as on a machine that slows down."""
     documents = lambda which, _: [made.lines(made.line("sum(x)", 0.02))] if which == "lines" else []  # noqa: E731

@@ -3,6 +3,7 @@
 import gc
 import tracemalloc
 
+import pytest
 from optuna.distributions import CategoricalDistribution
 from optuna.samplers import RandomSampler
 
@@ -36,6 +37,7 @@ def test_records_share_equal_knob_reports(bench):
     assert len({id(report) for report in reports}) == len({repr(report) for report in reports}) < len(reports) / 2
 
 
+@pytest.mark.thorough
 def test_a_trial_of_a_long_study_takes_little_memory(bench):
     given = ["search.sampler=random", "search.stop=false", "study.budget.trials=90"]
     study, marks = bench(Surface(), *given, minutes=100_000), []

@@ -153,6 +153,7 @@ def test_study_ends_if_its_first_trials_all_fail_for_the_same_reason(bench):
     assert summary["speedup"] is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("message", ["CUDA out of memory", "differs"])
 def test_study_continues_if_its_first_trials_run_out_of_memory_or_fail_differently(bench, message):
     def failures(trial, knobs):

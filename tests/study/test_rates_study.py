@@ -201,6 +201,7 @@ def test_first_trials_on_a_cpu_have_loader_workers_if_the_loader_is_slow(bench, 
     assert [bool(trial.knobs["loader.num_workers"]) for trial in expert] == [has_workers] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("workers", "loader_per_s", "has_more"),
     [(0, 3_000.0, True), (0, 20_000.0, False), (2, 300.0, True), (2, 1_000.0, False)],

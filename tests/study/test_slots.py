@@ -166,6 +166,7 @@ def test_neighbours_that_disturb_are_refused_with_the_measured_ratio(bench):
     assert study.folder.read_study().slots["ratio"] == pytest.approx(0.7, abs=0.02)
 
 
+@pytest.mark.thorough
 def test_calibration_may_use_a_baseline_that_violates_a_constraint(bench):
     made = Surface(**QUIET, step_s=lambda knobs: 0.3 if knobs["precision.amp"] == "off" else 0.1)
     study = bench(made, *ENOUGH, "constraints.max_step_p95_s=0.2", minutes=60, num_slots=2)
@@ -174,6 +175,7 @@ def test_calibration_may_use_a_baseline_that_violates_a_constraint(bench):
     assert any("2 trials at a time" in line for line in notices(study))
 
 
+@pytest.mark.thorough
 def test_calibration_with_mostly_failed_trials_does_not_blame_neighbours(bench):
     crash = Failure(signal="SIGSEGV", cause="exit")
     made = Surface(**QUIET, failures=lambda number, knobs: crash if 4 <= number <= 9 else None)  # the second and third pair
@@ -226,6 +228,7 @@ def test_interrupt_records_all_running_trials_and_resume_repeats_them(bench):
     assert all(trial == before[trial.number] for trial in study.trials if trial.number in before)
 
 
+@pytest.mark.thorough
 def test_a_study_that_is_resumed_in_the_finals_keeps_its_calibration(bench):
     study = bench(Surface(**QUIET), *FEW, minutes=60, num_slots=4)
     study.surface.failures = lambda trial, knobs: (
@@ -265,6 +268,7 @@ def test_a_study_resumed_in_the_search_keeps_a_calibration_of_the_same_machines(
     assert re.match(r"4 trials at a time, as before: in parallel with the others, a trial ran at (0\.9|1\.0)", line)
 
 
+@pytest.mark.thorough
 def test_a_study_resumed_on_other_machines_is_calibrated_again(bench):
     study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4, slots_per_host=2)
     num, _, _ = interrupted_in_the_search(study, after=8)
@@ -282,6 +286,7 @@ def test_a_resumed_study_whose_neighbours_disturb_goes_on_alone_without_a_new_ca
     assert any(line.startswith("One trial at a time: in parallel with 3 others") for line in notices(study)[said:])
 
 
+@pytest.mark.thorough
 def test_slots_are_calibrated_again_once_a_lost_slot_is_on_another_machine(bench):
     study = bench(Surface(**QUIET, on_slot=lambda slot: 0.7 if "new" in slot else 1.0), *ENOUGH, minutes=60, num_slots=4)
     slot = study.launcher.beside()[3]
@@ -428,6 +433,7 @@ def test_slow_slot_is_left_out_and_the_others_run_in_parallel(bench, factor):
     assert study.folder.read_study().slots["num"] == 7
 
 
+@pytest.mark.thorough
 def test_two_slow_machines_of_many_are_left_out(bench):
     surface = Surface(**QUIET, on_slot=lambda slot: 0.8 if slot and int(slot) > 48 else 1.0)
     study = bench(surface, "search.sampler=random", "study.budget.trials=80", minutes=60, num_slots=64, slots_per_host=8)
@@ -446,6 +452,7 @@ def test_slot_on_which_all_trials_fail_is_left_out(bench):
     assert most_at_once(of_kind(study, Kind.search)) == 7
 
 
+@pytest.mark.thorough
 def test_slots_are_not_left_out_if_many_of_them_are_slow(bench):
     surface = Surface(**QUIET, on_slot=lambda slot: 0.9 if slot in ("2", "3", "4") else 1.0)
     study = bench(surface, *ENOUGH, minutes=60, num_slots=8)
@@ -469,6 +476,7 @@ class Losing:
         return self._lost.get(slot, "") if len(self._study.launcher.launches) > self._after else ""
 
 
+@pytest.mark.thorough
 def test_trial_that_waits_for_a_node_moves_to_a_free_slot_before_the_finals(bench):
     study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4)
     Losing(study, {"3": WAITS}, after=28)
@@ -517,6 +525,7 @@ def test_calibration_goes_on_after_single_pairs_in_which_a_trial_failed(bench):
     assert any("2 trials at a time" in line for line in notices(study))
 
 
+@pytest.mark.thorough
 def test_slot_that_worked_on_its_new_node_is_not_taken_for_one_on_which_all_fail(bench):
     crash = Failure(signal="SIGSEGV", cause="exit")
     surface = Surface(**QUIET, failures=lambda number, knobs: crash if number in (17, 27) else None)
@@ -580,6 +589,7 @@ def test_several_processes_use_one_slot_only_if_those_of_two_trials_could_meet(c
     assert ("several processes" in why) is may_meet
 
 
+@pytest.mark.thorough
 def test_first_trials_run_few_at_a_time_so_that_later_ones_can_learn_from_them(bench):
     surface = Surface(**QUIET)
     study = bench(surface, RATES, "study.budget.trials=30", minutes=60, num_slots=16)

@@ -106,6 +106,7 @@ def test_study_killed_at_any_moment_resumes_without_loss_or_repetition(bench, tm
     assert all(trial.state.is_finished() for trial in told(folder))
 
 
+@pytest.mark.thorough
 def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
     machine = {**MACHINE, "environment": {"OMP_NUM_THREADS": "8", "OMP_PLACES": "cores"}}
     study = bench(Surface(gains=FAST), *QUICK, machine=machine)
@@ -240,6 +241,7 @@ def test_missing_half_of_a_pair_is_not_measured_later_alone(bench, tmp_path):
     assert later == [lonely], "the missing half was measured alone, long after the first half"
 
 
+@pytest.mark.thorough
 def test_final_rounds_of_other_finalists_do_not_count_and_a_notice_says_so(bench):
     study = bench(Surface(gains=FAST, noise_frac=0.001), "compile.mode=off", "study.budget.trials=2", minutes=20)
     study.run()

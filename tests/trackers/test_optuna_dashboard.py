@@ -83,6 +83,7 @@ def _searched(study: Any) -> dict[int, Any]:
     return {trial.number: trial for trial in study.trials if trial.kind in (Kind.baseline, Kind.search)}
 
 
+@pytest.mark.thorough
 def test_dashboard_server_returns_name_axis_and_every_trial_of_the_search(study, address):
     (summary,) = _answer(address, "studies")["study_summaries"]
     assert summary["study_name"] == study.folder.name
