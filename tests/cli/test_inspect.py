@@ -120,6 +120,7 @@ def test_program_without_visible_steps_exits_with_3_and_advice(cli, program, wor
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped_inspection_leaves_no_process_or_folder_and_reports_its_phase(cli, number):
     source = "import os, time, pathlib; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(600)"
@@ -173,6 +174,7 @@ def test_overwritten_content_is_kept_when_the_inspection_is_stopped(cli):
     assert Path(line.rpartition(" ")[2]).read_text(encoding="utf-8") == "precious"
 
 
+@pytest.mark.thorough
 def test_program_that_reads_standard_input_gets_advice_that_works(cli, program):
     (cli.cwd / "train.py").write_text("name = input('name? ')\n" + PROGRAM, encoding="utf-8")
     ended = cli("inspect", "--", *program)

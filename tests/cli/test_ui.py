@@ -186,6 +186,7 @@ def test_no_server_starts_without_a_store_and_only_a_killed_sync_is_repeated(tmp
     assert capfd.readouterr().err.splitlines().count("why") == num
 
 
+@pytest.mark.thorough
 def test_ui_makes_an_empty_store_if_all_studies_are_tracked_elsewhere(tmp_path, capsys):
     study = make_study(tmp_path)
     study.config_file.write_text("tracker:\n  uri: none\n")

@@ -120,6 +120,7 @@ def test_closed_terminal_interrupts_the_study_and_leaves_no_process(study):
     assert [trial["outcome"] for trial in summary["trials"]] == ["ok", "interrupted"]
 
 
+@pytest.mark.thorough
 def test_study_continues_if_its_terminal_closes_without_a_signal(tmp_path):  # `disown` in bash, `setsid`
     study = StubStudy(tmp_path, "progress('init'); progress('steady', 3); time.sleep(1); answer()", "study.budget.trials=1")
     ours, theirs = pty.openpty()

@@ -10,6 +10,7 @@ import pytest
 from tests.harness.conftest import INJECT, Run, Trial
 
 
+@pytest.mark.thorough
 def test_import_hook_survives_a_check_whether_torch_is_installed(trial: Trial, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

@@ -94,6 +94,7 @@ def test_page_faults_are_counted_unless_the_program_evaluates(trial: Trial) -> N
     assert document(explain(trial, LINES, "evaluate"), LINES)["page_faults"] is None
 
 
+@pytest.mark.thorough
 def test_new_workers_for_each_epoch_are_timed_unless_they_live_on(trial: Trial) -> None:
     found = document(explain(trial, LINES, "epochs", "workers"), LINES)
     seen = found["restarts"]

@@ -62,6 +62,7 @@ def test_batch_at_which_an_epoch_is_left_early_is_not_counted(trial: Trial, flag
     assert set(trial("kinds.py", "left_early", *flags).result().steps["samples"]) == samples
 
 
+@pytest.mark.thorough
 def test_model_compiled_after_some_steps_is_counted_and_keeps_its_precision(trial: Trial) -> None:
     run = trial("kinds.py", "compiled_late", knobs={"precision.amp": "bf16"})
     found = run.result()

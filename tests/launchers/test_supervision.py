@@ -73,6 +73,7 @@ def test_supervisor_killed_between_trials_is_replaced_silently(launcher, folder,
     assert wait(launcher.start(a_launch(folder, program("result()")))).cause == "result"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("num_kills", "is_started"), [(3, True), (5, False)])
 def test_supervisor_killed_at_each_start_is_replaced_a_limited_number_of_times(
     launcher, folder, monkeypatch, num_kills, is_started

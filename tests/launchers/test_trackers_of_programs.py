@@ -61,6 +61,7 @@ def trial(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.thorough
 def test_mlflow_writes_to_the_scratch_folder(trial):
     left, scratch = trial(WITH_MLFLOW)
     assert left == {}

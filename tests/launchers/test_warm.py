@@ -375,6 +375,7 @@ def ones(size): return SimpleNamespace(sum=lambda: None)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("source", "why"),
     [

@@ -49,6 +49,7 @@ def train(tmp_path):
     return run
 
 
+@pytest.mark.thorough
 def test_endless_training_is_measured(train):
     outcome, _ = train("while True: step()")
     assert outcome in (Outcome.ok, Outcome.unsteady)

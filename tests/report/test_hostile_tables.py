@@ -32,6 +32,7 @@ def used(capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [None, 0, [None], [{}], [[1]], 1e300], ids=repr)
 def test_index_without_a_list_of_tables_is_ignored_by_the_commands(explained, capsys, value):
     change(explained, "tables", lambda index: {**index, "tables": value})

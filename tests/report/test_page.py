@@ -497,6 +497,7 @@ def test_path_may_break_after_a_slash():
     assert breakable("/a<b>/c.py") == "/<wbr>a&lt;b&gt;/<wbr>c.py"
 
 
+@pytest.mark.thorough
 def test_a_trace_that_slowed_the_step_too_much_is_not_drawn(tmp_path):
     folder = made.complete(tmp_path)
     for index in folder.path.glob("trials/*/explain/tables.json"):

@@ -166,6 +166,7 @@ def test_study_continues_if_its_first_trials_run_out_of_memory_or_fail_different
     assert bench(Surface(failures=failures), minutes=10).run()["status"] == "complete"
 
 
+@pytest.mark.thorough
 def test_study_tries_other_changes_if_all_failed_configurations_share_one_change(bench):
     def failures(trial, knobs):
         failure = Failure(error={"type": "RuntimeError", "message": "no bf16 here", "traceback": ""})

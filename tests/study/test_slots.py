@@ -407,6 +407,7 @@ def test_first_trials_run_alone_and_slots_are_calibrated_once_with_the_best_of_t
     assert most_at_once(later) == 4
 
 
+@pytest.mark.thorough
 def test_resumed_study_is_calibrated_with_the_best_trial_so_far(bench):
     surface = Surface(**{**QUIET, "gains": {("precision.amp", "bf16"): 1.8}})
     surface.failures = lambda trial, knobs: Failure(raises=KeyboardInterrupt) if trial == 4 else None
@@ -443,6 +444,7 @@ def test_two_slow_machines_of_many_are_left_out(bench):
     assert {trial.host for trial in of_kind(study, Kind.search)}.isdisjoint({"fake6", "fake7"})
 
 
+@pytest.mark.thorough
 def test_slot_on_which_all_trials_fail_is_left_out(bench):
     surface = Surface(**QUIET, on_slot=lambda slot: 0.0 if slot == "8" else 1.0)
     study = bench(surface, *ENOUGH, minutes=60, num_slots=8)

@@ -118,6 +118,7 @@ def test_resume_names_environment_variables_that_have_changed(bench, tmp_path):
 
 
 # From the fourth trial on. Earlier proposals draw between equally promising values, such as prefetch factors, at random.
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [4, *more(8, 12)])
 def test_resumed_search_makes_the_same_proposals_as_without_the_kill(bench, tmp_path, number):
     surface = Surface(gains=FAST, noise_frac=0.0)

@@ -30,6 +30,7 @@ def asked_at_once(study, num):
     return [asked(study)[1] for _ in range(num)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 def test_sixteen_parallel_proposals_differ_and_combine_expected_gains(seed):
     first = asked_at_once(new_study([with_()], seed=seed), 16)
