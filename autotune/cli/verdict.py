@@ -101,7 +101,7 @@ def _sides(summary: Summary) -> Table | None:
     made, cells = _grid(), dict[str, tuple[str, str, str]]()
     for name in ("baseline", "best"):
         side = summary.get(name)
-        if side and name == "best" and side.get("trial") == 0:
+        if side and _is_baseline(name, side):
             cells |= {name: ("the baseline", "", "")} if is_compared(summary) else {}
         elif side and side.get("value") is not None:
             value, interval = side_texts(summary, side)
@@ -112,6 +112,10 @@ def _sides(summary: Summary) -> Table | None:
         text.rstrip()
         made.add_row(name, text)
     return made if made.row_count else None
+
+
+def _is_baseline(name: str, side: dict[str, Any]) -> bool:
+    return name == "best" and side.get("trial") == 0
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ def lines(summary: Summary, path: Path) -> list[str]:
     said += [f"note  {line}" for line in objective_lines(summary)]
     for name in ("baseline", "best"):
         side: dict[str, Any] = summary.get(name) or {}
-        if name == "best" and side.get("trial") == 0:
+        if _is_baseline(name, side):
             said += [f"{name}  the baseline"] if is_compared(summary) else []
         elif side.get("value") is not None:
             said.append(" ".join([f"{name} ", *filter(None, side_texts(summary, side)), origin_text(summary, side)]))
