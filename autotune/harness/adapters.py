@@ -1,4 +1,4 @@
-"""Holds what the harness knows about particular libraries of training loops, models and trackers.
+"""Holds what the harness knows about particular libraries: training frameworks, models and trackers.
 
 Other modules depend only on what programs do with torch, so that unknown libraries are treated like known ones. Exceptions:
 explain/stages.py and explain/kept.py know functions that read and decode images and audio, knobs/float8.py knows torchao.
@@ -15,8 +15,8 @@ from .patches import patches
 # setting `batch_size` changes their batches, so the batches are inspected before the knob counts as applied.
 READ_BATCH_SIZE_AS_THEY_GO: Tuple[str, ...] = ("torch.", "accelerate.")
 
-# Libraries' own loaders, whose constructor does not call that of torch's DataLoader: module -> (class of the loader, class of
-# its iterators with workers).
+# Loaders of libraries whose constructor does not call torch's: module -> (class of the loader, class of its iterators with
+# workers).
 LOADERS: Dict[str, Tuple[str, str]] = {
     "torchdata.stateful_dataloader.stateful_dataloader": ("StatefulDataLoader", "_StatefulMultiProcessingDataLoaderIter"),
 }
@@ -47,7 +47,7 @@ def _keep_mlflow_in_scratch(utils: Any) -> None:
     def scratch(tracking_uri: Any = None) -> Any:
         return own
 
-    if own.startswith("file:"):  # set by the tuner; any other address was chosen for trials by the user
+    if own.startswith("file:"):  # set by the tuner; the user has chosen any other address for trials
         patches.install(utils, "_resolve_tracking_uri", lambda resolve: scratch)
 
 
@@ -77,7 +77,7 @@ KEEP_RECORDS_AWAY: Dict[str, Callable[[Any], None]] = {
     "mlflow.tracking._tracking_service.utils": _keep_mlflow_in_scratch,
     "huggingface_hub.hf_api": _keep_files_off_the_hub,
 }
-# Libraries that, when they are imported, may read variables that differ between trials (launchers/environment.py sets them).
+# Libraries whose import may read environment variables that differ between trials (launchers/environment.py sets these).
 TRACKERS = frozenset({"wandb", "mlflow", "comet_ml", "clearml", "neptune", "neptune_scale", "swanlab", "trackio"})
 
 # Models of the library transformers have two methods that turn activation checkpointing on and off. Their layers have a flag
@@ -151,7 +151,7 @@ def _bar_of_lightning(trainer: Any) -> Any:
 
 def _interval_of_lightning(trainer: Any) -> Optional[int]:
     bar, found = _bar_of_lightning(trainer), []
-    if bar is not None:  # it shows what modules log with prog_bar=True; only a bar that counts batches can refresh less often
+    if bar is not None:  # a bar shows what modules log with prog_bar=True; only one that counts batches can refresh less often
         found.append(int(bar.refresh_rate) if _counts_batches(bar) else 1)
     if trainer.loggers and trainer.log_every_n_steps:
         found.append(int(trainer.log_every_n_steps))

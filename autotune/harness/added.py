@@ -1,12 +1,12 @@
 """Lets workers that a knob has added (loader.num_workers) yield the samples that the program would get without workers.
 
-Without workers, a sampler draws its order at the first batch. Torch asks workers for batches as soon as the iteration begins,
-so the sampler would draw earlier. If the program draws between the two, as a loop over two zipped loaders does, all later
-draws would differ. So the workers are asked at the first batch.
+Without workers, a sampler draws its random order at the first batch. With workers, torch makes it draw as soon as the iteration
+begins. If the program draws random numbers in between, as a loop over two zipped loaders does, all later numbers would differ.
+So workers are asked for batches only when the program asks for the first one.
 
 Each worker has a copy of the data set. A program that was written without workers may change its data set at any time, even in
-the middle of an endless iteration. So the data set is examined from time to time. If it has changed, the batches that workers
-have already been asked for are still yielded; the rest of the iteration is fetched in the training process, as without workers.
+the middle of an endless iteration. So the harness examines the data set from time to time. If it has changed, the batches that
+workers have already been asked for are still yielded. The training process fetches the rest of the iteration itself.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Copies:
         self.are_stale = iterator._dataset_kind == _DatasetKind.Map
         rest = "from here on, batches are fetched without workers" if self.are_stale else "set loader.num_workers=0"
         state.say([f"{STALE}: {rest}"])
-        if not self.are_stale:  # this process cannot continue an iteration of a worker, so nothing is left to find out
+        if not self.are_stale:  # a stream: this process cannot continue a worker's iteration, so further checks are useless
             self._next_look_s = float("inf")
 
 

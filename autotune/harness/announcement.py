@@ -1,8 +1,8 @@
-"""Lets rank 0 tell the other ranks the number of a step before any rank reaches it, above all that of the last step.
+"""Lets rank 0 announce the number of a step, mostly the last one, to the other ranks before any rank reaches it.
 
-If one rank exited earlier than the others, those would hang.
+All ranks must exit after the same step: if one exited earlier, the others would hang.
 
-The number is written to a file in the trial's folder. On several nodes it is also put into the store of the process group,
+Rank 0 writes the number to a file in the trial's folder. On several nodes it also puts it into the store of the process group,
 because a new file in a shared folder may be invisible for half a minute: NFS caches that a file does not exist.
 """
 
@@ -21,7 +21,7 @@ from .process import num_nodes
 AHEAD = 2  # rank 0 announces the number at least this many steps ahead; all ranks see it in time, because they run in lockstep
 ASK_EVERY_S = 0.1  # pause between requests to the store, each of which goes through the network
 AHEAD_S = 0.3  # on several nodes, the announced step is at least this many seconds ahead
-INSPECT_STEPS = 5  # mode "inspect" ends after these: every optimizer has stepped, and the steps are enough for a rough timing
+INSPECT_STEPS = 5  # mode "inspect" ends after this many: by then every optimizer has stepped, and a rough timing is possible
 
 
 class Announcement:

@@ -25,7 +25,7 @@ class Applied:
 
     Args:
         context: the real run in this process; knobs that cannot work here are removed from its spec.
-        is_called: whether the program itself has called `autotune.apply`.
+        is_called: whether the program itself calls `autotune.apply`.
     """
 
     def __init__(self, context: TrialContext, *, is_called: bool) -> None:

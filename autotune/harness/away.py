@@ -1,8 +1,8 @@
-"""Writes this process's stacks to a file if the tuner cannot request them by a signal.
+"""Writes this process's call stacks to a file if the tuner cannot request them by a signal.
 
 A signal does not reach another node. And its handler writes the stacks to standard error, which may not be the trial's log. In
-both cases the tuner requests the stacks by a file in the trial's folder. A thread checks once a second whether this file
-exists, writes the stacks when it does, and ends.
+both cases the tuner requests the stacks by creating a file in the trial's folder. A thread checks once a second whether this
+file exists, writes the stacks when it does, and ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOOK_S = 1.0
 def answer_by_file(spec: protocol.Spec) -> None:
     """Starts a thread that writes the stacks on request, if the tuner cannot request them by a signal.
 
-    Also creates the file for the answer. While this file is empty, a tuner that has requested the stacks waits for them.
+    Also creates the file for the answer. A tuner that has requested the stacks waits while this file is empty.
     """
     scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):

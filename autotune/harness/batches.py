@@ -2,8 +2,8 @@
 
 The leading dimension of a batch's first tensor need not be the number of samples: it may be the length of the sequence, or
 documents may be packed one after the other, or a batch sampler may make batches of any size. But a loader's sampler shows how
-many samples it requests. If one dimension of the first tensor equals that number in several batches, the count is read from
-this dimension from then on. Otherwise the sampler's number is used.
+many samples it requests. If one dimension of the first tensor equals that number in several batches, this dimension gives the
+count from then on. Otherwise the sampler's number is the count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.nn import Parameter
 
 from . import members
 
-NUM_COMPARED = 16  # batches whose shapes are compared with what the sampler asked for
+NUM_COMPARED = 16  # number of batches whose shapes are compared with what the sampler asked for
 MAX_DEPTH = 3  # levels of nested lists, dictionaries and objects that are searched for tensors
 LONG = 16  # a longer list is skipped if its first and last items are plain: it probably holds words or ids
-MAX_NODES = 64  # nodes of an input's graph that are searched for parameters
+MAX_NODES = 64  # nodes of an input's autograd graph that are searched for parameters
 PLAIN = (int, float, bool, str, bytes, type(None))
 INTEGERS = ("torch.int32", "torch.int64")
 _DTYPE: Any = Tensor.dtype
@@ -45,7 +45,7 @@ class BatchSizeProbe:
             self.asked.append(_num_indices(indices))
 
     def last(self) -> int:
-        """Removes and returns the sampler's number of indices for the batch that the loader just gave; 0 if not recorded."""
+        """Returns how many indices the sampler gave for the batch that the loader just yielded; 0 if not recorded."""
         return self.asked.popleft() if self.asked else 0
 
 
@@ -67,9 +67,8 @@ class Sizes:
         self.shape: Tuple[int, ...] = ()  # of the first tensor in the last batch
         self._is_packed: Optional[bool] = None  # whether batches are rows of tokens; determined only without a sampler
         self._unbatched: Optional[Tuple[int, ...]] = None  # shape of the last batch, if neither sampler nor loader batches
-        self._is_single: Optional[bool] = (
-            None  # whether such a batch is a single sample; None until a model has been called with one
-        )
+        # Whether such a batch is a single sample; None until a model has been called with one.
+        self._is_single: Optional[bool] = None
 
     @property
     def unit(self) -> str:
@@ -87,7 +86,7 @@ class Sizes:
         Args:
             batch: as the loader yields it.
             shape: of the first tensor in it.
-            asked: number of indices that the sampler gave for it; 0 if unknown.
+            asked: number of indices that the sampler gave for the batch; 0 if unknown.
             batch_size: the loader's batch size; None if it has none.
         """
         self.shape = shape
@@ -186,15 +185,15 @@ def last_shape(batch: Any) -> Tuple[int, ...]:
 class CallSizes:
     """Counts the samples that a module is called with, if no loader gives their number.
 
-    If the command line gives a batch size, a dimension of this size is looked for in the first input. Once it is found, the
-    number of samples is read from that dimension in every call. Until then, calls without a backward pass between them count as
-    this batch size if their leading dimension is a multiple of it, otherwise by their leading dimension. If the command line
-    gives no batch size:
+    If the command line gives a batch size, `count` looks for a dimension of this size in the first tensor of each call. Once
+    found, this dimension gives the number of samples. Until then, a call whose leading dimension is a multiple of the batch
+    size counts as one batch, together with such calls after it until the next backward pass. Any other call counts by its
+    leading dimension. If the command line gives no batch size:
 
     - All elements of an integer matrix count as tokens, so it does not matter which dimension is the batch. The exception is
       tabular data: an integer matrix of categories next to a matrix of floats with the same number of rows.
-    - Floats are one sample if they have one dimension less than the weight of the module's first layer, and if the first of
-      their dimensions is the layer's number of inputs: a vector for a linear layer, an image for a convolution.
+    - A tensor of floats is one sample if it has one dimension less than the weight of the module's first layer and its leading
+      dimension is the layer's number of inputs: a vector for a linear layer, an image for a convolution.
     - Any other input counts by its leading dimension.
 
     Args:
@@ -206,7 +205,7 @@ class CallSizes:
         self.asked = asked if isinstance(asked, int) and asked > 0 else None
         self._first = first
         self.called: Tuple[int, ...] = ()  # shape of the last input
-        self.shape: Tuple[int, ...] = ()  # the same, with a leading 1 if the input is a single sample
+        self.shape: Tuple[int, ...] = ()  # the same shape, with a leading 1 if the input is a single sample
         self.unit = "samples"
         self.odd_shape: Optional[Tuple[int, ...]] = None  # shape of an input in which no dimension is the requested batch size
         # Whether the last input brings no samples beyond those of the call before: it was computed from parameters, or it is a
@@ -243,7 +242,7 @@ class CallSizes:
         if asked in shape:
             self._dimension = shape.index(asked)
             return float(asked)
-        if shape[0] % asked == 0:  # the samples' rows are flattened into one dimension, and may be split over several calls
+        if shape[0] % asked == 0:  # the rows of all samples are in one dimension, and may be split over several calls
             self.continues = True
             return float(asked)
         self.odd_shape = shape
@@ -254,7 +253,7 @@ def _is_computed(grad_fn: Any) -> bool:
     """Whether a tensor with this `grad_fn` was computed from parameters, not only from inputs that need gradients."""
     for number, node in enumerate(members.nodes_of(grad_fn)):
         if number == MAX_NODES or isinstance(getattr(node, "variable", None), Parameter):
-            return True  # too many to look at, as in the graph of a model
+            return True  # a parameter, or too many nodes to look at, as in the graph of a model
     return False
 
 
@@ -302,7 +301,7 @@ def _items(batch: Any) -> List[Any]:
 
 def _num_indices(indices: Any) -> int:
     try:
-        return len(indices)  # may fail: torch only iterates over a program's batch of indices, so it needs no length
+        return len(indices)  # may fail: torch only iterates over the indices, so the program's object may have no length
     except Exception:
         return 0
 

@@ -1,4 +1,4 @@
-"""Groups steps into blocks, whose rates show how precise a window's rate is, and whether the step time changes. Pure."""
+"""Groups steps into blocks, whose rates show how precise a window's rate is, and whether the step time keeps changing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def agree(blocks: Blocks, rules: MeasureRules) -> bool:
         return False
     before, after = sorted(blocks.step_s[-2]), sorted(blocks.step_s[-1])
     if blocks.width > 1 or min(len(before), len(after)) < 8:
-        return True  # several workers deliver in bursts, or there are few steps, so quartiles mean nothing
+        return True  # quartiles mean nothing if several workers deliver in bursts, or if there are few steps
     quarters = (0.25, 0.5, 0.75)
     return all(_close(_quantile(before, q), _quantile(after, q), rules.warmup_quartile_frac) for q in quarters)
 
@@ -68,8 +68,8 @@ def _quantile(ordered: List[float], q: float) -> float:
 CHUNKS = 10  # blocks are merged until fewer than twice this number of parts are left; longer parts are less correlated
 # If one window is suspicious (SUSPECT_FRAC, SUSPECT_F), a second one decides, together with the first and the steps between
 # (CERTAIN_F). In simulations with independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800
-# steady programs was flagged, and 4 % needed a second window. Of the programs with autocorrelated steps of 1 s, whose window
-# has only six steps, a fifth needed it.
+# steady programs was flagged, and 4 % needed a second window (a fifth of those with autocorrelated steps of 1 s, whose window
+# has only six steps).
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 
@@ -92,7 +92,7 @@ class Trend(NamedTuple):
 
 
 def trend(rates: List[float]) -> Trend:
-    """Returns the least-squares trend of the step time's logarithm over equal parts (CHUNKS); no trend for fewer than five."""
+    """Fits a line to the logarithm of the step time over equal parts (CHUNKS). For fewer than five parts, the trend is zero."""
     size = max(1, len(rates) // CHUNKS)
     chunks = [sum(rates[i : i + size]) / size for i in range(0, len(rates) - size + 1, size)]
     y = [-math.log(rate) for rate in chunks if rate > 0]
@@ -112,7 +112,7 @@ def keeps_changing(whole: Trend, last: Trend, least_frac: float) -> bool:
     """Returns whether the step time has certainly changed by more than `least_frac`, and was still changing at the end.
 
     Args:
-        whole: trend from the beginning of the first suspicious window to the end.
+        whole: trend from the beginning of the first suspicious window to the end of the last one.
         last: trend of the last window alone; a step time that has settled by then is steady.
         least_frac: smallest change over the whole that matters.
     """

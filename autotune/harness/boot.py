@@ -73,7 +73,7 @@ def wait_for_torch(spec_path: str) -> None:
         session = _guarded(_begin, spec_path)
         if session is not None:
             _guarded(session.torch_is_there)
-        if not state.is_called:  # a warm start: in a fresh one, libraries would be imported from now on
+        if not state.is_called:  # a warm start, which has imported libraries before the functions are replaced
             from . import libraries
 
             _guarded(lambda: patches.reach(libraries.loaded()))
