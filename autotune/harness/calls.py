@@ -1,9 +1,9 @@
-"""Counts the samples that a training root is called with (see modules.py), for programs whose batches come from no loader.
+"""Counts the samples that a training root is called with (see modules.py), for programs that do not use a DataLoader.
 
-Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation,
-and a program may test its model without disabling gradients: no backward pass reaches such a call. The solver of a differential
-equation, or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples, and a
-radiance field calls it with chunks of the points on a batch of rays.
+Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation. A
+program may test its model without disabling gradients. No backward pass reaches such calls. A solver of differential equations,
+or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples. A radiance field
+is called with chunks of the points on a batch of rays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import batches
 from .batches import CallSizes
 
 WATCHED_STEPS = 4  # number of first steps in which the outputs of all calls are watched
-MAX_HOOKED = 4  # a backward pass is assumed to reach one of this number of outputs of a call, or none
+MAX_HOOKED = 4  # number of outputs of a call that are watched; a backward pass is assumed to reach one of these, or none at all
 _GRAD_FN: Any = Tensor.grad_fn
 _REGISTER_HOOK: Any = Tensor.register_hook
 
@@ -28,7 +28,7 @@ class Call:
 
     Attributes:
         samples: number of its samples.
-        is_counted: whether they are counted already; otherwise they are once a backward pass reaches the call.
+        is_counted: whether its samples are counted already; if not, they will be once a backward pass reaches the call.
         is_reached: whether a backward pass has reached the call.
     """
 
@@ -40,8 +40,8 @@ class Calls:
     """The calls of one root since the last counted step.
 
     Attributes:
-        samples: their samples so far, without those that another optimizer has stepped on.
-        set_aside: samples that another optimizer has stepped on.
+        samples: the calls' samples so far, without `set_aside`.
+        set_aside: samples that another optimizer, whose steps are not counted, has stepped on.
         closed_step: the step in which a closure's samples were last counted.
     """
 
@@ -49,19 +49,20 @@ class Calls:
         self._sizes = sizes
         self.samples = self.set_aside = 0.0
         self.closed_step = -1
-        self._largest, self._least_trained = 0.0, math.inf  # samples of a call; the latter of calls that were reached
-        self._is_fed_back = False  # whether inputs continued the samples of the call before
-        self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; the latter: but not all calls
+        self._largest = 0.0  # most samples of a call
+        self._least_trained = math.inf  # fewest samples of a call that a backward pass has reached
+        self._is_fed_back = False  # whether an input has continued the samples of the call before
+        self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; whether it has missed others
         self._num_steps = 0
-        self._watched: List[Call] = []  # since the last step, in the first steps
+        self._watched: List[Call] = []  # calls since the last step, in the first steps
         self._last: Optional[Call] = None  # the last watched call that brought new samples, since the last step
 
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
-        """Counts the samples of a call that begins. If it returns a `Call`, the outputs are to be passed to `end`.
+        """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
-        A call with fewer samples than any that a backward pass has reached so far, and than the largest call, counts only once
-        a backward pass reaches it. So do all calls if the first steps have calls that a backward pass reaches, and others. A
-        call whose input `continues` brings no new samples, unless a backward pass has come since the call before.
+        A call that is smaller than the largest call, and than all calls that a backward pass has reached, counts only once a
+        backward pass reaches it. If backward passes reach only some calls of the first steps, this holds for all later calls.
+        A call whose input `continues` brings no new samples, unless a backward pass has come since the call before.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -101,7 +102,7 @@ class Calls:
             self.samples += call.samples
 
     def other_steps(self) -> None:
-        """Sets the samples aside, because an optimizer whose steps are not counted has stepped on them."""
+        """Sets the samples aside, because another optimizer, whose steps are not counted, has stepped on them."""
         self.set_aside, self.samples, self._last = self.set_aside + self.samples, 0.0, None
 
     def clear(self) -> None:
@@ -114,10 +115,10 @@ class Calls:
 
 
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
-    """Returns the number of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
+    """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Samples that another optimizer has stepped on count only if there are no others: that optimizer then steps in the same
-    iteration, but first.
+    Samples that were set aside count only if there are no others. Then the other optimizer steps in the same iteration, before
+    the counted one.
     """
     for name in ("samples", "set_aside"):
         for number, calls in enumerate(all_calls):

@@ -1,7 +1,7 @@
 """Counts replays of a CUDA graph as steps, if the program has recorded whole steps in the graph (torch.cuda.graph).
 
-While a stream is captured, any request to the device (for an event or a number) is an error that ends the capture, and the
-recorded work runs only later. So a step that is being captured is not counted, and nothing is read in it.
+While a stream is captured, any request to the device (for an event or a value) is an error that ends the capture, and the
+recorded work runs only later. So the harness does not count a step that is being captured, and reads nothing in it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A block is a module that has children and is directly in a plain Sequential or ModuleList, but not inside another block. Only
 blocks of the most frequent class are checkpointed, and only if there are at least two. If a library has its own switch, that is
-used instead, because it also changes other things that checkpointing requires (key-value caches).
+used instead, because it also makes the other changes that checkpointing requires (it turns off key-value caches).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Checkpointing:
 
     Attributes:
         is_run_again: whether a block was seen to run within a backward pass; None if not observed.
-        written: name of a tensor that a block has changed in its forward pass, so that it would change it again; "" if none.
+        written: name of a tensor that a block writes to in its forward pass, and so would write to twice; "" if none.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Checkpointing:
         if switches:
             try:
                 for enable, _ in switches:
-                    enable({"use_reentrant": False})  # the library's own switch, which changes all that is necessary
+                    enable({"use_reentrant": False})
             except ValueError as error:  # the class has the switch, but the model does not support checkpointing
                 return f"the model refuses it: {error}"
             found = [each for each in members.modules(module) if is_checkpointing(each) and _has_children(each)]

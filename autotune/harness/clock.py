@@ -23,7 +23,7 @@ RUN_AHEAD = 8  # maximum number of steps that the host queues ahead of a GPU; pa
 
 
 class HostClock:
-    """Times step ends on the host; correct if the device is the CPU."""
+    """Times the ends of steps on the host; correct if the device is the CPU."""
 
     run_ahead = 0
 
@@ -69,7 +69,7 @@ class HostClock:
             if samples is None:
                 continue
             busy_s = step_s - wait_s if step_s > wait_s else 0.0
-            # `tuple.__new__` skips the constructor's own call: this runs for every step.
+            # `tuple.__new__` is faster than the constructor; this runs for every step.
             yield new(Finished, (now_s - origin_s, step_s, busy_s, samples, wait_s, is_foreign, is_quiet))
         self._last_s = last_s
 

@@ -1,6 +1,6 @@
 """Tells from the code of a collate function whether it uses only the first sample of a batch.
 
-Programs whose batches hold one sample often unpack it in this way: `collate_fn=lambda batch: batch[0]`. Of a larger batch, all
+Programs whose batches hold one sample often unpack it in this way: `collate_fn=lambda batch: batch[0]`. In a larger batch, all
 other samples would be lost.
 """
 

@@ -1,7 +1,7 @@
 """Counts the samples that a program's compiled functions are called with, if these call a training root (see modules.py).
 
-Samples are usually counted where the harness intercepts the calls of roots. Compiled code bypasses this interception, so the
-calls of the compiled function itself are counted instead.
+Usually the harness intercepts the calls of roots to count samples. Compiled code bypasses this, so the harness intercepts the
+calls of the compiled function instead.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CompiledFunctions:
 
     @property
     def call_all_roots(self) -> bool:
-        """Whether roots are called only in compiled functions, so that their calls are not intercepted."""
+        """Whether roots are called only in compiled functions, which bypass the interception."""
         return self._function_step > self._root_step + 1
 
     def take(self, samples: float) -> float:

@@ -66,7 +66,7 @@ class TrialContext(abc.ABC):
         binder: the handler that binds processes to cores, made before torch is imported.
         handlers: the handlers of all knobs.
 
-    The other attributes are named after what they watch. They exist once torch is imported.
+    The other attributes are the harness's objects. Some of them exist only once torch is imported.
     """
 
     clock: HostClock  # or a CudaClock, which has the same methods
@@ -110,7 +110,7 @@ class TrialContext(abc.ABC):
         """
         self.ending.broke(doing)
 
-    # `Session`, which uses all parts, implements the methods below; the parts use only this class.
+    # `Session` makes the harness's objects and implements the methods below. The objects use only this class.
 
     @abc.abstractmethod
     def step_done(self) -> None:

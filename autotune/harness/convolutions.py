@@ -10,8 +10,8 @@ from torch.nn.parameter import is_lazy
 
 from . import members
 
-# Number of dimensions of the weights of two- and three-dimensional convolutions. They show a module that passes its own weights
-# to `torch.nn.functional.conv2d`.
+# Number of dimensions of the weights of two- and three-dimensional convolutions. Such weights also reveal a module that calls
+# `torch.nn.functional.conv2d` itself.
 DIMENSIONS = (4, 5)
 
 
@@ -19,7 +19,7 @@ class Convolutions:
     """Whether any of the modules seen so far contains a convolution.
 
     Attributes:
-        is_found: whether one of them does; None if no module was seen.
+        is_found: whether one of the modules contains a convolution; None if no module was seen.
     """
 
     def __init__(self) -> None:

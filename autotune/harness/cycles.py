@@ -1,8 +1,8 @@
-"""Finds cycles of steps that alternate with something else: rollouts between updates, a validation, logging. Pure.
+"""Finds cycles: steps that alternate with something else, such as rollouts, a validation or logging.
 
-A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, it was between 5 %
-too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that
-took many times as long as the others. Recurring gaps make cycles. The window then contains whole cycles, from the end of one
+A window with one and a half cycles has a biased rate. For cycles of 200 steps of 10 ms and a pause of 1 s, the rate was between
+5 % too low and 15 % too high, and the spread between the window's blocks did not show this. A pause shows as a gap: a step that
+took many times as long as the others. Recurring gaps make cycles. The window is then cut to whole cycles, from the end of one
 gap to the end of another.
 """
 
@@ -71,11 +71,11 @@ class Cycles:
         return not self._gaps and not self._baseline_s
 
     def begin_after(self, steps: int, end_s: float) -> None:
-        """Restarts the mean of normal steps, after a step that must not count, for example because something was compiled."""
+        """Restarts the mean of normal steps after a step that must not count, for example because something was compiled."""
         self._from_steps, self._from_s = steps, end_s
 
     def note(self, step_s: float, *, steps: int, end_s: float, samples: float, is_evaluation: bool = False) -> bool:
-        """Adds a long step and returns whether it is a gap; need not be called for short ones.
+        """Adds a long step and returns whether it is a gap; need not be called for short steps.
 
         Args:
             step_s: how long it took.
