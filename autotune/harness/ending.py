@@ -151,7 +151,7 @@ class Ending:
     def around_exit(self, exit_now: Any) -> Any:
         """Returns `os._exit`, wrapped so that the training process writes its result first: this call runs no exit handlers.
 
-        A status other than 0 is left to the log, and forked children are left to `around_process`.
+        If the status is not 0, nothing is written, because the log says more. `around_process` handles forked children.
         """
 
         def _exit(status: Any) -> None:

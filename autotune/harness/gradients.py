@@ -2,14 +2,15 @@
 
 Accumulation: of every k calls of `step()` only the last one steps, `zero_grad()` clears only before the first, and each
 backward pass contributes 1/k of its gradients. Under DistributedDataParallel, ranks average the sum only in the k-th pass, and
-the other passes run in `no_sync`. `no_sync` is used only after the first cycles of k calls, which show whether the program
-leaves its gradients alone.
+the other passes run in `no_sync`. In the first cycles of k calls, `no_sync` is not used yet: these cycles show whether the
+program leaves its gradients alone.
 
 Loss scaling for float16: a backward pass starts with the scale, not 1, as the loss's gradient, and the step goes through
-a GradScaler. Clipping is done once in k calls, before the call of `step()` that steps, on unscaled gradients.
+a GradScaler. Gradients are clipped once in k calls, before the call of `step()` that steps, after they have been unscaled.
 
 This does not work for a program that handles its gradients differently (clears or clips them by hand, discards them, has
-several optimizers). Such a program is detected, mostly in the first steps by inspecting the gradients, and then left unchanged.
+several optimizers). The harness detects such a program, mostly in the first steps by inspecting the gradients, and then leaves
+its gradients unchanged.
 
 Nothing here is installed unless a knob needs it.
 """
@@ -55,7 +56,7 @@ class Gradients:
         self.set_to_none: Optional[bool] = knobs.get(step_knobs.SET_TO_NONE)
         self.scaler: Any = None
         self.problem = ""
-        self.num_calls = self.num_done = self.num_cleared = 0  # step() calls in whole cycles, real steps, zero_grad() calls
+        self.num_calls = self.num_done = self.num_cleared = 0  # step() calls of whole cycles, real steps, zero_grad() calls
         self.is_left_empty: Optional[bool] = None  # whether gradients are None after zero_grad()
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
@@ -63,7 +64,7 @@ class Gradients:
         self._begin: Any = None  # the factor by which the gradients of the last backward pass are scaled
         self._inputs: List[Any] = []  # tensors without an optimizer that get gradients in the current backward pass
         self._of_inputs: List[Any] = []  # weak references to these gradients, after the pass
-        self._left_scale: Any = None  # the scale of a backward pass in which the harness has stopped scaling
+        self._left_scale: Any = None  # the scale of a backward pass during which the harness has stopped scaling
         self._first_samples = 0.0  # samples of the forward calls before the first backward pass
         self._after_backward: Optional[List[Any]] = None
         self._when_held: Optional[List[Any]] = None
@@ -124,13 +125,13 @@ class Gradients:
         return (tensors, begin[0]) if is_one else (outputs, begin)
 
     def _check_chain(self, outputs: Any, given: Any) -> None:
-        """Finds out whether the program computes a part of its gradients from those of the last pass, which are scaled already.
+        """Finds out whether the program computes gradients from those of the last pass, which are scaled already.
 
-        It then either passes them to this pass, or keeps the gradients of tensors that it does not train.
+        Such a program passes them to this pass, or keeps the gradients of tensors that it does not train.
         """
         kept = [gradient for ref in self._of_inputs if (gradient := ref()) is not None]
         if kept or (self._is_dirty and not all(map(state.is_constant, given))):
-            # `data`, because the graph of this pass may hold them, and must not notice that their scale is taken back.
+            # `data`, because the graph of this pass may hold these gradients, and autograd must not notice the division.
             state.divide([gradient.data for gradient in kept], self._begin)
             self.stand_down(step_knobs.CHAINED)
             return
@@ -158,7 +159,7 @@ class Gradients:
 
     def is_in_charge(self, optimizer: Any) -> bool:
         """Whether the harness drives this optimizer's steps: true for the first one that steps, until a second one steps."""
-        if self._left_scale is not None and self.is_inside:  # the pass that still runs has begun with the scale
+        if self._left_scale is not None and self.is_inside:  # the backward pass that still runs began with the scale
             state.divide(_gradients(state.parameters_of(optimizer)), self._left_scale)
         if not self.is_active:
             return False
@@ -176,7 +177,7 @@ class Gradients:
         return True
 
     def _parameters_of_others(self, own: Any) -> List[Any]:
-        """Returns the parameters that optimizers other than `own` hold, whose gradients are scaled, each once."""
+        """Returns the parameters that only optimizers other than `own` hold, each once; their gradients are scaled, too."""
         optimizers = self._context.optimizers.optimizers()
         found = {id(parameter): parameter for each in optimizers for parameter in state.parameters_of(each)}
         for parameter in state.parameters_of(own):
@@ -194,7 +195,7 @@ class Gradients:
         return self.gathered + 1 >= (self.every or 1)
 
     def _is_due(self) -> bool:
-        # In checked cycles every pass communicates: the program may turn out to use gradients, which must then be averaged.
+        # In checked cycles every pass communicates, because a program that uses its gradients needs the averaged ones.
         return self.num_done < CHECKED_CYCLES or self.is_last()
 
     def step(self, step: Callable[..., Any], optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -297,7 +298,7 @@ class Gradients:
     # --- how many calls per step ---
 
     def _correct(self) -> None:
-        """Corrects `every` at the first step if the program accumulates itself: with two backward passes, it is halved."""
+        """Corrects `every` at the first step if the program accumulates itself: two backward passes per step halve it."""
         samples, called = self._batch()
         own = max(1, round(called / self._first_samples)) if self._first_samples else 1
         if own == 1:
@@ -356,7 +357,7 @@ class Gradients:
         self._parallel.catch_up()
 
     def captured(self) -> None:
-        """Handles a step that is captured for a CUDA graph, which cannot replay the harness's work between passes."""
+        """Stops changing gradients if a step is captured: a CUDA graph cannot replay the harness's work between passes."""
         if self.is_active:
             self.stand_down(step_knobs.CAPTURED)
 

@@ -10,13 +10,13 @@ from typing import Optional
 from .context import TrialContext
 from .loader import Loader
 
-# From this number of consecutive steps without a batch on, a program that calls its model as before counts as training on
-# batches that it has kept. It must be larger than the queue of a thread that fetches ahead.
+# After this many consecutive steps without a batch, a program that calls its model as before counts as training on batches that
+# it has kept. The number must be larger than the queue of a thread that fetches ahead.
 IDLE_STEPS = 32
 
 
 class IdleSteps:
-    """The steps since the last one that took a batch from a loader: `itertools.cycle(loader)` keeps an epoch's, for example.
+    """The steps since the last one that took a batch from a loader.
 
     Attributes:
         num_kept: steps so far that count as training on batches that the program has kept.
@@ -25,7 +25,7 @@ class IdleSteps:
     def __init__(self, context: TrialContext) -> None:
         self._context = context
         self._fed_step = 0  # the last step that took a batch; steps of `Session.plain_step_hook` are left out
-        self._num_credited = 0  # idle steps since then that count by the loader's mean
+        self._num_credited = 0  # idle steps since then whose samples are counted already
         self._num_dimensions = 0  # of the model's input in steps that a loader feeds
         self.num_kept = 0
 
@@ -34,7 +34,7 @@ class IdleSteps:
         return self._context.num_steps - max(self._fed_step, training.fed_step if training is not None else 0)
 
     def num_open(self, training: Loader) -> int:
-        """Returns how many of these steps do not count yet, but may turn out to train on batches that the program has kept."""
+        """Returns how many of the idle steps do not count yet, but may turn out to be steps on batches that were kept."""
         return min(self.num(training) - self._num_credited, IDLE_STEPS)
 
     def is_long(self, training: Optional[Loader]) -> bool:
@@ -50,8 +50,12 @@ class IdleSteps:
     def samples(self, training: Loader, *, is_counted: bool) -> float:
         """Returns the samples of a step that took no batch, if the program trains on batches that it has kept; 0 otherwise.
 
-        Each of these steps counts with the mean of the loader that has fed the steps, if it is this loader by which samples are
-        counted. The first to count includes the idle steps before it, see `Window`.
+        Each such step has the training loader's mean samples per step. The first step that counts includes the idle steps
+        before it; `Window` spreads the samples over all of them.
+
+        Args:
+            training: the loader that feeds the steps.
+            is_counted: whether samples are counted by the loader's batches.
         """
         root = next(iter(self._context.modules.roots), None)
         num_dimensions, num_idle = 0 if root is None else len(root.sizes.shape), self.num(training)

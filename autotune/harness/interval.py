@@ -1,10 +1,10 @@
 """Estimates how far a window's rate may be from the true rate. Standard library only.
 
-Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7 it held the true rate in
-55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated, and the remaining correlation is estimated and allowed
-for: with a lag-1 correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and
-Analysis). If too few effective blocks remain, no interval is given: a few correlated blocks may look independent by chance, and
-their interval would be too narrow.
+Steps are correlated, so an interval from single steps is too narrow: with a lag-1 correlation of 0.7, it held the true rate in
+55 to 60 % of cases instead of 95 %. Blocks of steps are less correlated. Their remaining correlation is estimated: with a lag-1
+correlation r, n blocks count as n (1 - r) / (1 + r) independent blocks (Law & Kelton, Simulation Modeling and Analysis). If too
+few such effective blocks remain, no interval is given: a few correlated blocks may look independent by chance, and their
+interval would be too narrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def mean_half_width_frac(
 
     The rate is the samples of the whole window divided by its seconds. Let d = samples / mean samples - seconds / mean seconds
     for each block. The relative error of the rate is the error of the mean of d (Cochran, Sampling Techniques, 6.3). So each
-    block is weighted by its duration: a long pause counts in full.
+    block has the weight of its duration: a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.

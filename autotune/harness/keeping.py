@@ -3,7 +3,7 @@
 If the file system supports leases, the tuner's keeper (launchers/keeper.py) guards the files' contents. A lease does not
 protect a name. So this module replaces `torch.save` and the functions of `os` that change names (`shutil` and `pathlib` call
 these functions). The replacements do not change the files listed in protocol.KEPT_FILE and do everything else as before. To the
-program, the calls seem to succeed. Data that the program saves to such a file go to the trial's folder.
+program, the calls seem to succeed. Data that the program saves to such a file are written to the trial's folder instead.
 
 A replacement of `torch.load` records from which checkpoints the program continues its training.
 """
@@ -22,9 +22,9 @@ from . import protocol
 from .patches import patches
 
 Call = Callable[..., None]
-MAX_FOLDERS = 1000  # maximum number of folders made by one process that are recorded
+MAX_FOLDERS = 1000  # maximum number of folders that one process makes, and of files that it saves, that are recorded
 MAX_LOADED = 16  # maximum number of checkpoints loaded by one process that are recorded
-MAX_VALUES = 100  # in a loaded dictionary, at most this many values are looked at
+MAX_VALUES = 100  # of a loaded dictionary or list, at most this many values are examined
 
 
 def keep(folder: str) -> None:
@@ -177,7 +177,7 @@ class Kept:
         return removed
 
     def making_folders(self, make: Call) -> Call:
-        """Returns an `os.mkdir` that records new folders, and raises no error for a folder whose removal was only pretended."""
+        """Returns an `os.mkdir` that records new folders, and accepts a folder that only seems to be removed."""
 
         def made(path: Any, mode: int = 0o777, *, dir_fd: Optional[int] = None) -> None:
             folder = os.path.realpath(_at(path, dir_fd)) if self._removed else ""

@@ -1,9 +1,9 @@
 """Finds out which libraries a warm server may import for the program, besides torch (see warm_server.py).
 
 `Libraries` notes the imports of installed libraries that the program itself causes, in their order, until it trains. An import
-inside another one is not noted, because the server's import repeats it. The server runs no code of the program. So the
-list ends at the first import that could give something else there: the program had changed something that imports read, or the
-import did something that a fork cannot repeat.
+inside another one is not noted, because the server's import repeats it. The server runs no code of the program. So the list
+ends at the first import that could give a different result there: because the program had changed something that imports read,
+or because the import did something that a fork cannot repeat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INSTALLED = ("site-packages", "dist-packages")  # folders of installed libraries
 STANDARD = os.path.dirname(os.__file__) + os.sep
 # Each of these loaders belongs to a single module. Other loaders may come from import hooks of the program.
 LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader)
-MOST_DRAWN = 1000  # numbers that an import may draw
+MOST_DRAWN = 1000  # random numbers that an import may draw
 OWN = ("autotune", __name__.partition(".")[0])
 
 
@@ -39,7 +39,7 @@ class Libraries(importlib.abc.MetaPathFinder):
 
     Attributes:
         seconds: module -> how long its import took, in the order of the imports.
-        has_torch: whether one of them imported torch, so that what changed before torch, they changed.
+        has_torch: whether one of these imports imported torch. If so, changes before torch were made by these imports.
     """
 
     def __init__(self) -> None:
@@ -105,12 +105,12 @@ class Libraries(importlib.abc.MetaPathFinder):
             return None
 
     def _is_repeatable(self, name: str, before: Tuple[Any, ...]) -> bool:
-        """Whether a fork of a process that has done an import is like this process, which has just done it."""
+        """Whether a fork of a process that has done this import has the same state as this process, which has just done it."""
         is_own = any(self._is_own(each) for each in self._new_modules())
         # Importing torch also makes the harness begin, which may set seeds. Whether torch may be imported is decided elsewhere.
         after = _effects()
         if before[0] == self._drawn and _is_drawn(before[0], after[0]):
-            before = (after[0], *before[1:])  # nothing has set it yet, so its numbers are different in each process anyway
+            before = (after[0], *before[1:])  # the generator is not seeded yet, so its numbers differ in each process anyway
         is_same = name == "torch" or _is_unchanged(before, after)
         return is_same and not is_own and not self._is_shadowed and not adapters.TRACKERS & sys.modules.keys()
 
@@ -138,7 +138,7 @@ class Libraries(importlib.abc.MetaPathFinder):
         return bool(place) and _is_library(str(place)) and name.partition(".")[0] not in (*OWN, *self._developed)
 
     def _is_in_script_folder(self, name: str) -> bool:
-        """Whether a look-up of a module ends in the script's folder, which the server does not have on its path."""
+        """Whether Python finds a module in the script's folder, which is not on the server's path."""
         if self._script_folder is None or _find(name, [self._script_folder]) is None:
             return False
         found = _find(name, sys.path)  # installed packages come before folders without __init__.py
@@ -153,7 +153,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Notes no further import, and adds what was found to the facts about the start."""
+    """Stops noting imports, and adds those noted to `state.startup`."""
     global _libraries
     if _libraries is not None:
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _libraries]
@@ -163,7 +163,7 @@ def end() -> None:
 
 
 def loaded() -> List[Any]:
-    """Returns the modules of installed libraries that are imported, without those of torch, which exist before any patch."""
+    """Returns the imported modules of installed libraries, without torch's, which every start imports before any patch."""
     found = []
     for name, module in list(sys.modules.items()):
         place = (getattr(module, "__dict__", None) or {}).get("__file__")
@@ -202,7 +202,7 @@ def _developed() -> Set[str]:
 
 
 def _settings() -> Tuple[Any, ...]:
-    """Returns what a program can change and what importing a library may read."""
+    """Returns the settings that a program can change and that importing a library may read."""
     logging, torch = sys.modules.get("logging"), sys.modules.get("torch")
     root = getattr(logging, "root", None)
     devices = getattr(getattr(torch, "utils", None), "_device", None)
@@ -220,7 +220,7 @@ def _settings() -> Tuple[Any, ...]:
 
 
 def _effects() -> Tuple[Any, ...]:
-    """Returns the states of the generators (None for those that are not imported yet), and the number of threads."""
+    """Returns the states of the random generators (None for those not imported yet), and the number of threads."""
     numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     state_of_numpy = numpy.get_state(legacy=False) if hasattr(numpy, "get_state") else None  # type: ignore[union-attr]
     return (
@@ -239,7 +239,7 @@ def _is_unchanged(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
 
 
 def _is_drawn(before: Tuple[Any, ...], after: Tuple[Any, ...]) -> bool:
-    """Whether numbers drawn from Python's generator explain its new state, so that it was not set."""
+    """Whether drawing numbers explains the new state of Python's generator, so that nothing has seeded it."""
     twin = random.Random()
     twin.setstate(before)
     for _ in range(MOST_DRAWN):

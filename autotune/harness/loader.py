@@ -58,7 +58,7 @@ class Loader:
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
         self.last_shape: Tuple[int, ...] = ()  # of the last tensor in the last batch, if it has several; of first batches only
         self.rows: Optional[int] = None  # number of samples in an item, if each item of the data set is a whole batch
-        self.companion = ""  # where another loader is made from which steps take a batch as well; "" if there is none
+        self.companion = ""  # site of another loader, from which the steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
         self.reuses_tensors = False  # whether it writes each batch into the tensor of the last one
         self.is_on_device = False  # whether its batches are on a GPU already
@@ -70,16 +70,16 @@ class Loader:
         self.wait_s = 0.0
         self.num_yields = 0
         self.is_read = False  # whether a batch was fetched while gradients were disabled, as for an evaluation
-        self._evaluated = (0.0, 0.0, 0)  # the three above, as they were when the model was last called in evaluation mode
+        self._evaluated = (0.0, 0.0, 0)  # samples, wait_s, num_yields when the model was last called in evaluation mode
         # over the trial
         self.num_steps_fed = 0
         self.num_steps_running = 0  # consecutive steps that it fed
         self.fed_step = -1
-        self.made_step = 0  # steps before it was made, or made anew
+        self.made_step = 0  # steps before it was last made
         self._epoch_began = self.steps_per_epoch = 0  # steps before this epoch, and in the previous one
         self._before_epoch = 0.0, 0  # batches, and steps fed, before this epoch
         self._epoch_length: Optional[int] = None  # its number of batches; None if not known
-        self._reading_began = -1  # steps before the last iteration that began with gradients disabled; -1 otherwise
+        self._reading_began = -1  # steps before the last iteration, if it began with gradients disabled; -1 otherwise
         self.total_samples = self.total_wait_s = self.total_batches = 0.0
 
     def renew(self, arguments: Dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class Loader:
     def examine(self, loader: Any) -> None:
         """Notes whether the data set holds an open file, and the random generators that exist; called at the first iteration.
 
-        Later, a fetch may have opened the file or made a generator, as it would in each worker. A loader with a
+        A file or a generator that a fetch makes later does no harm, because each worker would make its own. A loader with a
         `worker_init_fn` is left out: its author may open files and seed generators there.
         """
         if self._num_examined or self.num_workers > 1 or members.attribute(loader, "worker_init_fn") is not None:
@@ -166,10 +166,10 @@ class Loader:
         self._num_changed += is_changed or persistent.facts([self.dataset]) != of_dataset
 
     def note_inputs(self, shapes: List[Tuple[int, ...]]) -> None:
-        """Notes whether the program removes the dimension of the batch: the inputs of its models have `shapes`.
+        """Notes whether the program removes the batch dimension before it calls its models, whose inputs have `shapes`.
 
-        If what is left is a whole batch, because inputs and targets (the first and the last tensor) have equally many rows, its
-        rows are counted from then on.
+        If inputs and targets (the first and the last tensor) then have equally many rows, each item of the loader is a whole
+        batch, and its rows are counted from then on.
         """
         shape, last = self.sizes.shape, self.last_shape
         is_removed = len(shape) > 1 and shape[0] == 1 and shape[1] != 1 and shape[1:] in shapes
@@ -180,13 +180,13 @@ class Loader:
             self.settings["loader.batch_size"] = shape[rows]
 
     def has_rows(self, number: int) -> bool:
-        """Whether the loader yields one item at a time, and its inputs and targets have `number` rows: it is a whole batch."""
+        """Whether the loader yields one item at a time, which is a whole batch: its inputs and targets have `number` rows."""
         pairs = zip(self.sizes.shape[:2], self.last_shape[:2])  # noqa: B905 (Python 3.9)
         return self.batch_size == 1 and (number, number) in pairs
 
     @property
     def is_changed_between_batches(self) -> bool:
-        """Whether the program changes the data set or the sampler between batches; batches fetched ahead would miss changes."""
+        """Whether the program changes data set or sampler between batches, so that batches fetched ahead would be outdated."""
         return self._num_changed >= MIN_CHANGED
 
     def begins(self, iterator: Any) -> None:
@@ -214,7 +214,7 @@ class Loader:
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:
-        """Whether the iteration that began last was without gradients and without steps, to compute statistics for example.
+        """Whether the last iteration had neither gradients nor steps, because the program computed statistics, for example.
 
         Args:
             num_steps: steps so far.
@@ -249,15 +249,15 @@ class Loader:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the program dropped the iterator after the batches of one step, so that all steps are on the same data."""
+        """Whether the program dropped the iterator after the batches of one step, so that all steps use the same data."""
         return self.num_steps_fed == 1 and self._iterator() is None
 
     @property
     def is_shared_out(self) -> bool:
         """Whether the workers divide the data, instead of each worker yielding all of it.
 
-        A stream divides the data if it asks which worker it is in. It is also assumed to do so if the program itself uses
-        several workers; a single worker proves nothing.
+        The workers divide a stream that asks which worker it is in. They are also assumed to divide it if the program itself
+        uses several workers; a single worker proves nothing.
         """
         if not self.is_stream or self.has_asked_worker_info or (self.num_workers > 1 and not self.is_target):
             return True
@@ -316,7 +316,7 @@ def _is_on_device(value: Any) -> bool:
 
 def _length(dataset: Any) -> Optional[int]:
     try:
-        return len(dataset)  # runs the program's code, as torch's samplers do; nothing else knows the length
+        return len(dataset)  # runs the program's code, as torch's samplers do; there is no other way to get the length
     except Exception:  # a stream, or a length that fails
         return None
 

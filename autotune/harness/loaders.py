@@ -31,7 +31,7 @@ from .worker_starts import WorkerStarts
 STEPS = ("steps", "optimizer steps: no batch dimension was found")
 LEAST_STEPS = 3  # from this step on, a loader that fed only one step counts as not training if its iterator is gone
 SHORT_EPOCH = 8  # in an epoch of at most this many steps, the first step is a large share, so it is not left out
-COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps beside the training loader trains as well
+COMPANION_FRAC = 0.1  # a loader that feeds at least this share of the steps in addition to the training loader trains as well
 
 
 class LoaderWatch:
@@ -45,13 +45,13 @@ class LoaderWatch:
         self.touched: List[Loader] = []  # loaders that have yielded a batch since the last step
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = STEPS
-        self._worth = float(self._spec.tokens_per_sample or 1)  # units counted per sample
+        self._worth = float(self._spec.tokens_per_sample or 1)  # units per sample: 1, or its number of tokens
         self._is_measuring = self._spec.mode != "apply"
         self._is_examining = self._is_measuring and self._spec.target is None  # data sets are examined once per study
         self._sites = sites.TargetSites(self._spec.target)
         self.is_uninstalled = False
         self._idle = IdleSteps(context)
-        self._num_in_turn = 0  # steps that were fed by another loader in turn
+        self._num_in_turn = 0  # steps that were fed by another loader, because the loaders take turns
         self._current: Optional[Loader] = None
         self.starts = WorkerStarts(context, self._may_train)
         self._patch_iteration()
@@ -144,7 +144,7 @@ class LoaderWatch:
                 if info.num_yields or first.__class__ is not tensor or first.dim() == 0 or first.size(0) != info.usual_batch:
                     watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
                     return batch
-                # The common case, one batch of the usual size, is inlined: a call costs a microsecond of cold code.
+                # The common case, one batch of the usual size, is inlined: a call of cold code costs a microsecond.
                 info.samples = info.usual_batch * worth
                 info.wait_s = monotonic() - began_s
                 info.num_yields = 1
@@ -163,7 +163,7 @@ class LoaderWatch:
     def _begins_epoch(self, info: Loader) -> None:
         """Leaves out the time of an evaluation since the last step, if epochs are short.
 
-        In long epochs, the first step after an evaluation does not count at all, so the evaluation is left out with it.
+        In long epochs, the first step after an evaluation is left out as a whole, and the evaluation with it.
         """
         try:
             context, num_steps = self._context, self._context.num_steps
@@ -337,7 +337,7 @@ class LoaderWatch:
     def begin_first_step(self) -> None:
         """Forgets the batches of steps that were not counted. Keeps the last batch, which belongs to the step that now begins.
 
-        Samples and wait of the last batch were not recorded separately, so it gets the mean over these batches.
+        The last batch's own samples and wait were not recorded, so it gets the mean over these batches.
         """
         for info in self.touched:
             info.samples, info.wait_s, info.num_yields = info.samples / info.num_yields, info.wait_s / info.num_yields, 1

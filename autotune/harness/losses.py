@@ -22,7 +22,7 @@ SCALED_ELSEWHERE = "a gradient scaler scales the loss in a way that cannot be un
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the random generators, so that two runs begin alike; a program that seeds them later overrides this."""
+    """Seeds the random generators, so that two runs begin alike; the program may seed them again later."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")  # torch imports it if it is installed
@@ -34,9 +34,9 @@ class LossWatch:
     """Keeps the first losses that `backward()` was called on, and the last one, without waiting for the device.
 
     It records the first losses one by one, then single losses at intervals that double each time. That is enough, since a NaN
-    loss stays NaN. A permanent wrapper would cost each call a microsecond of cold code. The wrapper must not be installed and
-    removed often: each change of a torch class invalidates the interpreter's caches for this class, and after a thousand
-    changes the interpreter no longer caches this class at all (CPython 3.13).
+    loss stays NaN. A permanent wrapper would cost each call a microsecond of cold code. And the wrapper must not be installed
+    and removed often: each time, the interpreter's caches for the torch class become invalid, and after a thousand times the
+    interpreter no longer caches the class at all (CPython 3.13).
 
     A loss that a GradScaler has multiplied is kept unscaled, since the scale changes during training.
 

@@ -1,8 +1,8 @@
 """Reads the contents of a program's objects directly from where torch stores them.
 
 The harness must not call anything that a program's class may have overridden (`parameters`, `children`, `to`, `__getattr__`,
-`shape`, ...): an override may raise, count its calls, move things, or mean something else. For example, a program's
-`to` may move an empty tensor to learn the device. It then fails if it is called with a memory format.
+`shape`, ...): an override may raise, count its calls, move things, or mean something else. For example, a program's `to` may
+move an empty tensor to learn the device; such a `to` fails if it is called with a memory format.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Meter:
         self._moving: List[float] = []  # block rates of a window in which the step time seemed to change
         self._warm = Blocks(self.width, rules.block_min_s)
         self._warm_s = 0.0
-        self._compiling_s = self._longest_compiling_s = 0.0  # of steps that were not quiet: their sum, the longest
+        self._compiling_s = self._longest_compiling_s = 0.0  # of steps that were not quiet: seconds of all, of the longest
         self._has_closed = False
         self._quiet_s = 0.0
         self._quiet_steps = 0
@@ -167,8 +167,8 @@ class Meter:
         Args:
             steps_s: seconds of each step.
             samples: work units of each step.
-            is_quiet: whether nothing was compiled in any of these steps. If something was, the window restarts, unless the
-                warm-up's time limit has passed.
+            is_quiet: whether nothing was compiled in any of these steps. Otherwise the window restarts, unless the warm-up's
+                time limit has passed.
         """
         if not is_quiet:
             self._begin_anew(sum(steps_s), len(steps_s), "graphs are still being compiled")
@@ -187,7 +187,7 @@ class Meter:
                 self._decide(is_closed=len(self._window) > num_before)
                 num_before = len(self._window)
                 if self.phase == WARMUP:
-                    self._warmup_steps += len(steps_s) - number  # of the remaining steps, only the number is used
+                    self._warmup_steps += len(steps_s) - number  # the remaining steps only add to this number
                 if self.phase != STEADY:
                     return
 
@@ -202,7 +202,7 @@ class Meter:
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # The steps measured so far are from a state that has ended: return to warm-up, unless too much time has passed.
+        # The program's state has changed since the steps measured so far: return to warm-up, unless too much time has passed.
         if self._waited_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return

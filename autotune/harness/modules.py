@@ -133,7 +133,7 @@ class ModuleWatch:
                 return self.run(root, call, args, kwargs)
             if self._is_made_anew(module):
                 return call(module, *args, **kwargs)
-            nesting.depth += 1  # frozen, in evaluation mode or without parameters: its children are not roots either
+            nesting.depth += 1  # the module is frozen, evaluates or has no parameters: its children are not roots either
             try:
                 return call(module, *args, **kwargs)
             finally:
@@ -144,7 +144,7 @@ class ModuleWatch:
         return __call__
 
     def _is_made_anew(self, module: Any) -> bool:
-        # A program that makes a wrapper in each step: the modules in it are called in all steps, so they are the roots.
+        # The program makes a new wrapper in each step. The modules inside it are called in all steps, so they are the roots.
         return any(root.is_replaced_by(module) for root in self.roots)
 
     def _see(self, module: Any) -> None:
@@ -159,7 +159,7 @@ class ModuleWatch:
         return not self.roots and self._context.num_steps > 0 and is_grad_enabled()
 
     def look_again(self) -> None:
-        """Searches for roots again; called when an optimizer is made, because the modules that it trains may be unknown."""
+        """Searches for roots again; called when an optimizer is made, because it may train modules that are no roots yet."""
         self._look_until = self._context.num_steps + DISCOVERY_STEPS
         self._calls_left = UNCOUNTED_CALLS if self._context.optimizers.is_uninstalled else math.inf
         if self.nesting.depth:
@@ -239,7 +239,7 @@ class ModuleWatch:
             root.around = self._knobs.around_calls(root.module)
 
     def _watch_autocast(self) -> None:
-        # A program may enter autocast inside its module (libraries wrap `forward`). This is not visible when a root is adopted.
+        # A program may enter autocast inside its module (libraries wrap `forward`), which is not visible in `_adopt`.
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
                 if self.nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
@@ -253,8 +253,8 @@ class ModuleWatch:
     # --- wrappers ---
 
     def _patch_wrappers(self) -> None:
-        # Layout and compilation must be set on the wrapped module when the wrapper is constructed: setting channels_last after
-        # that raises a stride error in DDP's reducer.
+        # Layout and compilation must be set on a module before its wrapper is constructed: setting channels_last later raises a
+        # stride error in DDP's reducer.
         def around(construct: Any) -> Any:
             def __init__(wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
                 try:
@@ -409,7 +409,7 @@ class ModuleWatch:
         """Returns the samples in the calls of one root since the last step; `unit` says whether they are tokens.
 
         That root is the first one that was called. Other roots called in the same step would count the same samples again.
-        If no root was called but in a compiled function, that function's inputs are counted.
+        If roots were called only in a compiled function, that function's inputs are counted.
         """
         number, samples = first_with_samples([root.calls for root in self.roots])
         if number is not None:
@@ -461,8 +461,8 @@ class ModuleWatch:
     def device(self) -> Tuple[str, Optional[int]]:
         """Returns type and index of the device that trains; if parameters are unknown, the GPU if one is in use.
 
-        That is the device of the first trained parameter. If this is the CPU, parameters may be kept there while they are not
-        used: then the device of any other parameter counts, or that of the loss.
+        This is the device of the first trained parameter. If that is the CPU, parameters may only be stored there while they
+        are not used. So the first other device of a parameter or of the loss is returned, if there is one.
         """
         context = self._context
         trained = (parameter for root in self.living for parameter in members.parameters(root.module))
@@ -491,7 +491,7 @@ class ModuleWatch:
 
 
 def _is_exporting(module: Any) -> bool:
-    """Whether the call belongs to the export of a model: it is traced, or about to be by `torch.onnx.export`'s own module."""
+    """Whether a call of this module belongs to the export of a model: it is traced, or `torch.onnx.export` is about to."""
     tracer: Any = jit
     return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
