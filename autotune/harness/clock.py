@@ -32,7 +32,6 @@ class HostClock:
         self._last_s = 0.0
         self._waiting: List[Tuple[float, Optional[float], float, bool]] = []
         self._is_noisy = False
-        self.window_is_open = False
         self.gap_frac: Optional[float] = None
 
     @property
@@ -74,11 +73,10 @@ class HostClock:
         self._last_s = last_s
 
     def open_window(self) -> None:
-        """Opens the window at the last mark."""
-        self.window_is_open = True
+        """Called when the window opens; the host need not wait for anything."""
 
     def close_window(self) -> None:
-        """Closes the window."""
+        """Called when the window ends."""
 
 
 class CudaClock:
@@ -107,7 +105,6 @@ class CudaClock:
         self._gaps_s = 0.0
         self._num_marked = self._num_finished = self._noisy_until = 0
         self._is_idle = False  # whether the next step to finish began on an idle device; its time is then dropped
-        self.window_is_open = False
         self.gap_frac: Optional[float] = None
 
     def _event(self) -> Any:
@@ -149,7 +146,7 @@ class CudaClock:
                 continue
             step_s = self._last.elapsed_time(event) / 1e3
             self._last = event
-            if self.window_is_open:
+            if self._opened_s is not None:
                 self._gaps_s += step_s
             if samples is not None and self._is_idle:
                 self._is_idle = False
@@ -174,7 +171,6 @@ class CudaClock:
         self._end_s = end_s  # otherwise the next step would seem to take as long as all dropped steps together
         self._is_idle = True
         self._opened_s, self._gaps_s = time.monotonic(), 0.0
-        self.window_is_open = True
 
     def close_window(self) -> None:
         """Waits for the device and compares the window's wall time with the sum of the times between events."""
