@@ -220,11 +220,9 @@ class CallSizes:
 
     def count(self, args: Any, kwargs: Any) -> float:
         """Returns the samples of one call, or its tokens if `unit` is "tokens"."""
-        tensor = next(_tensors(args), None)
+        tensor = next((each for inputs in (args, kwargs) for each in _tensors(inputs)), None)
         if tensor is None:
-            tensor = next(_tensors(kwargs), None)
-            if tensor is None:
-                return 0.0
+            return 0.0
         shape = tuple(members.shape_of(tensor) or ())
         is_one = len(shape) == len(self._first) - 1 and shape[0] == self._first[1] and not _is_of_integers(tensor)
         self.called, self.shape = shape, (1, *shape) if is_one else shape

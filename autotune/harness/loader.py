@@ -30,7 +30,8 @@ class Loader:
         self.code, self.nth = sites.marked(code, arguments), 0  # both survive edits and moves of the program, see sites.py
         self.given = {name: arguments.get(name) for name in ("batch_size", "shuffle", "drop_last")}
         self.given_kinds = [type(arguments.get(name)) for name in ("dataset", "sampler", "batch_sampler", "collate_fn")]
-        self.num_data = None if issubclass(self.given_kinds[0], IterableDataset) else _length(arguments.get("dataset"))
+        self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
+        self.num_data = None if self.is_stream else _length(arguments.get("dataset"))
         self.num_drawn = sites.num_drawn(arguments, self.num_data)
         self._dataset = self._batch_sampler = self._given_batch_sampler = self._made = self._iterator = nothing
         self.renew(arguments)
@@ -41,7 +42,6 @@ class Loader:
         self.counters_file = ""
         self.has_asked_worker_info = False
         self.largest_batch = 0.0
-        self.is_stream = issubclass(self.given_kinds[0], IterableDataset)
         self.is_shuffled = sites.shuffles(arguments)
         self.sizes = batches.Sizes()
         self.usual_batch: Optional[float] = None  # leading dimension of a full batch, if it is the number of samples

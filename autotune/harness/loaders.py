@@ -310,8 +310,7 @@ class LoaderWatch:
             samples = 0.0 if batch is None else sizes.count(batch, shape, asked, info.batch_size)  # None: the program skips it
             if sizes.is_known and probe is not None:
                 probe.is_active = False
-            if samples > info.largest_batch:
-                info.largest_batch = samples
+            info.largest_batch = max(info.largest_batch, samples)
             info.samples += samples * self._worth
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
@@ -454,7 +453,7 @@ class LoaderWatch:
             return None
         chain = [self.training]
         for other in reversed(self.loaders[: self.training.number]):
-            if sites.is_around(chain[0].given_batch_sampler, other.batch_sampler) and other.batch_sampler is not None:
+            if sites.is_around(chain[0].given_batch_sampler, other.batch_sampler):
                 chain.insert(0, other)
         named: List[Dict[str, Any]] = [
             {"site": info.site, "ordinal": info.ordinal, "code": info.code, "nth": info.nth} for info in chain
