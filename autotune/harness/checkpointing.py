@@ -105,7 +105,12 @@ class Checkpointing:
                 self._hooks.append(Module.register_forward_pre_hook(each, self._ran))
 
     def _ran(self, module: Any, inputs: Any) -> None:
-        self.is_run_again = bool(self.is_run_again) or torch._C._current_graph_task_id() != -1
+        self.is_run_again = self.is_run_again or is_in_backward()
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass runs in this thread: activation checkpointing calls modules again in it, at any depth."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _checkpoint(block: Any, note_written: Callable[[List[str]], None]) -> bool:

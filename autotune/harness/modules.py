@@ -16,7 +16,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import torch
-from torch import _C, Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
+from torch import Tensor, cuda, is_autocast_enabled, is_grad_enabled, jit
 from torch.compiler import is_compiling
 from torch.nn import Module
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from . import members
 from .batches import CallSizes
 from .calls import Call, Calls, first_with_samples
+from .checkpointing import is_in_backward
 from .compiled_functions import CompiledFunctions
 from .context import TrialContext
 from .convolutions import Convolutions
@@ -521,11 +522,6 @@ def _around_root(watch: ModuleWatch, root_of: Callable[[Any], Optional[Root]], o
         return watch.run(root, own(), args, kwargs)
 
     return __call__
-
-
-def is_in_backward() -> bool:
-    """Whether a backward pass runs in this thread: activation checkpointing calls modules again in it, at any depth."""
-    return bool(_C._current_graph_task_id() != -1)
 
 
 def _name(module: Any) -> str:
