@@ -1,4 +1,4 @@
-"""Counts the samples that a training root is called with (see modules.py), for programs that do not use a DataLoader.
+"""Counts the samples that a training root is called with (see modules.py), for batches that do not come from a DataLoader.
 
 Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation. A
 program may test its model without disabling gradients. No backward pass reaches such calls. A solver of differential equations,

@@ -25,7 +25,7 @@ def mean_half_width_frac(
 
     The rate is the samples of the whole window divided by its seconds. Let d = samples / mean samples - seconds / mean seconds
     for each block. The relative error of the rate is the error of the mean of d (Cochran, Sampling Techniques, 6.3). So each
-    block has the weight of its duration: a long pause counts in full.
+    block is weighted by its duration, and a long pause counts in full.
 
     Args:
         rates: rate of each block, per second, in order.

@@ -22,8 +22,8 @@ from . import protocol
 from .patches import patches
 
 Call = Callable[..., None]
-MAX_FOLDERS = 1000  # maximum number of folders that one process makes, and of files that it saves, that are recorded
-MAX_LOADED = 16  # maximum number of checkpoints loaded by one process that are recorded
+MAX_FOLDERS = 1000  # at most this many folders made by one process, and as many files saved by it, are recorded
+MAX_LOADED = 16  # at most this many checkpoints loaded by one process are recorded
 MAX_VALUES = 100  # of a loaded dictionary or list, at most this many values are examined
 
 

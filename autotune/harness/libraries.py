@@ -28,7 +28,7 @@ from .patches import Awaited
 
 INSTALLED = ("site-packages", "dist-packages")  # folders of installed libraries
 STANDARD = os.path.dirname(os.__file__) + os.sep
-# Each of these loaders belongs to a single module. Other loaders may come from import hooks of the program.
+# A loader of one of these classes loads a single module. Other loaders may come from import hooks of the program.
 LOADERS = (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader)
 MOST_DRAWN = 1000  # random numbers that an import may draw
 OWN = ("autotune", __name__.partition(".")[0])
@@ -39,7 +39,7 @@ class Libraries(importlib.abc.MetaPathFinder):
 
     Attributes:
         seconds: module -> how long its import took, in the order of the imports.
-        has_torch: whether one of these imports imported torch. If so, changes before torch were made by these imports.
+        has_torch: whether one of these imports imported torch. If so, they made all changes of the environment before torch.
     """
 
     def __init__(self) -> None:

@@ -49,14 +49,15 @@ class Loader:
         self.is_target = self.is_made_persistent = self.has_added_workers = False
         self.why_restarted = ""  # why its persistent workers were restarted; "" if they were not
         self.why_without_workers = ""  # why workers that the knob has added must not be used; "" if they may be
-        # Facts about the data set after the last batch, a weak reference to the sampler, facts about it. None if not needed.
+        # After the last batch: facts about the data set, a weak reference to the sampler, facts about the sampler; None if not
+        # needed.
         self.last_facts: Any = None
         self._num_examined = self._num_changed = 0
         # Reasons why several workers would yield other samples than one process (knobs/loader.py); determined in the baseline.
         self.draws_by_itself = self.holds_open_file = False
-        # Signs that the program expects batches of one sample, of which it uses the first.
+        # Signs that the program expects batches of one sample, because it uses only the first sample of a batch.
         self.takes_only_first, self.is_unpacked = collating.takes_only_first(arguments.get("collate_fn")), False
-        self.last_shape: Tuple[int, ...] = ()  # of the last tensor in the last batch, if it has several; of first batches only
+        self.last_shape: Tuple[int, ...] = ()  # of the last of several tensors in a batch; recorded for the first batches only
         self.rows: Optional[int] = None  # number of samples in an item, if each item of the data set is a whole batch
         self.companion = ""  # site of another loader, from which the steps take a batch as well; "" if there is none
         self.is_watched = False  # whether to compare the generators' states before and after the next fetch
@@ -180,7 +181,7 @@ class Loader:
             self.settings["loader.batch_size"] = shape[rows]
 
     def has_rows(self, number: int) -> bool:
-        """Whether the loader yields one item at a time, which is a whole batch: its inputs and targets have `number` rows."""
+        """Whether the loader yields one item at a time, and each is a whole batch, with inputs and targets of `number` rows."""
         pairs = zip(self.sizes.shape[:2], self.last_shape[:2])  # noqa: B905 (Python 3.9)
         return self.batch_size == 1 and (number, number) in pairs
 
@@ -210,7 +211,7 @@ class Loader:
         self._before_epoch = self.total_batches + (0 if is_unused else self.num_yields), self.num_steps_fed
         loader = self._made()
         counts = getattr(type(loader), "__len__", None)
-        self._epoch_length = _length(loader) if counts is DataLoader.__len__ else None  # its class may count by itself
+        self._epoch_length = _length(loader) if counts is DataLoader.__len__ else None  # a subclass may count differently
         return is_unused
 
     def was_only_read(self, num_steps: int) -> bool:

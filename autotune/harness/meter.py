@@ -144,7 +144,7 @@ class Meter:
 
     @property
     def _waited_s(self) -> float:
-        """Seconds so far that count against the limit of the warm-up. A few long compilations do not count, endless ones do."""
+        """Seconds so far that count against the limit of the warm-up. A few long compilations do not count, many do."""
         return self._warm_s - min(self._compiling_s, LONG_COMPILATIONS * self._longest_compiling_s)
 
     def _is_warm(self) -> bool:
@@ -202,7 +202,7 @@ class Meter:
         return True
 
     def _begin_anew(self, more_s: float, more_steps: int, otherwise: str) -> None:
-        # The program's state has changed since the steps measured so far: return to warm-up, unless too much time has passed.
+        # The steps measured so far do not show how the program runs now: return to warm-up, unless too much time has passed.
         if self._waited_s + self._window_s + more_s >= self.rules.warmup_max_s:
             self.is_steady, self.reason = False, f"{otherwise} after {self._warm_s + self._window_s + more_s:.0f} s"
             return

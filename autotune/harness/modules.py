@@ -335,8 +335,8 @@ class ModuleWatch:
     def run_again(self, root: Root, call: Any, args: Any, kwargs: Any) -> Any:
         """Calls a checkpointed root again in the backward pass, in the precision in which it was called before.
 
-        Torch restores the autocast in which the program called the checkpoint. If it is enabled, by the program or by a root
-        that contains this one, the root is called without its wrapper.
+        Torch restores the autocast state in which the checkpoint was called. If the program, or a root that contains this one,
+        had enabled autocast, the root is called without its wrapper.
         """
         if root.around is None or is_autocast_enabled(module_knobs.device_of(root.module)):
             return call(root.module, *args, **kwargs)
@@ -386,7 +386,7 @@ class ModuleWatch:
             self._context.broke("watching the outputs of a call")
 
     def other_steps(self) -> None:
-        """Called when an optimizer steps whose steps are not counted."""
+        """Called at an optimizer's step that is not counted."""
         if self.is_counting:
             for root in self.roots:
                 root.calls.other_steps()
@@ -492,7 +492,7 @@ class ModuleWatch:
 
 
 def _is_exporting(module: Any) -> bool:
-    """Whether a call of this module belongs to the export of a model: it is traced, or `torch.onnx.export` is about to."""
+    """Whether a call of this module only serves to export a model: it is traced, or `torch.onnx.export` will trace it."""
     tracer: Any = jit
     return tracer.is_tracing() or type(module).__name__ == "ONNXTracedModule"
 
