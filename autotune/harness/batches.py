@@ -237,6 +237,8 @@ class CallSizes:
         return 1.0 if is_one else float(shape[0])
 
     def _as_asked(self, shape: Tuple[int, ...], asked: int) -> float:
+        if not shape[0]:
+            return 0.0
         if asked in shape:
             self._dimension = shape.index(asked)
             return float(asked)

@@ -180,3 +180,8 @@ def test_input_that_lacks_the_given_batch_size_is_reported() -> None:
     sizes = CallSizes(20)
     sizes.count((torch.zeros(35, 16),), {})
     assert (sizes.odd_shape, sizes.is_as_asked) == ((35, 16), False)
+
+
+def test_input_without_rows_has_no_samples_if_a_batch_size_is_given() -> None:
+    sizes = CallSizes(20)
+    assert (sizes.count((torch.zeros(0, 16),), {}), sizes.continues, sizes.odd_shape) == (0, False, None)
