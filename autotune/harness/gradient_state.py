@@ -39,10 +39,8 @@ def norms(parameters: List[Any]) -> List[Any]:
     found = [parameter.grad for parameter in parameters]
     # Only this rank's parts, because torch does not mix distributed and other tensors in one operation.
     dense = [members.local(gradient) for gradient in found if gradient is not None and not gradient.is_sparse]
-    if not dense:
-        return [None for _ in found]
     with torch.no_grad():
-        each = torch._foreach_norm(dense)
+        each = torch._foreach_norm(dense) if dense else []
     return [*(None for gradient in found if gradient is None), *(repr(float(norm)) for norm in each)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from autotune.harness.gradient_state import divide
+from autotune.harness.gradient_state import divide, norms
 from autotune.harness.protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport, RankResult
 from tests.harness.conftest import PROGRAMS, Run
 from tests.harness.forks import Forks
@@ -171,6 +171,14 @@ def test_scale_falls_if_the_program_itself_skips_steps_with_infinite_gradients(t
     assert found.result.scaling["scale"] < 65536  # the scale at the start, with which gradients overflow
     assert found.result.scaling["skipped"] == 0  # the program itself skips these steps
     assert len(found.weights) > 4
+
+
+def test_norms_of_a_sparse_gradient_change_when_the_program_clears_it() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    before = norms([table.weight])
+    table.weight.grad = None
+    assert norms([table.weight]) != before
 
 
 def test_gradients_on_several_gpus_are_divided_by_a_scale_on_one_gpu() -> None:
