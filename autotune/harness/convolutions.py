@@ -27,7 +27,9 @@ class Convolutions:
 
     def see(self, module: Any) -> None:
         """Examines a module and all modules within it, unless a convolution is known or weights have no shape yet."""
-        weights = [] if self.is_found else [each for each in members.parameters(module) if isinstance(each, Tensor)]
-        if not self.is_found and not any(map(is_lazy, weights)):
+        if self.is_found:
+            return
+        weights = [each for each in members.parameters(module) if isinstance(each, Tensor)]
+        if not any(map(is_lazy, weights)):
             has_class = any(isinstance(each, _ConvNd) for each in members.modules(module))
             self.is_found = has_class or any(Tensor.dim(each) in DIMENSIONS for each in weights)

@@ -47,11 +47,8 @@ def mean_half_width_frac(
     growth = (1 + correlation) / (1 - correlation)  # factor by which the correlation increases the mean's variance
     effective = n / growth
     if effective < MIN_EFFECTIVE_BLOCKS:
-        return (
-            None,
-            f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones; "
-            f"{MIN_EFFECTIVE_BLOCKS:.0f} are needed",
-        )
+        found = f"{n} correlated blocks of steps, which count as {effective:.0f} independent ones"
+        return None, f"{found}; {MIN_EFFECTIVE_BLOCKS:.0f} are needed"
     return (quantile or student_t)(int(min(n, effective)) - 1) * math.sqrt(squares * growth / (n * (n - 1))), ""
 
 
