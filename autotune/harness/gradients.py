@@ -61,7 +61,7 @@ class Gradients:
         self._optimizer: Any = None  # a weak reference
         self.gathered = self._num_discarded = 0  # step() calls held back in this cycle, cycles discarded since the last step
         self._is_dirty = self.is_inside = self.is_through = self._is_unscaled = False
-        self._begin: Any = None  # the factor by which the gradients of the last backward pass are scaled
+        self._factor: Any = None  # the factor by which the gradients of the last backward pass are scaled
         self._inputs: List[Any] = []  # tensors without an optimizer that get gradients in the current backward pass
         self._of_inputs: List[Any] = []  # weak references to these gradients, after the pass
         self._left_scale: Any = None  # the scale of a backward pass during which the harness has stopped scaling
@@ -121,8 +121,8 @@ class Gradients:
             self._check_chain(outputs, given)
         if self.problem or (self.every == 1 and self.scaler is None) or len(given) != len(outputs):
             return tensors, grad_tensors
-        begin = tuple(map(self._begun, outputs, given))
-        return (tensors, begin[0]) if is_one else (outputs, begin)
+        starts = tuple(map(self._start_gradient, outputs, given))
+        return (tensors, starts[0]) if is_one else (outputs, starts)
 
     def _check_chain(self, outputs: Any, given: Any) -> None:
         """Finds out whether the program computes gradients from those of the last pass, which are scaled already.
@@ -132,20 +132,20 @@ class Gradients:
         kept = [gradient for ref in self._of_inputs if (gradient := ref()) is not None]
         if kept or (self._is_dirty and not all(map(state.is_constant, given))):
             # `data`, because the graph of this pass may hold these gradients, and autograd must not notice the division.
-            state.divide([gradient.data for gradient in kept], self._begin)
+            state.divide([gradient.data for gradient in kept], self._factor)
             self.stand_down(step_knobs.CHAINED)
             return
         held, leaves = self._context.optimizers.held_parameters(), (leaf for each in outputs for leaf in trained_by(each))
         self._inputs = [leaf for leaf in leaves if id(leaf) not in held and not isinstance(leaf, torch.nn.Parameter)]
 
-    def _begun(self, output: Any, gradient: Any) -> Any:
+    def _start_gradient(self, output: Any, gradient: Any) -> Any:
         if gradient is None:
             if torch.Tensor.numel(output) != 1:
                 return None  # torch raises its own error
             gradient = torch.ones_like(output, memory_format=torch.preserve_format)
         factor = torch.full((), 1 / (self.every or 1), dtype=output.dtype, device=output.device)
-        self._begin = factor if self.scaler is None else self.scaler.scale(factor)
-        return gradient * self._begin
+        self._factor = factor if self.scaler is None else self.scaler.scale(factor)
+        return gradient * self._factor
 
     def backward_done(self) -> None:
         """Called after each backward pass."""
@@ -169,7 +169,7 @@ class Gradients:
                 self._after_backward = self._when_held = None  # these describe another optimizer's gradients
             self._optimizer = weakref.ref(optimizer)
         elif own is not optimizer:
-            if self.scaler is not None and self._begin is not None:
+            if self.scaler is not None and self._factor is not None:
                 state.divide(_gradients(self._parameters_of_others(own)), self._scale())
                 self._left_scale = self._scale() if self.is_inside else None
             self.stand_down(step_knobs.SEVERAL)
@@ -230,7 +230,7 @@ class Gradients:
 
     def _program_steps(self) -> None:
         """Called at each step of the program; its first step shows how many backward passes it makes per step."""
-        if self._begin is None:
+        if self._factor is None:
             self.stand_down(step_knobs.NO_BACKWARD)
             return
         if self._is_derived and self.every and not self.num_done and not self.gathered:
@@ -251,7 +251,7 @@ class Gradients:
 
     def unscale(self) -> None:
         """Divides the gradients by the scale, once per cycle, before the program clips or reads them."""
-        if self.scaler is None or self._is_unscaled or self._begin is None or not state.has_gradients(self._parameters()):
+        if self.scaler is None or self._is_unscaled or self._factor is None or not state.has_gradients(self._parameters()):
             return
         self._check_untouched()
         if not self.problem:
@@ -293,7 +293,7 @@ class Gradients:
         if name != "clip_grad_norm_":
             return None
         norm = state.total_norm(parameters, float(norm_type))
-        return norm if self.scaler is None or self._begin is None else norm / self._scale().to(norm.device)
+        return norm if self.scaler is None or self._factor is None else norm / self._scale().to(norm.device)
 
     # --- how many calls per step ---
 
@@ -363,7 +363,7 @@ class Gradients:
 
     def _scale(self) -> Any:
         """Returns the factor by which the gradients are too large until they are unscaled."""
-        return self._begin * (self.every or 1)
+        return self._factor * (self.every or 1)
 
     def _check_untouched(self) -> None:
         before, self._after_backward = self._after_backward, None

@@ -45,7 +45,7 @@ class LoaderWatch:
         self.touched: List[Loader] = []  # loaders that have yielded a batch since the last step
         self.training: Optional[Loader] = None
         self.unit, self.unit_source = STEPS
-        self._worth = float(self._spec.tokens_per_sample or 1)  # units per sample: 1, or its number of tokens
+        self._units_per_sample = float(self._spec.tokens_per_sample or 1)  # 1, or the tokens of a sample
         self._is_measuring = self._spec.mode != "apply"
         self._is_examining = self._is_measuring and self._spec.target is None  # data sets are examined once per study
         self._sites = sites.TargetSites(self._spec.target)
@@ -88,7 +88,8 @@ class LoaderWatch:
         patches.install(kind, "__init__", around)
 
     def _patch_iteration(self) -> None:
-        watch, monotonic, tensor, worth, knobs = self, time.monotonic, Tensor, self._worth, self._spec.knobs
+        watch, monotonic, tensor, knobs = self, time.monotonic, Tensor, self._spec.knobs
+        units_per_sample = self._units_per_sample
 
         def around_start(start: Any) -> Any:
             def __init__(self: Any, loader: Any) -> None:
@@ -145,7 +146,7 @@ class LoaderWatch:
                     watch._yielded(info, batch, monotonic() - began_s, self._autotune_probe)
                     return batch
                 # The common case, one batch of the usual size, is inlined: a call of cold code costs a microsecond.
-                info.samples = info.usual_batch * worth
+                info.samples = info.usual_batch * units_per_sample
                 info.wait_s = monotonic() - began_s
                 info.num_yields = 1
                 watch.touched.append(info)
@@ -311,7 +312,7 @@ class LoaderWatch:
             if sizes.is_known and probe is not None:
                 probe.is_active = False
             info.largest_batch = max(info.largest_batch, samples)
-            info.samples += samples * self._worth
+            info.samples += samples * self._units_per_sample
             is_plain = sizes.dimension == 0 or (not sizes.is_known and not asked)
             info.usual_batch = samples if is_plain and shape and samples == shape[0] else None
             if self._is_examining and info.needs_facts:
@@ -385,7 +386,7 @@ class LoaderWatch:
             return samples, wait_s, is_foreign
         if forward_samples:
             self.unit, self.unit_source = self._unit(forward_unit), "forward calls"
-            return forward_samples * (self._worth if forward_unit == "samples" else 1.0), wait_s, is_foreign
+            return forward_samples * (self._units_per_sample if forward_unit == "samples" else 1.0), wait_s, is_foreign
         if self.unit_source == "loader" or not self._context.modules.living:
             self.unit, self.unit_source = STEPS
         is_counted = self.unit_source == "forward calls"  # if so, a step without a forward call has no samples
@@ -406,7 +407,7 @@ class LoaderWatch:
         """Counts each item that a loader yields as one sample, if the loader does not batch but the program does."""
         root = next(iter(self._context.modules.roots), None)
         if root is not None and root.sizes.unit == "samples" and training.sizes.are_single(root.sizes.shape):
-            training.samples, training.usual_batch = training.num_yields * self._worth, None
+            training.samples, training.usual_batch = training.num_yields * self._units_per_sample, None
 
     def _unit(self, seen: str) -> str:
         return "tokens" if self._spec.tokens_per_sample else seen
