@@ -1,8 +1,8 @@
 """Counts the steps of a trial: those of the first optimizer that steps, which is called the trial's clock.
 
-Steps are seen by hooks on each optimizer instance and by a patch of `GradScaler.step`. The patch is needed because a scaler
-that finds an inf skips the optimizer's step, although the program's iteration is over and its samples are used up (measured:
-the optimizer's own hook saw 3 of 5 iterations). If the optimizer is fused, its step is called, but its kernel does nothing.
+Steps are seen by hooks on each optimizer and by a patch of `GradScaler.step`. A scaler that finds an inf does not call the
+optimizer's step, but the iteration has used its samples and must count (measured: the optimizer's own hook saw 3 of 5
+iterations). It calls the step of a fused optimizer even then, but the optimizer's kernel does nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Overflows:
         self._sum: Any = None  # number of skipped steps, from the tensors that are no longer in `_new`
 
     def note(self, optimizer: Any) -> None:
-        """Notes whether a step overflowed; called during the scaler's call of the optimizer's step."""
+        """Notes whether a step overflowed; called while the scaler runs the optimizer's step."""
         found = members.held(optimizer).get("found_inf")
         if isinstance(found, Tensor) and not is_capturing():  # a captured tensor has another value at each replay
             self._new.append(found)
@@ -160,7 +160,7 @@ class OptimizerWatch:
         return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
 
     def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without one."""
+        """Returns a step's arguments (optimizer first) with a closure that counts its calls; None if it has no closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             return None
@@ -252,7 +252,7 @@ class OptimizerWatch:
         if self._captured.is_captured():
             return
         clock = self._clock()
-        if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
+        if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or a wrapper
             if self._is_first_part(clock):
                 self._context.step_done()
             return

@@ -135,7 +135,8 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
-        # The window's rate may leave out the last steps, which `measured` contains. With their rate, D could be below it.
+        # `measured` may contain last steps that the window's rate leaves out. With the rate of all these steps, D could fall
+        # below the window's rate.
         found.device_rate_per_s = window.rate_per_s * measured.step_s / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if context.loaders.unit_source == "loader":

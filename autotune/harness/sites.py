@@ -84,7 +84,7 @@ def num_drawn(arguments: Dict[str, Any], num_data: Optional[int]) -> Optional[in
     if num_data is None or sampler is None:
         return num_data
     if sampler is given or not type(sampler).__module__.startswith("torch."):
-        return None  # its length is the program's code, which torch does not always run
+        return None  # its length would run the program's code, which torch does not always do
     try:
         return len(sampler)
     except Exception:
