@@ -171,7 +171,7 @@ class Marks:
         return None
 
     def _outside(self, closure: Any) -> Any:
-        """Returns a closure that does not count as the optimizer's work. Some libraries compute a whole step in one."""
+        """Returns a closure that does not count as the optimizer's work: some libraries compute a whole step in it."""
 
         def called() -> Any:
             before = self.enter(OTHER)

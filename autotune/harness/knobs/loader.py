@@ -89,7 +89,7 @@ class LoaderKnobs(KnobHandler):
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
 
         Args:
-            arguments: see above.
+            arguments: argument name -> value.
             info: the record of this loader (loader.py), in which changes of its workers are noted.
             is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already
                 set.

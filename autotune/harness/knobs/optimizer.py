@@ -33,7 +33,7 @@ class OptimizerKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._report: Optional[KnobReport] = None
-        # The program's implementation, and why others cannot be chosen: from the first optimizer that has most to choose from.
+        # The program's implementation, and why others cannot be chosen, for the optimizer with the most choices so far.
         self._own: Optional[str] = None
         self._applicability = {KEY: NO_STEP}
 
