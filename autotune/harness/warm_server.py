@@ -271,9 +271,7 @@ def draw_anew() -> None:
 def wake() -> None:
     """Starts the harness, as inject/sitecustomize.py does in a fresh process."""
     try:
-        spec = importlib.util.spec_from_file_location(
-            HARNESS, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE]
-        )
+        spec = importlib.util.spec_from_file_location(HARNESS, os.path.join(HERE, "__init__.py"))
         if spec is None or spec.loader is None:
             raise ImportError(f"nothing to load in {HERE}")
         module = sys.modules[HARNESS] = importlib.util.module_from_spec(spec)
