@@ -10,10 +10,10 @@ from .. import members
 from ..context import TrialContext
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
+from .step import NO_STEP
 
 KEY = "optimizer.implementation"
 FUSED = f"{KEY}=fused"  # a key of `applicability`, with the reason why "fused" cannot be chosen
-NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 
 
