@@ -86,7 +86,7 @@ class OptimizerWatch:
         self._last_part: Any = nothing
         self.is_in_parts = False  # whether each of the clock's steps updates only a part of its parameters
         self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
-        self._is_scaling = False
+        self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs, and has stepped the optimizer
         self.is_stepping = self.is_uninstalled = False
         self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
@@ -149,8 +149,6 @@ class OptimizerWatch:
             return returned
 
         return scaled_step
-
-    _stepped_inside = False
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.is_stepping, self._num_evaluations = id(optimizer) not in self._evaluators, 0
