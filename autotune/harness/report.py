@@ -49,15 +49,7 @@ def result(context: TrialContext, status: str) -> protocol.RankResult:
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []
-    for add in (
-        _add_rates,
-        _add_detected,
-        _add_knobs,
-        _add_applicability,
-        _add_memory,
-        _add_loss,
-        _add_facts,
-    ):
+    for add in (_add_rates, _add_detected, _add_knobs, _add_applicability, _add_memory, _add_loss, _add_facts):
         try:
             add(found, context)
         except Exception as error:

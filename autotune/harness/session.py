@@ -12,7 +12,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
-from . import libraries, process, protocol
+from . import libraries, process, protocol, state
 from .announcement import LastStep
 from .clock import make_clock
 from .context import TrialContext
@@ -50,21 +50,7 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import (
-            applied,
-            away,
-            gradients,
-            loaders,
-            losses,
-            modules,
-            optimizers,
-            ranks,
-            sharing,
-            state,
-            supply,
-            uneven,
-            writes,
-        )
+        from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, sharing, supply, uneven, writes
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
