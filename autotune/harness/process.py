@@ -71,11 +71,8 @@ class MemoryWatch:
 
     def sample(self) -> None:
         """Reads the data segment's size, because the kernel does not keep its peak."""
-        try:
-            with open("/proc/self/statm", "rb", buffering=0) as file:
-                self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
-        except (OSError, ValueError, IndexError):
-            return
+        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb", buffering=0) as file:
+            self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
 
     def movement(self) -> Tuple[int, int]:
         """Returns (a number that rises while the allocator grows, number of the allocator's retries so far).

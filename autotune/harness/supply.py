@@ -182,5 +182,5 @@ class Supply:
 
 
 def _counters_of(reading: Optional[Reading], index: int) -> worker.Counters:
-    known = reading is not None and index < len(reading.workers)
-    return reading.workers[index] if reading is not None and known else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)
+    workers = reading.workers if reading is not None else []
+    return workers[index] if index < len(workers) else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)

@@ -176,7 +176,7 @@ def _spread(steps: List[Finished]) -> List[Finished]:
     for end, step in enumerate(steps, 1):
         if step.samples:
             each = step.samples / (end - begin)
-            found += [one._replace(samples=each) for one in steps[begin:end]] if end - begin > 1 else [step]
+            found += [one._replace(samples=each) for one in steps[begin:end]]
             begin = end
     return found
 

@@ -128,7 +128,6 @@ class ModuleKnobs(KnobHandler):
             self._reports[LAYOUT] = KnobReport(APPLIED)
 
     def _compile(self, module: Any, mode: str) -> None:
-
         if _is_compiled(module):
             self._reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
             return
