@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Set
 
 import torch
@@ -19,7 +20,7 @@ from . import members
 from .captures import CapturedSteps, is_capturing
 from .context import TrialContext
 from .gradient_state import parameters_of
-from .knobs.step import calls_closure_once
+from .knobs.step import calls_closure_once, with_closure
 from .members import nothing
 from .patches import patches
 
@@ -155,20 +156,17 @@ class OptimizerWatch:
         if self._clock is None or self._clock() is None:
             self._clock = weakref.ref(optimizer)
         self._prepare_once(optimizer)
-        return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
+        return None if calls_closure_once(optimizer) else with_closure(args, kwargs, partial(self._counting, optimizer))
 
-    def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns a step's arguments (optimizer first) with a closure that counts its calls; None if it has no closure."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            return None
+    def _counting(self, optimizer: Any, closure: Any) -> Any:
+        """Returns a closure that counts its evaluations."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             loss = closure(*arguments, **named)
             self._evaluated(optimizer)
             return loss
 
-        return (args, {**kwargs, "closure": counted}) if "closure" in kwargs else ((args[0], counted, *args[2:]), kwargs)
+        return counted
 
     def _evaluated(self, optimizer: Any) -> None:
         self._num_evaluations += 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
@@ -33,6 +33,15 @@ def calls_closure_once(optimizer: Any) -> bool:
     """Returns whether a step evaluates its closure once, before the update, as all of torch's optimizers except LBFGS do."""
     kind = type(optimizer)
     return kind.__module__.startswith("torch.optim") and kind.__name__ != "LBFGS"
+
+
+def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Returns (args, kwargs) of an optimizer's step, the optimizer first, with the closure wrapped; None without a closure."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
 
 
 class StepKnobs(KnobHandler):
