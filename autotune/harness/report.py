@@ -120,10 +120,7 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     found.is_at_own_pace = context.peers.is_joint
     if window is None:
         return
-    found.window = window
-    gap = context.clock.gap_frac
-    if gap is not None:
-        found.window = dataclasses.replace(window, clock_gap_frac=gap)
+    found.window = dataclasses.replace(window, clock_gap_frac=context.clock.gap_frac)
     if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:

@@ -59,8 +59,8 @@ def _library_folders() -> Tuple[str, ...]:
     folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     folders += [os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if os.environ.get(name)]
-    torch = sys.modules.get("torch")
-    folders += [os.path.dirname(module.__file__) for module in (torch,) if module is not None and module.__file__]
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders += [os.path.dirname(torch_file)] if torch_file else []
     return tuple({os.path.abspath(folder) + os.sep for folder in folders})
 
 
