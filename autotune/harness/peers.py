@@ -239,7 +239,7 @@ class Peers:
 
     def _shared_memory(self) -> Optional[str]:
         """Returns the name of the first trained parameter's memory, see `shared_at`."""
-        optimizer = self._context.optimizers.clock()
+        optimizer = self._context.optimizers.counted()
         parameters = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
         tensor = next(iter(parameters or self._context.writes.watched()), None)
         if tensor is None or tensor.device.type != "cpu":

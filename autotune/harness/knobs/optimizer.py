@@ -75,7 +75,7 @@ class OptimizerKnobs(KnobHandler):
         return self._applicability
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
-        report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.clock()
+        report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.counted()
         can_be_set = report.status == APPLIED and stepping is not None and not _problem(stepping, asked)
         if can_be_set and implementation(stepping) != asked:
             return KnobReport(OVERRIDDEN, "the program has changed the optimizer's flags since", implementation(stepping))

@@ -57,7 +57,7 @@ class StepKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns why the knobs of this family cannot be changed in this program."""
         optimizers = self._context.optimizers
-        stepping = optimizers.clock()
+        stepping = optimizers.counted()
         if stepping is None and not optimizers.num_stepped:
             return {ACCUMULATION: NO_STEP, SET_TO_NONE: NO_STEP}
         reason = SEVERAL if optimizers.num_stepped > 1 else CLOSURE if type(stepping).__name__ == "LBFGS" else ""
