@@ -13,13 +13,7 @@ from autotune.harness.meter import DONE, STEADY, Meter
 from autotune.harness.protocol import MeasureRules
 from tests.harness.conftest import Trial
 
-STEPS = [
-    (0.01, 200, 1.0),
-    (0.01, 200, 2.0),
-    (0.005, 600, 0.5),
-    (0.01, 600, 2.0),
-    (0.02, 60, 3.0),
-]  # step_s, num, pause_s
+STEPS = [(0.01, 200, 1.0), (0.01, 200, 2.0), (0.005, 600, 0.5), (0.01, 600, 2.0), (0.02, 60, 3.0)]  # step_s, num, pause_s
 PHASES = [number / 10 for number in range(10)]
 BASELINE = MeasureRules(min_s=6.0)
 

@@ -215,10 +215,8 @@ def test_interval_covers_the_true_rate_in_about_95_percent_of_cases() -> None:
 
 
 def test_few_or_correlated_blocks_give_no_interval() -> None:
-    assert mean_half_width_frac([1.0] * (MIN_BLOCKS - 1), [1.0] * (MIN_BLOCKS - 1)) == (
-        None,
-        "31 blocks of steps, 32 are needed",
-    )
+    few = [1.0] * (MIN_BLOCKS - 1)
+    assert mean_half_width_frac(few, few) == (None, "31 blocks of steps, 32 are needed")
     assert mean_half_width_frac([2.0] * MIN_BLOCKS, [1.0] * MIN_BLOCKS) == (0.0, "")
     width, reason = mean_half_width_frac([90.0] * 50 + [110.0] * 50, [1.0] * 100)  # one slow wave
     assert width is None
@@ -307,11 +305,8 @@ def test_window_of_slow_steps_is_raced_too() -> None:
 def test_trial_that_would_win_is_not_raced_in_300_simulations() -> None:
     lost = 0
     for seed in range(300):  # a quarter faster than the limit, with correlated steps
-        meter, source, drift = (
-            Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0),
-            random.Random(seed),
-            0.0,
-        )
+        meter = Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0)
+        source, drift = random.Random(seed), 0.0
         while meter.phase != DONE:
             drift = 0.9 * drift + source.gauss(0.0, 0.05)
             meter.feed(0.01 * (1 + drift) * source.lognormvariate(0.0, 0.1), 8)

@@ -61,9 +61,7 @@ def true_per_s(program: Program, seed: int = 1) -> float:
         Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # the queue drains for 600 steps
         Program(workers=8, prefetch=16, batch_sleep_s=0.2, step_sleep_s=0.02),
         Program(workers=2, batch_sleep_s=0.01, step_sleep_s=0.02),  # device-bound
-        Program(
-            workers=2, batch_sleep_s=2.4, step_sleep_s=1.05
-        ),  # slow steps, and the queue is not empty before the window ends
+        Program(workers=2, batch_sleep_s=2.4, step_sleep_s=1.05),  # slow steps, and the window ends before the queue is empty
         Program(workers=2, prefetch=8, batch_sleep_s=0.03, batch_cpu_s=0.01, step_cpu_s=0.012),  # enough cores
     ],
 )
