@@ -7,7 +7,9 @@ iterations). It calls the step of a fused optimizer even then, but the optimizer
 
 from __future__ import annotations
 
+import itertools
 import sys
+import traceback
 import weakref
 from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Set
@@ -336,12 +338,8 @@ def _has_inner_steps(optimizer: Any) -> bool:
 def _is_inner(optimizer: Any) -> bool:
     """Whether the step that called our hook was itself called within a step of the same optimizer."""
     caller: Any = sys._getframe(2)  # torch's function around a step, which calls the hooks
-    frame = caller.f_back
-    while frame is not None:
-        if frame.f_code is caller.f_code and frame.f_locals.get("self") is optimizer:
-            return True
-        frame = frame.f_back
-    return False
+    outer = itertools.islice(traceback.walk_stack(caller), 1, None)
+    return any(frame.f_code is caller.f_code and frame.f_locals.get("self") is optimizer for frame, _ in outer)
 
 
 _left_alone._torchdynamo_disable = True  # type: ignore[attr-defined]

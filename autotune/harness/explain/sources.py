@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
@@ -48,9 +49,7 @@ class Sources:
 
     def own_frame(self, frame: Any) -> Any:
         """Returns the innermost frame of the program's own code among a frame and its callers; None if there is none."""
-        while frame is not None and self.kind(frame.f_code) is not OWN:
-            frame = frame.f_back
-        return frame
+        return next((each for each, _ in traceback.walk_stack(frame) if self.kind(each.f_code) is OWN), None)
 
 
 def _library_folders() -> Tuple[str, ...]:
