@@ -89,7 +89,7 @@ class OptimizerWatch:
         self._last_part: Any = nothing
         self.is_in_parts = False  # whether each step of the counted optimizer updates only some of its parameters
         self._short: Any = None  # the counted optimizer's short hook while installed (`Session.plain_step_hook`)
-        self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs, and has stepped the optimizer
+        self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs; whether it has stepped the optimizer
         self.is_stepping = self.is_uninstalled = False
         self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip

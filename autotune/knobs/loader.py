@@ -165,8 +165,8 @@ PERSISTENT_WORKERS = Knob(
     helps="Short epochs, slow-to-open datasets, many workers: the pause at every epoch's start goes away.",
     hurts=(
         "Changes that the main process makes to the dataset between epochs (a curriculum, a new epoch number) do not reach the "
-        "workers, so autotune starts them anew where it sees such a change. In your own code, start them anew yourself. "
-        "The workers keep their memory during validation, too."
+        "workers. Where autotune sees such a change, it starts new workers. In your own code, do the same. The workers keep "
+        "their memory during validation, too."
     ),
 )
 
