@@ -89,7 +89,7 @@ class Session(TrialContext):
     def _forked(self) -> None:
         # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
         self.pid = os.getpid()
-        self.is_child, self.phases.is_speaking = True, False
+        self.is_child, self.phases.is_writing = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
 
@@ -97,7 +97,7 @@ class Session(TrialContext):
         """Makes this process report for its rank; called before the first optimizer step is counted."""
         self.is_active = True
         libraries.end()
-        self.phases.speak()
+        self.phases.start_writing()
         if (ranks := process.group()) is not None:
             self.rank, self.world_size = ranks.get_rank(), ranks.get_world_size()
         else:  # several processes without a process group do not train together
