@@ -9,6 +9,7 @@ from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules
 from autotune.harness.supply import Supply
 from tests.harness.queue_model import Program, Simulation
+from tests.harness.test_cycles import window_of
 
 BATCH, LOOK_S = 8, 0.1
 LONG_STEPS = 6000
@@ -39,8 +40,7 @@ def predicted(program: Program, monkeypatch: pytest.MonkeyPatch, seed: int = 0) 
             meter.is_draining = found.is_falling
             meter.feed_window(seen, [BATCH] * len(seen))
     found.close_window()
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     regime = found.regime(program.threads if program.step_cpu_s else None)
     return found.lasting_per_s(window.rate_per_s, found.capacity_per_s()), regime, meter
 
