@@ -366,8 +366,7 @@ def clock_offset_s(spec: Spec) -> float:
 
 def write_json(path: str, document: Any) -> None:
     """Writes a dataclass or plain document as JSON, by `write_text`."""
-    plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
-    write_text(path, json.dumps(plain))
+    write_text(path, json.dumps(document, default=dataclasses.asdict))
 
 
 def write_text(path: str, text: str, *, is_durable: bool = True) -> None:

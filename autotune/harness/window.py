@@ -76,9 +76,8 @@ class Window:
         context, meter = self._context, self.meter
         if meter is None or not steps:
             return
-        self.steps["end_s"] += [step.end_s for step in steps]
-        self.steps["samples"] += [step.samples for step in steps]
-        self.steps["wait_s"] += [step.wait_s for step in steps]
+        for name, values in self.steps.items():
+            values += [getattr(step, name) for step in steps]
         if context.last_step.is_announced:
             return  # the window is over
         if context.spec.mode == "parity":

@@ -29,8 +29,8 @@ NOT_IN_BF16 = "rowwise scaling computes results in bf16: give precision.amp=bf16
 
 def observe(module: Any) -> Dict[str, bool]:
     """Returns whether the module computes layers in float8, and whether it has layers that could be converted to float8."""
-    layers = [each for _, each in members.named_modules(module)]
-    return {"is_float8": any(_is_converted(each) for each in layers), "has_linear": any(_fits(each) for each in layers[1:])}
+    layers = list(members.modules(module))
+    return {"is_float8": is_in_float8(module), "has_linear": any(map(_fits, layers[1:]))}
 
 
 def capability(module: Any) -> Optional[Tuple[int, int]]:
@@ -61,11 +61,7 @@ def convert(module: Any, scaling: str) -> None:
 
 def is_in_float8(module: Any) -> bool:
     """Returns whether a layer of the module computes in float8."""
-    return any(_is_converted(each) for each in members.modules(module))
-
-
-def _is_converted(module: Any) -> bool:
-    return any(kind.__name__ == CONVERTED for kind in type(module).__mro__)
+    return any(kind.__name__ == CONVERTED for each in members.modules(module) for kind in type(each).__mro__)
 
 
 def _fits(module: Any) -> bool:
