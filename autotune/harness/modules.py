@@ -210,7 +210,7 @@ class ModuleWatch:
         if not self._intercept(root):
             why = f"a {type(module).__name__} cannot be given another class: its calls stay as they are"
             self._knobs.refuse_precision(why, is_asked=root.around is not None)
-        self._context.phases.speak()
+        self._context.phases.start_writing()
         if self._context.phases.now in ("init", "first_batch"):
             self._context.phases.enter("compile" if self.is_compiled() else "first_batch")
         return root

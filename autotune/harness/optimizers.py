@@ -1,14 +1,17 @@
-"""Counts the steps of a trial: those of the first optimizer that steps, which is called the trial's clock.
+"""Counts the steps of a trial: those of the first optimizer that steps, here called the counted optimizer.
 
-Steps are seen by hooks on each optimizer instance and by a patch of `GradScaler.step`. The patch is needed because a scaler
-that finds an inf skips the optimizer's step, although the program's iteration is over and its samples are used up (measured:
-the optimizer's own hook saw 3 of 5 iterations). If the optimizer is fused, its step is called, but its kernel does nothing.
+Steps are seen by hooks on each optimizer and by a patch of `GradScaler.step`. A scaler that finds an inf does not call the
+optimizer's step, but the iteration has used its samples and must count (measured: the optimizer's own hook saw 3 of 5
+iterations). It calls the step of a fused optimizer even then, but the optimizer's kernel does nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
+import traceback
 import weakref
+from functools import partial
 from typing import Any, Dict, Iterable, List, Optional, Set
 
 import torch
@@ -19,12 +22,12 @@ from . import members
 from .captures import CapturedSteps, is_capturing
 from .context import TrialContext
 from .gradient_state import parameters_of
-from .knobs.step import calls_closure_once
+from .knobs.step import calls_closure_once, with_closure
 from .members import nothing
 from .patches import patches
 
-# If another optimizer makes this many steps while the clock makes none, the program has switched. Steps of different optimizers
-# are not added up: a program may have one for each parameter, all of which step in each backward pass.
+# If another optimizer makes this many steps while the counted one makes none, the program has switched to that one. Steps of
+# different optimizers are not added up: a program may have one for each parameter, and all of them step in each backward pass.
 SILENT_STEPS = 64
 # From this number of evaluations of a closure in one step on, each evaluation counts as a step: the whole training may be a
 # single step of LBFGS (max_iter=50000). By default, LBFGS makes at most 25.
@@ -45,7 +48,7 @@ class Overflows:
         self._sum: Any = None  # number of skipped steps, from the tensors that are no longer in `_new`
 
     def note(self, optimizer: Any) -> None:
-        """Notes whether a step overflowed; called during the scaler's call of the optimizer's step."""
+        """Notes whether a step overflowed; called while the scaler runs the optimizer's step."""
         found = members.held(optimizer).get("found_inf")
         if isinstance(found, Tensor) and not is_capturing():  # a captured tensor has another value at each replay
             self._new.append(found)
@@ -78,15 +81,15 @@ class OptimizerWatch:
         self._held: Set[int] = set()
         self._held_groups = -1
         self._written: Set[int] = set()  # ids of parameters that the program writes itself
-        self._clock: Optional[Any] = None
+        self._counted: Optional[Any] = None
         self._counted_steps = 0
-        self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the clock stepped last
-        # Weak references to the first parameter that the clock held in the steps that count, and in its last step.
+        self._steps_of_others: Dict[int, int] = {}  # optimizer -> its steps since the counted one stepped
+        # Weak references to the counted optimizer's first parameter: in the steps that count, and in its last step.
         self._part: Any = nothing
         self._last_part: Any = nothing
-        self.is_in_parts = False  # whether each of the clock's steps updates only a part of its parameters
-        self._short: Any = None  # the clock's short hook (`Session.plain_step_hook`) while it is installed
-        self._is_scaling = False
+        self.is_in_parts = False  # whether each step of the counted optimizer updates only some of its parameters
+        self._short: Any = None  # the counted optimizer's short hook while installed (`Session.plain_step_hook`)
+        self._is_scaling = self._stepped_inside = False  # whether a scaler's step runs; whether it has stepped the optimizer
         self.is_stepping = self.is_uninstalled = False
         self._num_left_out = 0  # steps that a scaler skipped without calling the optimizer
         self._overflows = Overflows()  # counts the steps that fused optimizers skip
@@ -150,31 +153,26 @@ class OptimizerWatch:
 
         return scaled_step
 
-    _stepped_inside = False
-
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         self.is_stepping, self._num_evaluations = id(optimizer) not in self._evaluators, 0
-        if self._clock is None or self._clock() is None:
-            self._clock = weakref.ref(optimizer)
+        if self._counted is None or self._counted() is None:
+            self._counted = weakref.ref(optimizer)
         self._prepare_once(optimizer)
-        return None if calls_closure_once(optimizer) else self._counting_evaluations(optimizer, args, kwargs)
+        return None if calls_closure_once(optimizer) else with_closure(args, kwargs, partial(self._counting, optimizer))
 
-    def _counting_evaluations(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments of a step, the optimizer first, with a closure that counts its calls; None without one."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
-            return None
+    def _counting(self, optimizer: Any, closure: Any) -> Any:
+        """Returns a closure that counts its evaluations."""
 
         def counted(*arguments: Any, **named: Any) -> Any:
             loss = closure(*arguments, **named)
             self._evaluated(optimizer)
             return loss
 
-        return (args, {**kwargs, "closure": counted}) if "closure" in kwargs else ((args[0], counted, *args[2:]), kwargs)
+        return counted
 
     def _evaluated(self, optimizer: Any) -> None:
         self._num_evaluations += 1
-        has_steps = self._context.num_steps > 0 and self.clock() is optimizer
+        has_steps = self._context.num_steps > 0 and self.counted() is optimizer
         if self._num_evaluations == MANY_EVALUATIONS and not has_steps:
             self._evaluators.add(id(optimizer))
             self.source, self.is_stepping = EVALUATIONS, False
@@ -203,12 +201,12 @@ class OptimizerWatch:
             self._count(optimizer)
 
     def settle(self, *, is_uninstalled: bool) -> None:
-        """Gives the clock the short hook if `is_uninstalled`, otherwise its full hooks again; see `Session._look`.
+        """Gives the counted optimizer the short hook if `is_uninstalled`, else its full hooks again; see `Session._look`.
 
         The short hook replaces the hook after a step. The hook before a step is removed: it is needed only to prepare an
         optimizer once, and to recognise a closure's forward calls while forward calls are counted.
         """
-        optimizer = self.clock()
+        optimizer = self.counted()
         if is_uninstalled == (self._short is not None):
             return
         if optimizer is None:
@@ -235,7 +233,7 @@ class OptimizerWatch:
 
     def uninstall(self) -> None:
         """Removes the hooks from optimizers whose knobs are set (mode "apply"); optimizers made later get hooks again."""
-        self.is_uninstalled, self._clock = True, None
+        self.is_uninstalled, self._counted = True, None
         for optimizer in self.optimizers():
             if id(optimizer) not in self._prepared:
                 continue  # has not stepped yet and still needs its knobs
@@ -247,26 +245,26 @@ class OptimizerWatch:
                     after[number] = _left_alone
 
     def _count(self, optimizer: Any) -> None:
-        if self._clock is None:  # the scaler skipped the very first step
-            self._clock = weakref.ref(optimizer)
+        if self._counted is None:  # the scaler skipped the very first step
+            self._counted = weakref.ref(optimizer)
         if self._captured.is_captured():
             return
-        clock = self._clock()
-        if clock is optimizer or (clock is not None and clock is members.attribute(optimizer, "optimizer")):  # or its wrapper
-            if self._is_first_part(clock):
+        counted = self._counted()
+        if counted is optimizer or (counted is not None and counted is members.attribute(optimizer, "optimizer")):  # wrapped
+            if self._is_first_part(counted):
                 self._context.step_done()
             return
         self._context.modules.other_steps()
         if self._counted_steps != self._context.num_steps:
             self._counted_steps, self._steps_of_others = self._context.num_steps, {}
         num = self._steps_of_others[id(optimizer)] = self._steps_of_others.get(id(optimizer), 0) + 1
-        if num >= SILENT_STEPS or clock is None:
+        if num >= SILENT_STEPS or counted is None:
             self.settle(is_uninstalled=False)
-            self._clock = weakref.ref(optimizer)  # the program has built a new optimizer, though it may still hold the old one
+            self._counted = weakref.ref(optimizer)  # the program has built a new optimizer, and may still hold the old one
             self._steps_of_others, self._part = {}, nothing
 
     def _is_first_part(self, optimizer: Any) -> bool:
-        """Whether the clock's step begins with its first parameters again, instead of going on to the next ones.
+        """Whether a step of the counted optimizer is on its first parameters again, and not on the next ones.
 
         Libraries that shard an optimizer's state let it hold one part of the parameters after another, and step each time.
         """
@@ -303,9 +301,9 @@ class OptimizerWatch:
     def _num_skipped(self) -> int:
         return self._num_left_out + self._overflows.number()
 
-    def clock(self) -> Any:
+    def counted(self) -> Any:
         """Returns the optimizer whose steps are counted; None if it no longer exists."""
-        return self._clock() if self._clock is not None else None
+        return self._counted() if self._counted is not None else None
 
     def optimizers(self) -> List[Any]:
         """Returns the optimizers that are still alive."""
@@ -340,12 +338,8 @@ def _has_inner_steps(optimizer: Any) -> bool:
 def _is_inner(optimizer: Any) -> bool:
     """Whether the step that called our hook was itself called within a step of the same optimizer."""
     caller: Any = sys._getframe(2)  # torch's function around a step, which calls the hooks
-    frame = caller.f_back
-    while frame is not None:
-        if frame.f_code is caller.f_code and frame.f_locals.get("self") is optimizer:
-            return True
-        frame = frame.f_back
-    return False
+    outer = itertools.islice(traceback.walk_stack(caller), 1, None)
+    return any(frame.f_code is caller.f_code and frame.f_locals.get("self") is optimizer for frame, _ in outer)
 
 
 _left_alone._torchdynamo_disable = True  # type: ignore[attr-defined]

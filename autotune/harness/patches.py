@@ -55,7 +55,7 @@ class Patch:
             return self._site.remove(self)
 
     def uninstall_during_import(self, name: str) -> None:
-        """Removes the replacement while the module `name` is first imported, because that module would store it for good."""
+        """Removes the replacement while the module `name` is first imported, because that module would keep it for good."""
 
         def around(execute: Callable[[], None], _: Any) -> None:
             was_active = self.is_active
@@ -208,8 +208,7 @@ patches = Patches()
 class Awaited(importlib.abc.MetaPathFinder):
     """Finds one module as the other finders would, and has `around` execute it the first time.
 
-    `importlib.util.find_spec`, which libraries call, gets a spec without using up the hook: the hook removes itself only
-    inside `exec_module`.
+    The hook removes itself only in `exec_module`, so a library's call of `importlib.util.find_spec` does not use it up.
 
     Args:
         name: dotted name of the module.
@@ -235,7 +234,7 @@ class Awaited(importlib.abc.MetaPathFinder):
         return None
 
     def wrap(self, loader: Any) -> None:
-        """Has `around` execute the module that a loader executes next."""
+        """Makes `around` execute the next module that the loader executes."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:

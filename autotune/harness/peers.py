@@ -1,9 +1,9 @@
 """Measures processes of one trial that train at the same time without torch.distributed.
 
 In Hogwild training, several processes train one model whose parameters are in shared memory, each at its own pace. Their rates
-are added up over a span in which all of them are past their warm-up. Processes that do not share their parameters' memory (two
-independent trainings, ranks of a library that averages gradients itself) are refused, because the harness cannot know how they
-relate to each other.
+are added up over a span in which all of them are past their warm-up. Processes that do not share the memory of their parameters
+are refused: two independent trainings, say, or ranks of a library that averages gradients itself. The harness cannot know how
+they relate to each other.
 
 Each process that trains claims a file in the trial's folder at its first step. While a process sees other processes'
 claims, it renews its own regularly. So processes that train now can be distinguished from processes that have finished or were
@@ -239,7 +239,7 @@ class Peers:
 
     def _shared_memory(self) -> Optional[str]:
         """Returns the name of the first trained parameter's memory, see `shared_at`."""
-        optimizer = self._context.optimizers.clock()
+        optimizer = self._context.optimizers.counted()
         parameters = [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]
         tensor = next(iter(parameters or self._context.writes.watched()), None)
         if tensor is None or tensor.device.type != "cpu":

@@ -122,7 +122,7 @@ def _prepare(kept: Dict[str, Any]) -> None:
     if kept.get("_iterator") is not None:
         if sent == kept[SENT] and not _is_in_use(kept):
             kept["_iterator"].__dict__.pop(OVER, None)
-            # Torch draws a number for the seeds of new workers. The same draw keeps later ones (the order of samples) the same.
+            # For new workers, torch draws a seed. The same draw here keeps later draws, such as the samples' order, the same.
             torch.empty((), dtype=torch.int64).random_(generator=kept.get("generator"))
             return
         record, before, kept["_iterator"] = kept.get("_autotune"), kept["_iterator"], None
@@ -195,7 +195,7 @@ def _reached(things: List[Any]) -> List[Any]:
 def generators(things: List[Any]) -> List[Any]:
     """Returns the random generators of this process: those that `things` hold, and those in global variables or elsewhere.
 
-    The process's own generators are left out, because torch seeds these in each worker.
+    The global generators of Python, torch and NumPy are left out, because torch seeds these in each worker.
     """
     numpy, tempfile = sys.modules.get("numpy.random"), sys.modules.get("tempfile")
     own = [random._inst, torch.default_generator, numpy and numpy.mtrand._rand]

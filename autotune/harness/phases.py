@@ -11,7 +11,7 @@ from . import protocol
 from .context import TrialContext
 
 HEARTBEAT_S = 0.2  # seconds between two progress lines within a phase
-SPOKEN_FOR = protocol.SPEC_VARIABLE + "_IS_SPOKEN_FOR"
+HAS_WRITER = protocol.SPEC_VARIABLE + "_HAS_WRITER"  # set once a process writes progress lines
 
 
 class Phases:
@@ -20,7 +20,7 @@ class Phases:
     Attributes:
         now: the current phase; "" before the first.
         seconds: phase -> seconds, for phases that are over.
-        is_speaking: whether this process writes progress lines. Only rank 0 of a trial does; a real run writes none.
+        is_writing: whether this process writes progress lines. Only rank 0 of a trial does; a real run writes none.
     """
 
     def __init__(self, context: TrialContext) -> None:
@@ -30,18 +30,18 @@ class Phases:
         self._since_s = context.started_s
         self.next_beat_s = 0.0
         self._progress = -1
-        self.is_speaking = not context.is_applying and self._is_first_to_speak()
+        self.is_writing = not context.is_applying and self._is_first()
 
-    def _is_first_to_speak(self) -> bool:
+    def _is_first(self) -> bool:
         # One process reports the time before training. Processes that it starts (compile workers, helpers) report only once
         # they train themselves.
-        is_first = SPOKEN_FOR not in os.environ and self._context.rank == 0
-        os.environ[SPOKEN_FOR] = "1"
+        is_first = HAS_WRITER not in os.environ and self._context.rank == 0
+        os.environ[HAS_WRITER] = "1"
         return is_first
 
-    def speak(self) -> None:
+    def start_writing(self) -> None:
         """Lets this process write progress lines. Called when it trains."""
-        self.is_speaking = not self._context.is_applying
+        self.is_writing = not self._context.is_applying
 
     def enter(self, phase: str) -> None:
         """Marks the start of a phase; entering the current phase again changes nothing."""
@@ -57,7 +57,7 @@ class Phases:
         """Writes a progress line; the caller limits how often."""
         context = self._context
         self.next_beat_s = now_s + HEARTBEAT_S
-        if context.rank != 0 or not self.is_speaking:
+        if context.rank != 0 or not self.is_writing:
             return
         rate = context.window.rate_per_s
         time_s = now_s + context.clock_offset_s

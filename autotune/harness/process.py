@@ -18,11 +18,11 @@ from .cores import CPUINFO, instruction_sets, read
 from .knobs import affinity, memory
 from .protocol import whole_number
 
-LOOK_S = 0.05  # between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
-SAMPLE_S = 1.0  # between two readings of this process's memory
+LOOK_S = 0.05  # seconds between two readings of the allocator's counters; a block of steps (blocks.py) takes at least as long
+SAMPLE_S = 1.0  # seconds between two readings of this process's memory
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# A process counts as training on a GPU if it has reserved at least this share of the memory that it has reserved on its fullest
-# GPU. Many programs also reserve a little memory on the first GPU, by mistake.
+# A GPU counts as one that trains if this process has reserved at least this share of what it has reserved on its fullest GPU.
+# Many programs also reserve a little memory on the first GPU, by mistake.
 FULL_FRAC = 0.1
 # Variables in which launchers pass (number of all processes, number on this machine): torchrun and similar, Open MPI.
 WORLD_SIZES = (("WORLD_SIZE", "LOCAL_WORLD_SIZE"), ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
@@ -71,16 +71,13 @@ class MemoryWatch:
 
     def sample(self) -> None:
         """Reads the data segment's size, because the kernel does not keep its peak."""
-        try:
-            with open("/proc/self/statm", "rb", buffering=0) as file:
-                self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
-        except (OSError, ValueError, IndexError):
-            return
+        with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb", buffering=0) as file:
+            self._peak_data_bytes = max(self._peak_data_bytes, int(file.read(256).split()[5]) * PAGE_BYTES)
 
     def movement(self) -> Tuple[int, int]:
         """Returns (a number that rises while the allocator grows, number of the allocator's retries so far).
 
-        The second rises while memory is short. Both are read at most twenty times a second, because reading them costs
+        Retries rise while memory is short. Both numbers are read at most twenty times a second, because reading them costs
         tens of microseconds.
         """
         if not self._is_counted:

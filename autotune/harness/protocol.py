@@ -36,10 +36,10 @@ SCHEMA = 1
 SPEC_VARIABLE = "AUTOTUNE_SPEC"
 HARNESS = "_autotune_harness"  # the name under which the harness is always loaded
 MARK_VARIABLE = "AUTOTUNE_MARK"  # "<study folder>:<trial>"; every process of a trial inherits it, so leftovers can be found
-# Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns blocks above a
-# threshold, which adapts up to 32 MB, to the kernel at once. So the next step has a page fault at its first access to each
-# page. With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its
-# end is free (M_TRIM_THRESHOLD).
+# Variables with which the C library keeps freed memory (memory.malloc=glibc_keep). By default it returns large blocks (above a
+# threshold that adapts, up to 32 MB) to the kernel at once. So the next step has a page fault at its first access to each page.
+# With these values, no block gets its own mapping (mallopt(3): M_MMAP_MAX), and the heap shrinks only if a TiB at its end is
+# free (M_TRIM_THRESHOLD).
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE, LOADED_FILE = "kept.txt", "spared.txt", "made.txt", "loaded.txt"
@@ -267,9 +267,9 @@ class RankResult:
         unit: "samples"; "tokens" if `Spec.tokens_per_sample` is set, or if the number of samples is unknown and batches are
             packed sequences or matrices of token ids; "steps" if no batch dimension was found. `unit_source` says where the
             unit comes from.
-        steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is on the
-            monotonic clock, relative to the end of the first step, without steps that a GPU's clock drops; `wait_s` is host
-            seconds inside the loader's __next__. With `is_at_own_pace`, "origin_s" is when that first step ended.
+        steps: raw steps since the first: {"end_s": [...], "samples": [...], "wait_s": [...], "warmup": n}. `end_s` is in
+            seconds since the first step ended, without the time of steps that a GPU's clock drops; `wait_s` is host seconds
+            inside the loader's __next__. With `is_at_own_pace`, "origin_s" is when the first step ended, monotonic clock.
         window: the measured window; None if the trial did not reach it.
         throughput_per_s: the rank's throughput: its rate once the loader's queued batches are used up (supply.py).
         data_wait_frac: share of the window's step time that the host spent inside the loader's __next__; None if unknown.
@@ -366,8 +366,7 @@ def clock_offset_s(spec: Spec) -> float:
 
 def write_json(path: str, document: Any) -> None:
     """Writes a dataclass or plain document as JSON, by `write_text`."""
-    plain = dataclasses.asdict(document) if dataclasses.is_dataclass(document) and not isinstance(document, type) else document
-    write_text(path, json.dumps(plain))
+    write_text(path, json.dumps(document, default=dataclasses.asdict))
 
 
 def write_text(path: str, text: str, *, is_durable: bool = True) -> None:

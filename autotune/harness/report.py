@@ -49,15 +49,7 @@ def result(context: TrialContext, status: str) -> protocol.RankResult:
     found = bare(context, status)
     found.unit, found.unit_source = context.loaders.unit, context.loaders.unit_source
     problems = []
-    for add in (
-        _add_rates,
-        _add_detected,
-        _add_knobs,
-        _add_applicability,
-        _add_memory,
-        _add_loss,
-        _add_facts,
-    ):
+    for add in (_add_rates, _add_detected, _add_knobs, _add_applicability, _add_memory, _add_loss, _add_facts):
         try:
             add(found, context)
         except Exception as error:
@@ -128,14 +120,12 @@ def _add_rates(found: protocol.RankResult, context: TrialContext) -> None:
     found.is_at_own_pace = context.peers.is_joint
     if window is None:
         return
-    found.window = window
-    gap = context.clock.gap_frac
-    if gap is not None:
-        found.window = dataclasses.replace(window, clock_gap_frac=gap)
+    found.window = dataclasses.replace(window, clock_gap_frac=context.clock.gap_frac)
     if measured.step_s:  # in mode "inspect", a process at its own pace (peers.py) may measure no steps
         found.data_wait_frac = min(1.0, measured.wait_s / measured.step_s)
     if measured.busy_s > 0:
-        # The window's rate may leave out the last steps, which `measured` contains. With their rate, D could be below it.
+        # `measured` may contain last steps that the window's rate leaves out. With the rate of all these steps, D could fall
+        # below the window's rate.
         found.device_rate_per_s = window.rate_per_s * measured.step_s / measured.busy_s
     found.throughput_per_s = window.rate_per_s
     if context.loaders.unit_source == "loader":

@@ -12,7 +12,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from typing import Any, Optional
 
-from . import libraries, process, protocol
+from . import libraries, process, protocol, state
 from .announcement import LastStep
 from .clock import make_clock
 from .context import TrialContext
@@ -50,21 +50,7 @@ class Session(TrialContext):
 
     def torch_is_there(self) -> None:
         """Applies the knobs that must be set early and starts watching for training; called once torch is imported."""
-        from . import (
-            applied,
-            away,
-            gradients,
-            loaders,
-            losses,
-            modules,
-            optimizers,
-            ranks,
-            sharing,
-            state,
-            supply,
-            uneven,
-            writes,
-        )
+        from . import applied, away, gradients, loaders, losses, modules, optimizers, ranks, sharing, supply, uneven, writes
         from .knobs import registry
 
         self.applied = applied.Applied(self, is_called=state.is_called) if self.is_applying else None
@@ -103,7 +89,7 @@ class Session(TrialContext):
     def _forked(self) -> None:
         # A forked process is followed if it trains (a launcher may fork its ranks), unless its parent was already training.
         self.pid = os.getpid()
-        self.is_child, self.phases.is_speaking = True, False
+        self.is_child, self.phases.is_writing = True, False
         self.is_over = self.is_over or self.is_active
         self._is_plain = False
 
@@ -111,7 +97,7 @@ class Session(TrialContext):
         """Makes this process report for its rank; called before the first optimizer step is counted."""
         self.is_active = True
         libraries.end()
-        self.phases.speak()
+        self.phases.start_writing()
         if (ranks := process.group()) is not None:
             self.rank, self.world_size = ranks.get_rank(), ranks.get_world_size()
         else:  # several processes without a process group do not train together

@@ -30,7 +30,7 @@ class Sharing:
             def __init__(stage: Any, *args: Any, **kwargs: Any) -> None:
                 construct(stage, *args, **kwargs)
                 self.num_stages = max(self.num_stages, stage.group_size)
-                if self.num_stages > 1:  # a stage gets gradients from the next one, where they would be scaled already
+                if self.num_stages > 1:  # a stage gets gradients from the next stage, which would have scaled them
                     self._context.gradients.stand_down(step.PIPELINE)
 
             return __init__
@@ -46,7 +46,7 @@ class Sharing:
         self._num_parts = max([self._num_parts, *(mesh.size() for mesh in meshes if mesh is not None)])
 
     def ranks_per_batch(self) -> int:
-        """Returns how many ranks train on the same batch: as the data's sampler says, otherwise as the model is distributed."""
+        """Returns how many ranks train on the same batch, by the data's sampler or, without one, by how the model is split."""
         ranks = process.group()
         if ranks is None:
             return 1

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import linecache
 import os
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 from weakref import ref
 
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -84,7 +84,7 @@ def num_drawn(arguments: Dict[str, Any], num_data: Optional[int]) -> Optional[in
     if num_data is None or sampler is None:
         return num_data
     if sampler is given or not type(sampler).__module__.startswith("torch."):
-        return None  # its length is the program's code, which torch does not always run
+        return None  # its length would run the program's code, which torch does not always do
     try:
         return len(sampler)
     except Exception:
@@ -162,33 +162,32 @@ class TargetSites:
                 self._batch_samplers.append(ref(batch_sampler))
 
 
+def _nested(batch_sampler: Any) -> Iterator[Any]:
+    """Yields a batch sampler, then the one inside it, and so on; None where there is no further one."""
+    for _ in range(MAX_WRAPPERS):
+        yield batch_sampler
+        batch_sampler = members.attribute(batch_sampler, "batch_sampler")
+
+
 def batch_size_of(batch_sampler: Any) -> Optional[int]:
     """Returns the batch size of a batch sampler, or of the one inside it if it has none itself."""
-    for _ in range(MAX_WRAPPERS):
-        size: Optional[int] = members.attribute(batch_sampler, "batch_size")
-        if size is not None or not adapters.reads_batch_size_as_it_goes(batch_sampler):
+    for each in _nested(batch_sampler):
+        size: Optional[int] = members.attribute(each, "batch_size")
+        if size is not None or not adapters.reads_batch_size_as_it_goes(each):
             return size
-        batch_sampler = members.attribute(batch_sampler, "batch_sampler")
     return None
 
 
 def num_shares_of(batch_sampler: Any) -> Optional[int]:
     """Returns into how many shares, for different ranks, a batch sampler or its sampler divides the data; None if unknown."""
-    for _ in range(MAX_WRAPPERS):
-        for each in (batch_sampler, members.attribute(batch_sampler, "sampler")):
+    for nested in _nested(batch_sampler):
+        for each in (nested, members.attribute(nested, "sampler")):
             number = members.attribute(each, "num_replicas")
             if isinstance(number, int) and number > 0:
                 return number
-        batch_sampler = members.attribute(batch_sampler, "batch_sampler")
     return None
 
 
 def is_around(outer: Any, inner: Any) -> bool:
     """Whether the batch sampler `outer` is `inner` or was made around it."""
-    for _ in range(MAX_WRAPPERS):
-        if outer is None or inner is None:
-            return False
-        if outer is inner:
-            return True
-        outer = members.attribute(outer, "batch_sampler")
-    return False
+    return inner is not None and any(each is inner for each in _nested(outer))

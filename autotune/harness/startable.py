@@ -95,7 +95,7 @@ def _unpicklable(value: Any) -> str:
 
 
 def _unguarded() -> str:
-    """Returns why workers must not import the main module; "" if it tests its name, as then it may train under that test."""
+    """Returns why workers must not import the main module; "" if it tests `__name__`, which may keep it from training."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None) or ""
     name = getattr(getattr(main, "__spec__", None), "name", None) or os.path.splitext(os.path.basename(path))[0]

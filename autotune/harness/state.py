@@ -11,10 +11,12 @@ from .context import TrialContext
 
 session: Optional[TrialContext] = None  # the session of this process; None until torch is imported
 is_called = False  # whether the program itself started the harness by `autotune.apply`
-# How this process imported torch: {"is_first": whether it was the trial's first process, "changed": names of environment
-# variables that the program had changed before the import, "changed_before_compiler": those that torch's compiler reads and
-# that had changed before it was imported; absent if it never was, "imports": module -> seconds, for the imports that a warm
-# server may repeat (see libraries.py); absent before the first step}. {} in a warm start, where torch is already imported.
+# How this process imported torch; {} in a warm start, where torch is already imported.
+#   "is_first": whether it was the trial's first process.
+#   "changed": names of the environment variables that the program had changed before the import.
+#   "changed_before_compiler": those that torch's compiler reads, changed before it was imported; absent if it never was.
+#   "imports": module -> seconds, for imports that a warm server may repeat (libraries.py); absent before the first step.
+#   "is_repeatable": whether one of these imports has imported torch, and so made the changes; absent before the first step.
 startup: Dict[str, Any] = {}
 
 

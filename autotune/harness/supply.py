@@ -23,7 +23,7 @@ from .protocol import SEPARATE, SHARED
 
 # A queue that loses less than this share of the batches taken counts as stable. The rate is then wrong by at most this share.
 FALL_FRAC = 0.02
-LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue falls
+LOOK_BACK_S = 1.0  # span over which warm-up judges whether the queue shrinks
 GLANCE_S = 0.1  # minimum time between two readings; without it, ranks of a group would read at every step
 # The step and the workers share cores if together they need more cores than are available: by more than SHARED_FRAC of the
 # available cores, and by more than SHARED_CORES cores.
@@ -86,7 +86,7 @@ class Supply:
     # --- warm-up ---
 
     def drains_within(self, most_s: float) -> bool:
-        """Returns whether the queue is falling and will be empty within `most_s` seconds; called often during warm-up."""
+        """Returns whether the queue shrinks and will be empty within `most_s` seconds; called often during warm-up."""
         now = self._glance()
         if now is None:
             return False
@@ -182,5 +182,5 @@ class Supply:
 
 
 def _counters_of(reading: Optional[Reading], index: int) -> worker.Counters:
-    known = reading is not None and index < len(reading.workers)
-    return reading.workers[index] if reading is not None and known else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)
+    workers = reading.workers if reading is not None else []
+    return workers[index] if index < len(workers) else worker.Counters(0.0, 0.0, 0.0, 0.0, 0.0)

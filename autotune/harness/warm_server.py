@@ -3,7 +3,7 @@
 The supervisor runs it by path as `python warm_server.py MODULE ... FD PARENT`, in the trials' environment and folder. Each
 MODULE is one that the server imports: torch, and others that libraries.py has found. FD is the server's end of a socket pair.
 PARENT is the supervisor's process id. The server runs no user code, initialises no CUDA and creates no tensor: after a single
-multi-threaded operation, such operations would hang in every child. What an import prints, each trial prints.
+multi-threaded operation, such operations would hang in every child. Each trial prints what the imports have printed.
 
     server      {"ready": true} or {"failed": why}, one line of JSON
     supervisor  for each trial, a byte that carries four descriptors: the trial's standard input, output and error, and the
@@ -42,7 +42,7 @@ READS_CHECK = "_nvml_based_avail"  # the function of torch.cuda that reads this 
 NUM_DESCRIPTORS = 4
 PR_SET_PDEATHSIG = 1
 OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
-LONGEST = 1 << 16  # bytes of what imports print that each trial prints
+LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports have printed
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
 ALLOCATOR = "jemalloc_bg_thd"  # pyarrow's: without this thread, jemalloc frees memory in the threads that allocate it
 LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
@@ -103,15 +103,15 @@ def load(modules: List[str]) -> Dict[int, bytes]:
 
 
 class OfServer(bytes):
-    """Value of a variable that only the server sets."""
+    """Marks a variable's value as set by the server, not by a library."""
 
 
 @contextlib.contextmanager
 def cuda_unused() -> Iterator[None]:
     """Lets torch check for CUDA without initialising it.
 
-    Once torch is imported, its function is replaced. Before, the variable is set, and stays if a library sets it itself: it
-    would do so in a fresh process, too.
+    If torch is imported already, its function is replaced for the duration. Otherwise the variable is set for the duration. If
+    a library sets it meanwhile, it stays, as in a fresh process.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, READS_CHECK):
@@ -271,9 +271,7 @@ def draw_anew() -> None:
 def wake() -> None:
     """Starts the harness, as inject/sitecustomize.py does in a fresh process."""
     try:
-        spec = importlib.util.spec_from_file_location(
-            HARNESS, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE]
-        )
+        spec = importlib.util.spec_from_file_location(HARNESS, os.path.join(HERE, "__init__.py"))
         if spec is None or spec.loader is None:
             raise ImportError(f"nothing to load in {HERE}")
         module = sys.modules[HARNESS] = importlib.util.module_from_spec(spec)

@@ -76,9 +76,8 @@ class Window:
         context, meter = self._context, self.meter
         if meter is None or not steps:
             return
-        self.steps["end_s"] += [step.end_s for step in steps]
-        self.steps["samples"] += [step.samples for step in steps]
-        self.steps["wait_s"] += [step.wait_s for step in steps]
+        for name, values in self.steps.items():
+            values += [getattr(step, name) for step in steps]
         if context.last_step.is_announced:
             return  # the window is over
         if context.spec.mode == "parity":
@@ -176,7 +175,7 @@ def _spread(steps: List[Finished]) -> List[Finished]:
     for end, step in enumerate(steps, 1):
         if step.samples:
             each = step.samples / (end - begin)
-            found += [one._replace(samples=each) for one in steps[begin:end]] if end - begin > 1 else [step]
+            found += [one._replace(samples=each) for one in steps[begin:end]]
             begin = end
     return found
 

@@ -37,8 +37,8 @@ CHANNELS_LAST = Knob(
         "stay NCHW)."
     ),
     helps=(
-        "Convolutional networks with precision.amp=bf16: Tensor Core, AMX and oneDNN kernels want this layout, and without it "
-        "every convolution transposes. CNNs run 1.1 to 2 times as fast, on CPUs even faster."
+        "Convolutional networks with precision.amp=bf16: Tensor Core, AMX and oneDNN kernels need this layout. Without it, "
+        "every convolution transposes its input. CNNs run 1.1 to 2 times as fast, on CPUs even faster."
     ),
     hurts=(
         "Float32 CNNs gain little; on older GPUs they can be slower. Operators without a channels_last kernel copy back and "
@@ -70,7 +70,7 @@ COMPILE_MODE = Knob(
         "at once; `max-autotune` also benchmarks matrix kernels while compiling."
     ),
     helps=(
-        "Many small pointwise operators (normalisation, activation, attention glue), or a GPU starved by Python's launch rate; "
+        "Many small pointwise operators (normalisation, activation), or a GPU that waits for Python to launch its kernels; "
         "typically 1.1 to 1.5 times as fast. `reduce-overhead` suits small batches, `max-autotune` long runs with fixed shapes."
     ),
     hurts=(
@@ -147,7 +147,7 @@ CUDNN_BENCHMARK = Knob(
     helps="Convolutional networks with fixed input shapes, above all unusual channel counts: 0 to 20 % faster.",
     hurts=(
         "Shapes that vary are benchmarked again and again. The kernel chosen, and with it the last bits of the result, may "
-        "differ from run to run. Larger workspaces can tip a full GPU into out-of-memory. Not applicable without convolutions."
+        "differ from run to run. On an almost full GPU, larger workspaces may not fit. Not applicable without convolutions."
     ),
     start_cost="a second or so in the first step of every new shape",
 )

@@ -10,7 +10,7 @@ WORKER_STEPS = [0, 1, 2, 4, 6, 8, 12, 16, 24, 32]  # more workers rarely help on
 
 
 def batch_sizes(host_context: HostContext) -> list[KnobValue]:
-    """Returns half the program's batch size, the batch size itself and its doublings that have enough samples.
+    """Returns half the program's batch size, the batch size itself and its doublings, if there are enough samples for them.
 
     With a GPU and a batch size of 64, these are [32, 64, 128, 256, 512]. The doublings end at 8 times the
     program's batch size, or at the device's cap if that is smaller. In a recipe, they end at the cap.
@@ -31,7 +31,7 @@ def has_workers(knobs: Knobs) -> bool:
 def expert_workers(host_context: HostContext) -> KnobValue:
     """Returns the number of workers that an expert would start with.
 
-    That is 8, leaving a core to the step. More workers of the program itself stay, if each of them has a core.
+    That is 8, or fewer so that the step has a core. A higher number of the program itself stays if each worker has a core.
     """
     spare = max(0, host_context.num_cores - 1)
     own = host_context.observed.get(NUM_WORKERS.key)
@@ -116,8 +116,8 @@ PREFETCH_FACTOR = Knob(
     summary="Batches that each worker keeps ready. It needs loader.num_workers > 0.",
     helps="Some batches take far longer to make than others (mixed image sizes, cold network storage): a deeper queue helps.",
     hurts=(
-        "It does not speed up a loader that is too slow on average: more workers do. Host and shared memory grow by "
-        "workers x factor x batch bytes, and so does pinned memory."
+        "If a loader is too slow on average, only more workers help. Host and shared memory grow by workers x factor x batch "
+        "bytes, and so does pinned memory."
     ),
     start_cost="the queue is filled once an epoch",
 )
@@ -165,8 +165,8 @@ PERSISTENT_WORKERS = Knob(
     helps="Short epochs, slow-to-open datasets, many workers: the pause at every epoch's start goes away.",
     hurts=(
         "Changes that the main process makes to the dataset between epochs (a curriculum, a new epoch number) do not reach the "
-        "workers, so autotune starts them anew where it sees such a change. In your own code, start them anew yourself. "
-        "The workers keep their memory during validation, too."
+        "workers. Where autotune sees such a change, it starts new workers. In your own code, do the same. The workers keep "
+        "their memory during validation, too."
     ),
 )
 

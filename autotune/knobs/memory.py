@@ -42,11 +42,11 @@ ALLOCATOR = Knob(
     phrase="allocator {}",
     in_code={"default": "leave PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF unset"},
     summary=(
-        "How torch's CUDA allocator keeps memory: expandable_segments grows its segments instead of adding others, "
-        "max_split_256 leaves blocks above 256 MB whole, roundup_8 rounds sizes up to one of eight steps between two powers of "
-        "two, collect_80 frees unused blocks once 80 % of the memory that the process may take is in use (torch does so only "
-        "under set_per_process_memory_fraction, which is called with 1.0 if memory.fraction is not set), cuda_malloc_async "
-        "leaves allocation to the driver. Set as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
+        "How torch's CUDA allocator keeps memory. expandable_segments grows its segments instead of adding others. "
+        "max_split_256 leaves blocks above 256 MB whole. roundup_8 rounds sizes up to one of eight steps between two powers of "
+        "two. collect_80 frees unused blocks once 80 % of the memory that the process may take is in use; for this, torch "
+        "needs a set_per_process_memory_fraction, which is 1.0 if memory.fraction is not set. cuda_malloc_async leaves "
+        "allocation to the driver. Set as PYTORCH_CUDA_ALLOC_CONF and PYTORCH_ALLOC_CONF before the program starts."
     ),
     helps=(
         "Batches whose shapes differ (text, detection): memory becomes fragmented, the allocator retries (num_alloc_retries) "

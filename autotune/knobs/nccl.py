@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.knobs.base import HostContext, Knob, no_cuda
+from autotune.knobs.base import HostContext, Knob, below, no_cuda
 from autotune.records import KnobValue, Tier
 
 AUTO = "auto"  # the variable stays unset: NCCL decides
@@ -64,10 +64,7 @@ def no_nvls(host_context: HostContext) -> str | None:
         return reason
     if not host_context.topology.has_nvswitch:
         return "no NVSwitch: NVLink SHARP computes in the switches"
-    capability = host_context.compute_capability
-    if capability is not None and capability < HOPPER:
-        return f"compute capability {capability[0]}.{capability[1]}: NVLink SHARP needs 9.0 (Hopper) or newer"
-    return None
+    return below(host_context, HOPPER, "Hopper")
 
 
 def one_node(host_context: HostContext) -> str | None:

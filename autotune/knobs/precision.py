@@ -47,8 +47,8 @@ AMP = Knob(
         "which unscales before clipping, skips a step that overflowed and finds the scale by itself."
     ),
     helps=(
-        "Usually the largest single gain: Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
-        "newer) or AVX-512 BF16 (AMD Zen 4 and newer) compute at 2 to 16 times float32's rate, and activations take half the "
+        "Usually the largest single gain. Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
+        "newer) and AVX-512 BF16 (AMD Zen 4 and newer) compute at 2 to 16 times float32's rate. Activations take half the "
         "memory. fp16 is for GPUs that have no bf16 (V100, T4), and for nn.DataParallel on several GPUs, which computes in "
         "float16 whatever the format; it is tried only there."
     ),

@@ -126,8 +126,8 @@ AFFINITY = Knob(
         "the kernel."
     ),
     helps=(
-        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not wander. Offered "
-        "only where there is more than one NUMA node or rank."
+        "Several sockets or ranks: memory stays near the cores (and the GPU) that use it, and threads do not migrate. "
+        "Offered only where there is more than one NUMA node or rank."
     ),
     hurts=(
         "A bound process cannot use idle cores elsewhere: on a CPU, `numa` leaves the other nodes without work. torch starts "

@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +13,7 @@ from autotune.harness.meter import DONE, STEADY, Meter
 from autotune.harness.protocol import MeasureRules
 from tests.harness.conftest import Trial
 
-STEPS = [
-    (0.01, 200, 1.0),
-    (0.01, 200, 2.0),
-    (0.005, 600, 0.5),
-    (0.01, 600, 2.0),
-    (0.02, 60, 3.0),
-]  # step_s, num, pause_s
+STEPS = [(0.01, 200, 1.0), (0.01, 200, 2.0), (0.005, 600, 0.5), (0.01, 600, 2.0), (0.02, 60, 3.0)]  # step_s, num, pause_s
 PHASES = [number / 10 for number in range(10)]
 BASELINE = MeasureRules(min_s=6.0)
 
@@ -134,10 +128,11 @@ def single_pause(number: int, chance: random.Random) -> float:
 
 
 @pytest.mark.parametrize("made", [noise, drift, short_epochs, single_pause])
-def test_noise_drift_short_epochs_and_single_pauses_are_not_cycles(made: object) -> None:
+def test_noise_drift_short_epochs_and_single_pauses_are_not_cycles(made: Callable[[int, random.Random], float]) -> None:
+    rules = MeasureRules(max_s=10.0, warmup_max_s=10.0)
     for seed in range(5):
         chance = random.Random(seed)
-        meter = measured((made(number, chance) for number in itertools.count()), MeasureRules(max_s=10.0, warmup_max_s=10.0))  # type: ignore[operator]
+        meter = measured((made(number, chance) for number in itertools.count()), rules)
         assert window_of(meter).cycles == 0
 
 

@@ -1,9 +1,9 @@
 """The meter, fed with series of step times whose true rate is known. Needs no torch."""
 
+import itertools
 import random
 import subprocess
 import sys
-from itertools import islice
 
 import pytest
 from scipy import stats
@@ -13,6 +13,7 @@ from autotune.harness.interval import MERGED_BLOCKS, MIN_BLOCKS, mean_half_width
 from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
 from autotune.harness.protocol import MeasureRules
 from tests.harness.conftest import REPOSITORY
+from tests.harness.test_cycles import measured, window_of
 
 
 def feed(meter: Meter, step_s: float, steps: int, *, samples: float = 8, is_quiet: bool = True) -> str:
@@ -40,8 +41,7 @@ def test_program_with_slow_steps_warms_up_for_two_steps_and_is_measured_for_six(
     meter = Meter(MeasureRules())
     assert feed_until(meter, 1.0, STEADY) == 2
     assert feed_until(meter, 1.0, DONE) == 6
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert (window.steps, window.rate_per_s, window.half_width_frac, window.is_steady) == (6, 8.0, None, True)
 
 
@@ -51,8 +51,7 @@ def test_slow_steps_with_a_wide_spread_stop_at_the_cap_for_slow_steps() -> None:
     for number in range(100):
         if meter.feed(0.5 if number % 2 else 2.0, 8) == DONE:
             break
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert 15 <= window.seconds <= 17
     assert "slow steps" in window.reason
 
@@ -100,8 +99,7 @@ def test_compilation_inside_the_window_restarts_it() -> None:
     assert feed_until(meter, 0.02, STEADY) == pytest.approx(50, abs=1)  # another second of steps
     feed_until(meter, 0.02, DONE)
     assert meter.warmup_steps >= num_before + 51 + 49
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert (window.is_steady, window.rate_per_s) == (True, pytest.approx(400.0))  # the earlier steps are left out
 
 
@@ -111,8 +109,7 @@ def test_a_program_that_compiles_in_every_window_is_not_steady() -> None:
     while meter.phase != DONE:
         steps += 1
         meter.feed(0.01, 8, is_quiet=steps % 150 > 0)
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.is_steady is False
     assert window.reason.startswith("graphs are still being compiled after 2")
     assert steps * 0.01 < 20 + 10
@@ -137,8 +134,7 @@ def test_bursty_loader_is_measured_in_whole_multiples_of_its_workers() -> None:
     for step_s in bursts:
         if meter.feed(step_s, 1) == DONE:
             break
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.steps % workers == 0
     assert window.rate_per_s == pytest.approx(40.0, rel=0.001)
 
@@ -147,8 +143,7 @@ def test_a_window_cut_off_counts_whole_blocks_only() -> None:
     meter = Meter(MeasureRules(), width=4)
     feed_until(meter, 0.02, STEADY)
     feed(meter, 0.02, 10)
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.steps == 8
     assert Meter(MeasureRules()).window() is None
 
@@ -162,8 +157,7 @@ def test_a_window_cut_off_while_a_queue_empties_is_not_steady() -> None:
         meter.is_draining = is_draining
         feed(meter, 0.02, 20)
         assert meter.cut_off()
-        window = meter.window()
-        assert window is not None
+        window = window_of(meter)
         found.append((window.is_steady, "queue was running empty" in window.reason))
     assert found == [(True, False), (False, True)]
 
@@ -172,8 +166,7 @@ def test_measuring_stops_after_two_seconds_of_equal_steps() -> None:
     meter = Meter(MeasureRules())
     feed_until(meter, 0.01, STEADY)
     assert feed_until(meter, 0.01, DONE) == pytest.approx(200, abs=5)
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.reason == "interval narrow enough"
 
 
@@ -184,20 +177,14 @@ def test_measuring_stops_at_its_cap_or_when_the_interval_no_longer_shrinks() -> 
     for _ in range(10_000):
         if meter.feed(0.01 * chance.lognormvariate(0, 0.2), 8) == DONE:
             break
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.seconds <= 10.1
     assert window.reason.startswith(("time cap", "a longer window no longer narrows the interval"))
 
 
 def test_window_with_correlated_blocks_is_extended() -> None:
     waves = (0.01 * (1 + 0.02 * (number // 100 % 2)) for number in range(10**6))  # one second slow, one second fast
-    meter = Meter(MeasureRules())
-    for step_s in waves:
-        if meter.feed(step_s, 8) == DONE:
-            break
-    window = meter.window()
-    assert window is not None
+    window = window_of(measured(waves))
     assert window.seconds > 3
     assert len(window.block_s) == len(window.block_rates_per_s)
 
@@ -215,10 +202,8 @@ def test_interval_covers_the_true_rate_in_about_95_percent_of_cases() -> None:
 
 
 def test_few_or_correlated_blocks_give_no_interval() -> None:
-    assert mean_half_width_frac([1.0] * (MIN_BLOCKS - 1), [1.0] * (MIN_BLOCKS - 1)) == (
-        None,
-        "31 blocks of steps, 32 are needed",
-    )
+    few = [1.0] * (MIN_BLOCKS - 1)
+    assert mean_half_width_frac(few, few) == (None, "31 blocks of steps, 32 are needed")
     assert mean_half_width_frac([2.0] * MIN_BLOCKS, [1.0] * MIN_BLOCKS) == (0.0, "")
     width, reason = mean_half_width_frac([90.0] * 50 + [110.0] * 50, [1.0] * 100)  # one slow wave
     assert width is None
@@ -254,7 +239,7 @@ def test_student_t_quantile_agrees_with_scipy(degrees: int) -> None:
 
 def test_blocks_close_at_a_multiple_of_their_width_after_their_minimum_length() -> None:
     blocks = Blocks(3, 0.05)
-    closed = [number for number in islice(range(1, 100), 30) if blocks.add(0.01, 2)]
+    closed = [number for number in range(1, 31) if blocks.add(0.01, 2)]
     assert closed == [6, 12, 18, 24, 30]
     assert blocks.rates_per_s == pytest.approx([200.0] * 5)
 
@@ -271,16 +256,14 @@ def test_meter_and_protocol_import_neither_torch_nor_the_tuner() -> None:
 
 
 def race(limit_per_s: float, step_s: float, **rules: float) -> Meter:
-    meter, source = Meter(MeasureRules(**rules), race_below_per_s=limit_per_s), random.Random(1)
-    while meter.phase != DONE:
-        meter.feed(step_s * source.lognormvariate(0.0, 0.1), 8)
-    return meter
+    source = random.Random(1)
+    steps = (step_s * source.lognormvariate(0.0, 0.1) for _ in itertools.count())
+    return measured(steps, MeasureRules(**rules), race_below_per_s=limit_per_s)
 
 
 def test_a_window_that_is_certainly_too_slow_ends_early_and_keeps_its_rate() -> None:
     meter = race(1000.0, 0.01)  # 800 per second
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.is_raced
     assert window.is_steady
     assert 1.0 <= window.seconds <= 1.2, "it must be long enough to tell whether it was disturbed"
@@ -291,15 +274,13 @@ def test_a_window_that_is_certainly_too_slow_ends_early_and_keeps_its_rate() -> 
 
 @pytest.mark.parametrize("limit_per_s", [790.0, 600.0])
 def test_a_window_that_may_be_fast_enough_is_measured_to_the_end(limit_per_s: float) -> None:
-    window = race(limit_per_s, 0.01).window()
-    assert window is not None
+    window = window_of(race(limit_per_s, 0.01))
     assert not window.is_raced
     assert window.seconds >= 2.0
 
 
 def test_window_of_slow_steps_is_raced_too() -> None:
-    window = race(10.0, 1.0, half_width_frac=0.001).window()  # 8 per second
-    assert window is not None
+    window = window_of(race(10.0, 1.0, half_width_frac=0.001))  # 8 per second
     assert window.is_raced
     assert window.steps < 15
 
@@ -307,11 +288,8 @@ def test_window_of_slow_steps_is_raced_too() -> None:
 def test_trial_that_would_win_is_not_raced_in_300_simulations() -> None:
     lost = 0
     for seed in range(300):  # a quarter faster than the limit, with correlated steps
-        meter, source, drift = (
-            Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0),
-            random.Random(seed),
-            0.0,
-        )
+        meter = Meter(MeasureRules(max_s=4.0, half_width_frac=0.001), race_below_per_s=640.0)
+        source, drift = random.Random(seed), 0.0
         while meter.phase != DONE:
             drift = 0.9 * drift + source.gauss(0.0, 0.05)
             meter.feed(0.01 * (1 + drift) * source.lognormvariate(0.0, 0.1), 8)
@@ -320,10 +298,9 @@ def test_trial_that_would_win_is_not_raced_in_300_simulations() -> None:
 
 
 def promoted(above_per_s: float | None, *, spread_frac: float = 0.08, **rules: float) -> Meter:
-    meter, source = Meter(MeasureRules(**rules), promote_above_per_s=above_per_s), random.Random(1)
-    while meter.phase != DONE:
-        meter.feed(0.05 * (1 + source.gauss(0, spread_frac)), 8)  # 160 per second
-    return meter
+    source = random.Random(1)
+    steps = (0.05 * (1 + source.gauss(0, spread_frac)) for _ in itertools.count())  # 160 per second
+    return measured(steps, MeasureRules(**rules), promote_above_per_s=above_per_s)
 
 
 def half_width(meter: Meter) -> float:
@@ -334,12 +311,11 @@ def half_width(meter: Meter) -> float:
 
 def test_candidate_for_the_best_is_measured_with_a_narrower_interval() -> None:
     plain, far, near = (promoted(above_per_s, promoted_max_s=60.0) for above_per_s in (None, 200.0, 161.0))
-    assert [meter.window().seconds for meter in (plain, far)] == [plain.window().seconds] * 2  # type: ignore[union-attr]
+    assert window_of(far).seconds == window_of(plain).seconds
     assert 0.01 < half_width(plain) <= 0.03
     assert half_width(near) < 0.7 * half_width(plain)
 
 
 def test_measuring_a_narrower_interval_has_its_own_time_limit() -> None:
-    window = promoted(161.0, spread_frac=0.2, promoted_max_s=4.0, half_width_frac=0.2).window()
-    assert window is not None
+    window = window_of(promoted(161.0, spread_frac=0.2, promoted_max_s=4.0, half_width_frac=0.2))
     assert 4.0 <= window.seconds <= 4.5

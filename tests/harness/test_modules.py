@@ -156,7 +156,7 @@ def test_a_model_that_was_compiled_can_be_traced(trial: Trial) -> None:
 
 
 @pytest.mark.thorough
-def test_copies_pickles_and_attributes_of_a_model_show_its_original_class(trial: Trial, plain: Trial) -> None:
+def test_copies_pickles_and_attributes_of_a_model_show_its_original_class(trial: Trial) -> None:
     run = trial("friends.py", knobs={"precision.amp": "bf16"})
     seen = json.loads(run.stdout.splitlines()[0])
     assert run.result().knobs["precision.amp"].status == APPLIED

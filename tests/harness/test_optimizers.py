@@ -194,7 +194,7 @@ def test_implementation_is_set_beside_an_optimizer_that_has_no_choice(is_reverse
     first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     optimizers = [Orthogonal([first]), torch.optim.AdamW([second])]
     optimizers = optimizers[::-1] if is_reversed else optimizers
-    knobs = OptimizerKnobs(context({KEY: "fused"}, optimizers=SimpleNamespace(clock=lambda: optimizers[0])))
+    knobs = OptimizerKnobs(context({KEY: "fused"}, optimizers=SimpleNamespace(counted=lambda: optimizers[0])))
     baseline = OptimizerKnobs(context())
     for optimizer in optimizers:
         baseline.on_optimizer(optimizer)

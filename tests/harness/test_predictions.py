@@ -9,6 +9,7 @@ from autotune.harness.meter import DONE, STEADY, WARMUP, Meter
 from autotune.harness.protocol import SEPARATE, SHARED, MeasureRules
 from autotune.harness.supply import Supply
 from tests.harness.queue_model import Program, Simulation
+from tests.harness.test_cycles import window_of
 
 BATCH, LOOK_S = 8, 0.1
 LONG_STEPS = 6000
@@ -39,8 +40,7 @@ def predicted(program: Program, monkeypatch: pytest.MonkeyPatch, seed: int = 0) 
             meter.is_draining = found.is_falling
             meter.feed_window(seen, [BATCH] * len(seen))
     found.close_window()
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     regime = found.regime(program.threads if program.step_cpu_s else None)
     return found.lasting_per_s(window.rate_per_s, found.capacity_per_s()), regime, meter
 
@@ -61,9 +61,7 @@ def true_per_s(program: Program, seed: int = 1) -> float:
         Program(workers=4, prefetch=4, batch_sleep_s=0.082, step_sleep_s=0.02),  # the queue drains for 600 steps
         Program(workers=8, prefetch=16, batch_sleep_s=0.2, step_sleep_s=0.02),
         Program(workers=2, batch_sleep_s=0.01, step_sleep_s=0.02),  # device-bound
-        Program(
-            workers=2, batch_sleep_s=2.4, step_sleep_s=1.05
-        ),  # slow steps, and the queue is not empty before the window ends
+        Program(workers=2, batch_sleep_s=2.4, step_sleep_s=1.05),  # slow steps, and the window ends before the queue is empty
         Program(workers=2, prefetch=8, batch_sleep_s=0.03, batch_cpu_s=0.01, step_cpu_s=0.012),  # enough cores
     ],
 )

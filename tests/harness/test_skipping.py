@@ -401,9 +401,8 @@ def test_batches_of_two_data_sets_are_kept_apart() -> None:
 def test_results_of_data_sets_that_are_rebuilt_repeatedly_do_not_accumulate() -> None:
     stages = SkippedStages(["item"])
     for number in range(12):
-        stages._results(number, None, ("item",)).keep(
-            torch.empty(2**28, dtype=torch.uint8)
-        )  # pages that are never written take no memory
+        large = torch.empty(2**28, dtype=torch.uint8)  # pages that are never written take no memory
+        stages._results(number, None, ("item",)).keep(large)
     assert len(stages._again) <= MOST_BYTES // 2**28 + 1
     assert list(stages.by_place.values()) == list(stages._again.values())  # nothing else keeps what was dropped
     assert list(stages.by_place)[-1] == ("item", 11)

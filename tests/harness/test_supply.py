@@ -71,9 +71,7 @@ def test_while_the_queue_shrinks_the_sustained_rate_is_that_of_the_workers(monke
     assert found.lasting_per_s(rate, found.capacity_per_s()) == pytest.approx(40 * BATCH)
 
 
-def test_with_shared_cores_a_step_waits_for_the_missing_part_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_shared_cores_a_step_waits_for_the_missing_part_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     # The step's two threads and a worker share two cores, so 30 ms of processor time take 22.5 ms. The worker needs 20 ms of
     # processor time for a batch and makes 33.3 batches per second.
     queue = Queue(workers=1, make_per_s=100 / 3, take_per_s=1 / 0.0225, full=1000, step_cpu_s=0.03, batch_cpu_s=0.02)

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.harness.blocks import trend
 from autotune.harness.meter import Meter
-from tests.harness.test_cycles import measured
+from tests.harness.test_cycles import measured, window_of
 
 Steps = Iterator[float]
 
@@ -64,8 +64,7 @@ def test_program_that_settles_late_is_measured_after_it_has_settled() -> None:
             yield step_s
 
     meter = measured(settling())
-    window = meter.window()
-    assert window is not None
+    window = window_of(meter)
     assert window.is_steady
     assert window.rate_per_s == pytest.approx(800.0, rel=0.03)
 

@@ -60,7 +60,7 @@ def test_knob_is_offered_only_if_it_matters_for_the_topology(machine: HostContex
         ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, num_gpus=1)), "fewer than two GPUs"),
         ("nccl.p2p_level", replace(CARDS, topology=replace(PCIE, paths=frozenset())), "not known"),
         ("nccl.nvls", CARDS, "no NVSwitch"),
-        ("nccl.nvls", replace(HOPPERS, compute_capability=(8, 0)), "compute capability 8.0: NVLink SHARP needs 9.0"),
+        ("nccl.nvls", replace(HOPPERS, compute_capability=(8, 0)), "compute capability 8.0: this setting needs 9.0"),
         ("nccl.ib_disable", HOPPERS, "one machine"),
         ("nccl.ib_disable", replace(TWO_NODES, topology=PCIE), "no InfiniBand"),
         ("nccl.ib_hca", replace(TWO_NODES, topology=replace(HGX, adapters=("mlx5_0",))), r"one adapter (mlx5_0)"),

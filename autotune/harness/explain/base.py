@@ -51,7 +51,7 @@ class Pass:
         """Stops observing and returns the document; None if there is nothing to report."""
 
     def tried(self, note: str, measure: Callable[[], Dict[str, float]]) -> Dict[str, float]:
-        """Returns what `measure` returns; if it fails, for lack of memory for example, {} and a note that ends in the error."""
+        """Returns what `measure` returns; if that fails, for lack of memory for example, adds a note and returns {}."""
         try:
             return measure()
         except Exception as error:

@@ -87,7 +87,7 @@ class Stage:
         seconds: wall seconds per sample.
         cpu_s: CPU seconds per sample; None if unknown. If the stage waits while child processes or other threads of the worker
             compute, it includes their CPU seconds, up to the seconds of that wait.
-        blocked_s: the rest of the seconds that are not spent on waiting for a CPU: storage, network, sleep. None if unknown.
+        blocked_s: the rest of the seconds, without those spent waiting for a core: storage, network, sleep. None if unknown.
         count: number of timed calls. If samples are cheap to make, only some of the batches are timed.
         file, line, function: what was timed, if it is the program's own code; "" and 0 otherwise.
     """

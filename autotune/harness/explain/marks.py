@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..context import TrialContext
+from ..knobs.step import with_closure
 from ..patches import Patch, patches
 from .documents import BACKWARD, FORWARD, INPUT, OPTIMIZER, OTHER, STEP_PHASES
 
@@ -164,14 +165,10 @@ class Marks:
         if threading.get_ident() != self.thread:
             return None
         self._before_step.append(self.enter(OPTIMIZER))
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._outside(kwargs["closure"])}
-        if len(args) > 1 and callable(args[1]):  # the first is the optimizer
-            return (args[0], self._outside(args[1]), *args[2:]), kwargs
-        return None
+        return with_closure(args, kwargs, self._outside)
 
     def _outside(self, closure: Any) -> Any:
-        """Returns a closure that does not count as the optimizer's work. Some libraries compute a whole step in one."""
+        """Returns a closure that does not count as the optimizer's work: some libraries compute a whole step in it."""
 
         def called() -> Any:
             before = self.enter(OTHER)

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
 from .. import batches, members
 from ..context import TrialContext
+from ..gradient_state import parameters_of
 from . import allocations
 from .activations import Activations, Running, Storages, storage_of
 from .base import Pass
@@ -47,7 +48,7 @@ class MemoryPass(Pass):
         context = self.context
         self._roots = [root.module for root in context.modules.living]
         optimizers = context.optimizers.optimizers()
-        held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        held = [p for o in optimizers for p in parameters_of(o)]
         self._names = {id(module): name for module, name in _named(self._roots)}
         in_modules = [p for root in self._roots for p in members.parameters(root)]
         self._parameters = list({id(p): p for p in [*in_modules, *held]}.values())

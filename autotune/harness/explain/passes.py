@@ -92,9 +92,8 @@ class Explained:
         document = self._pass.finish()
         if document is not None:
             document.notes = list(dict.fromkeys([*document.notes, *self._pass.notes]))
-            protocol.write_json(
-                os.path.join(self._context.spec.folder, document_file(self._pass.which, self._context.rank)), document
-            )
+            name = document_file(self._pass.which, self._context.rank)
+            protocol.write_json(os.path.join(self._context.spec.folder, name), document)
 
 
 def _made(context: TrialContext) -> Pass:

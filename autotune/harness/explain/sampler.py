@@ -124,7 +124,7 @@ class LineSampler(threading.Thread):
             self._total_s[key] = self._total_s.get(key, 0.0) + elapsed_s
         if own is not None:
             self._self_s[own] = self._self_s.get(own, 0.0) + elapsed_s
-        if inner is None or inner is own or where == THREAD or (own is not None and own[2] is inner[2]):
+        if inner is None or where == THREAD or (own is not None and own[2] is inner[2]):
             return
         self._inner_s[inner] = self._inner_s.get(inner, 0.0) + elapsed_s
         if own is not None:

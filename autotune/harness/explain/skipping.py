@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import types
 from multiprocessing.util import Finalize
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
@@ -225,12 +226,7 @@ def check_skipped() -> None:
 
 def _is_running(file: str, name: str) -> bool:
     """Whether a function is running in this thread. If so, it calls the optimizer, whose step has called this code."""
-    frame: Any = sys._getframe()
-    while frame is not None:
-        if _is_code(frame.f_code, file, name):
-            return True
-        frame = frame.f_back
-    return False
+    return any(_is_code(frame.f_code, file, name) for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 def _is_code(code: Any, file: str, name: str) -> bool:

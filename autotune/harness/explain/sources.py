@@ -8,6 +8,7 @@ import os
 import site
 import sys
 import sysconfig
+import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
 OWN, LIBRARY, HARNESS = "own", "library", "harness"
@@ -48,9 +49,7 @@ class Sources:
 
     def own_frame(self, frame: Any) -> Any:
         """Returns the innermost frame of the program's own code among a frame and its callers; None if there is none."""
-        while frame is not None and self.kind(frame.f_code) is not OWN:
-            frame = frame.f_back
-        return frame
+        return next((each for each, _ in traceback.walk_stack(frame) if self.kind(each.f_code) is OWN), None)
 
 
 def _library_folders() -> Tuple[str, ...]:
@@ -59,8 +58,8 @@ def _library_folders() -> Tuple[str, ...]:
     folders += [*site.getsitepackages(), site.getusersitepackages(), os.path.dirname(os.__file__)]
     folders += [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     folders += [os.environ[name] for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR") if os.environ.get(name)]
-    torch = sys.modules.get("torch")
-    folders += [os.path.dirname(module.__file__) for module in (torch,) if module is not None and module.__file__]
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    folders += [os.path.dirname(torch_file)] if torch_file else []
     return tuple({os.path.abspath(folder) + os.sep for folder in folders})
 
 

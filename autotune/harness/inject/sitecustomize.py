@@ -10,9 +10,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 def _wake(spec_path: str) -> None:
     package = os.path.dirname(_HERE)
-    spec = importlib.util.spec_from_file_location(
-        "_autotune_harness", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
+    spec = importlib.util.spec_from_file_location("_autotune_harness", os.path.join(package, "__init__.py"))
     if spec is None or spec.loader is None:
         raise ImportError(f"nothing to load in {package}")
     module = importlib.util.module_from_spec(spec)

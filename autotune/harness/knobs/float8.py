@@ -16,7 +16,7 @@ from torch.nn import Linear
 from .. import members
 
 # A float8 product needs a second matrix whose number of columns is a multiple of this. In the three products of a forward and
-# backward pass, this number is in_features or out_features. The batch size is only an inner size, and torchao pads inner sizes.
+# backward pass, this number is in_features or out_features. The batch size is only an inner dimension, which torchao pads.
 MULTIPLE = 16
 CONVERTED = "Float8Linear"
 CAPABILITY = (8, 9)  # first compute capability with float8 products (Ada); on older GPUs torch raises an error
@@ -29,8 +29,8 @@ NOT_IN_BF16 = "rowwise scaling computes results in bf16: give precision.amp=bf16
 
 def observe(module: Any) -> Dict[str, bool]:
     """Returns whether the module computes layers in float8, and whether it has layers that could be converted to float8."""
-    layers = [each for _, each in members.named_modules(module)]
-    return {"is_float8": any(_is_converted(each) for each in layers), "has_linear": any(_fits(each) for each in layers[1:])}
+    layers = list(members.modules(module))
+    return {"is_float8": is_in_float8(module), "has_linear": any(map(_fits, layers[1:]))}
 
 
 def capability(module: Any) -> Optional[Tuple[int, int]]:
@@ -61,11 +61,7 @@ def convert(module: Any, scaling: str) -> None:
 
 def is_in_float8(module: Any) -> bool:
     """Returns whether a layer of the module computes in float8."""
-    return any(_is_converted(each) for each in members.modules(module))
-
-
-def _is_converted(module: Any) -> bool:
-    return any(kind.__name__ == CONVERTED for kind in type(module).__mro__)
+    return any(kind.__name__ == CONVERTED for each in members.modules(module) for kind in type(each).__mro__)
 
 
 def _fits(module: Any) -> bool:

@@ -30,6 +30,7 @@ NOT_TRAINED_IN_BASELINE = "it is not the loader that trained in the baseline"
 NOT_SHUFFLED = "it does not shuffle, and no baseline shows which loader trains, so only loaders that shuffle were changed"
 NO_LOADER = "no DataLoader feeds the optimizer's steps"
 NO_WORKERS = "has no effect without workers (loader.num_workers=0)"
+NO_ARGUMENT = "the DataLoader of this torch has no such argument"
 OWN_SAMPLER = "the loader is built with its own batch sampler ({}) without a batch_size"
 REFUSED = "the loader's own batch sampler ({}) does not let its batch_size be set: {}"
 BATCHES_ITSELF = "the program batches by itself (batch_size=None)"
@@ -89,7 +90,7 @@ class LoaderKnobs(KnobHandler):
         """Changes the bound arguments of `DataLoader.__init__` in place and notes knobs that cannot be applied.
 
         Args:
-            arguments: see above.
+            arguments: argument name -> value.
             info: the record of this loader (loader.py), in which changes of its workers are noted.
             is_chained: whether it is made around the batch sampler of an earlier loader whose batch size the knob has already
                 set.
@@ -191,7 +192,7 @@ class LoaderKnobs(KnobHandler):
 
 def _problem(name: str, value: Any, arguments: Dict[str, Any], info: Any, *, is_unshared: bool) -> Optional[str]:
     if name not in ARGUMENTS or (name == "in_order" and not has_in_order()):
-        return "the DataLoader of this torch has no such argument"
+        return NO_ARGUMENT
     if is_unshared and name in OF_STREAMS and not (name != "num_workers" and arguments.get("num_workers")):
         return UNSHARED
     if name == "in_order" and value is False and not info.is_shuffled:
@@ -298,5 +299,5 @@ def applicability(loader: Any) -> Dict[str, str]:
     if not loader.is_shuffled:
         reasons[IN_ORDER] = MEANT_ORDER
     if not has_in_order():
-        reasons[IN_ORDER] = "the DataLoader of this torch has no such argument"
+        reasons[IN_ORDER] = NO_ARGUMENT
     return reasons

@@ -40,6 +40,7 @@ REPLICATED = (
 BY_POLICY = "the program's mixed-precision policy (FSDP) computes in {} already"
 IN_FP64 = "the parameters are fp64, and autocast leaves products of fp64 as they are"
 WRITES = "a block changes its tensor {} each time it runs, so running it again changes the training"
+COMPILES_ITSELF = "the program compiles its modules itself"
 NO_MODULE = "no module that was called owns parameters of the optimizer"
 NO_CONVOLUTIONS = "no module that trains has convolution weights of four dimensions"
 SHARDED = "the parameters are sharded over the ranks, and FSDP needs them contiguous"
@@ -128,7 +129,6 @@ class ModuleKnobs(KnobHandler):
             self._reports[LAYOUT] = KnobReport(APPLIED)
 
     def _compile(self, module: Any, mode: str) -> None:
-
         if _is_compiled(module):
             self._reports[COMPILE] = KnobReport(OVERRIDDEN, "the program compiles this module itself", "default")
             return
@@ -270,7 +270,7 @@ class ModuleKnobs(KnobHandler):
         if any(o["is_replicated"] for o in observed):
             reasons[BF16] = REPLICATED
         if any(o[COMPILE] != "off" for o in observed):
-            reasons.update(dict.fromkeys((COMPILE, *DEFAULTS), "the program compiles its modules itself"))
+            reasons.update(dict.fromkeys((COMPILE, *DEFAULTS), COMPILES_ITSELF))
         elif not any(o["repeats"] for o in observed):
             reasons[SCOPE] = NO_BLOCKS
         if not any(o["has_blocks"] for o in observed):
@@ -376,7 +376,7 @@ def _float8_problem(observed: Dict[str, Any]) -> Optional[str]:
     if observed["is_sharded"]:
         return "the parameters are sharded over the ranks already"
     if observed[COMPILE] != "off":
-        return "the program compiles its modules itself"
+        return COMPILES_ITSELF
     capability = observed.get("capability")
     if capability is not None and capability < float8.CAPABILITY:
         return float8.TOO_OLD.format(*capability)

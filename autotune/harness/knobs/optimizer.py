@@ -8,12 +8,13 @@ import torch
 
 from .. import members
 from ..context import TrialContext
+from ..gradient_state import parameters_of
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler, applying
+from .step import NO_STEP
 
 KEY = "optimizer.implementation"
 FUSED = f"{KEY}=fused"  # a key of `applicability`, with the reason why "fused" cannot be chosen
-NO_STEP = "no optimizer of torch.optim stepped"
 FLAGS = {"default": (None, None), "foreach": (True, None), "fused": (None, True)}  # value -> (foreach, fused)
 
 
@@ -33,7 +34,7 @@ class OptimizerKnobs(KnobHandler):
     def __init__(self, context: TrialContext) -> None:
         super().__init__(context)
         self._report: Optional[KnobReport] = None
-        # The program's implementation, and why others cannot be chosen: from the first optimizer that has most to choose from.
+        # The program's implementation, and why others cannot be chosen, for the optimizer with the most choices so far.
         self._own: Optional[str] = None
         self._applicability = {KEY: NO_STEP}
 
@@ -74,7 +75,7 @@ class OptimizerKnobs(KnobHandler):
         return self._applicability
 
     def _verify(self, key: str, asked: Any) -> KnobReport:
-        report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.clock()
+        report, stepping = self._report or KnobReport(NOT_APPLICABLE, NO_STEP), self._context.optimizers.counted()
         can_be_set = report.status == APPLIED and stepping is not None and not _problem(stepping, asked)
         if can_be_set and implementation(stepping) != asked:
             return KnobReport(OVERRIDDEN, "the program has changed the optimizer's flags since", implementation(stepping))
@@ -94,14 +95,15 @@ def _problem(optimizer: Any, value: str) -> str:
     if value == "foreach" and _has_tensor_settings(optimizer):
         return f"{name} has a learning rate or betas that are tensors, and is not capturable"
     if value == "fused":
-        kinds = {p.device.type for g in optimizer.param_groups for p in g["params"]}
+        parameters = parameters_of(optimizer)
+        kinds = {p.device.type for p in parameters}
         if not kinds <= {"cpu", "cuda", "mps", "xpu"}:
             return f"no fused implementation for parameters on {', '.join(sorted(kinds))}"
         if "cuda" in kinds and _is_refused_on_cuda(type(optimizer)):
             return f"{name} of this torch has a fused implementation only for the CPU"
-        if any(not torch.is_floating_point(p) for g in optimizer.param_groups for p in g["params"]):
+        if any(not torch.is_floating_point(p) for p in parameters):
             return "fused implementations need floating point parameters"
-        if any(p.grad is not None and p.grad.layout != torch.strided for g in optimizer.param_groups for p in g["params"]):
+        if any(p.grad is not None and p.grad.layout != torch.strided for p in parameters):
             return "fused implementations need dense gradients"
     return ""
 
@@ -151,7 +153,7 @@ def _lay_out_state(optimizer: Any) -> None:
 
     A checkpoint that was saved before layout.channels_last was set has another layout.
     """
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+    for parameter in parameters_of(optimizer):
         state = optimizer.state.get(parameter)
         for name, value in list(state.items()) if isinstance(state, dict) else ():
             is_like = type(value) is torch.Tensor and value.shape == parameter.shape

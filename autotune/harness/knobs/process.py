@@ -91,7 +91,7 @@ class ProcessKnobs(KnobHandler):
 
 
 def matmul_precision(device: str) -> str:
-    """Returns the value of precision.matmul in force, even if the program has set it by the API of torch 2.9.
+    """Returns the value of precision.matmul in force, even if the program has set it by the API that torch 2.9 added.
 
     If the program has used that API, torch's own `get_float32_matmul_precision` may raise, or return an earlier value.
     """

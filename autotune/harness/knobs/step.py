@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 from ..protocol import APPLIED, NOT_APPLICABLE, OVERRIDDEN, KnobReport
 from .base import KnobHandler
@@ -35,6 +35,15 @@ def calls_closure_once(optimizer: Any) -> bool:
     return kind.__module__.startswith("torch.optim") and kind.__name__ != "LBFGS"
 
 
+def with_closure(args: Any, kwargs: Any, wrap: Callable[[Any], Any]) -> Any:
+    """Returns (args, kwargs) of an optimizer's step, the optimizer first, with the closure wrapped; None without a closure."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
+
+
 class StepKnobs(KnobHandler):
     """Reports what `gradients.py` and `gradient_entry.py` do."""
 
@@ -48,7 +57,7 @@ class StepKnobs(KnobHandler):
     def applicability(self) -> Dict[str, str]:
         """Returns why the knobs of this family cannot be changed in this program."""
         optimizers = self._context.optimizers
-        stepping = optimizers.clock()
+        stepping = optimizers.counted()
         if stepping is None and not optimizers.num_stepped:
             return {ACCUMULATION: NO_STEP, SET_TO_NONE: NO_STEP}
         reason = SEVERAL if optimizers.num_stepped > 1 else CLOSURE if type(stepping).__name__ == "LBFGS" else ""

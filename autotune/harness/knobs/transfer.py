@@ -1,9 +1,9 @@
 """Copies batches to the device without blocking the program, or copies each batch in advance, during the previous step.
 
-The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. If it moves a tensor that one of
-its loaders has yielded, the copy does not block (loader.non_blocking), or has already been made on a side stream while the
-previous step was computed (loader.device_prefetch). Only tensors that the program was seen to move are copied ahead. If the
-program changes such a tensor on the host, the tensor is copied again.
+The program keeps its own `batch.to(device)`, and its loaders still yield batches on the host. With loader.non_blocking, a copy
+of a tensor that a loader has yielded does not block. With loader.device_prefetch, the copy was already made on a side stream
+while the previous step was computed. Only tensors that the program was seen to move are copied ahead. If the program changes
+such a tensor on the host, the tensor is copied again.
 """
 
 from __future__ import annotations

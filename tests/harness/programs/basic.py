@@ -38,7 +38,6 @@ def main():
     data = TensorDataset(torch.randn(256, 3, 8, 8), torch.randint(0, 10, (256,)))
     workers = option("workers", 0)
     loader = DataLoader(data, batch_size=16, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-    held_out = DataLoader(data, batch_size=64)
     model = make_model()
     if "half" in OPTIONS:
         model = model.bfloat16()
@@ -73,13 +72,6 @@ def main():
                     torch.backends.mkldnn.matmul.fp32_precision = OPTIONS["late"]
                 if "sleep" in OPTIONS:
                     time.sleep(option("sleep", 0.0))
-            if "evaluate" in OPTIONS:
-                model.eval()
-                with torch.no_grad():
-                    for x, _ in held_out:
-                        model(x)
-                time.sleep(option("evaluate", 0.0))
-                model.train()
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def burn():
         pass
 
 
-def evaluate(model, optimizer):
+def evaluate(model):
     model.eval()
     with torch.no_grad():
         for batch in DataLoader(Pictures(), batch_size=8, sampler=range(32)):
@@ -59,9 +59,8 @@ def evaluate(model, optimizer):
 
 
 def main():
-    folder = os.path.dirname(os.environ["AUTOTUNE_SPEC"])
     if "blocked" in WORDS:  # a folder takes the path to which the trace is written first
-        os.mkdir(os.path.join(folder, "unfinished.trace.rank0.json.gz"))
+        os.mkdir(os.path.join(os.path.dirname(os.environ["AUTOTUNE_SPEC"]), "unfinished.trace.rank0.json.gz"))
     if "ranks" in WORDS:
         torch.distributed.init_process_group("gloo")
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
@@ -86,9 +85,7 @@ def main():
         if "burn" in WORDS or ("rank1" in WORDS and torch.distributed.get_rank() == 1):
             burn()
         if "evaluate" in WORDS and number % 4 == 3:
-            evaluate(model, optimizer)
-        if "stop" in WORDS and os.path.exists(os.path.join(folder, "stop")):
-            break
+            evaluate(model)
         if "crash" in WORDS and number == 150:
             raise ValueError("in the middle of a pass")
         if "segfault" in WORDS and number == 150:

@@ -31,8 +31,8 @@ sampler = None
 if WORLD > 1:
     torch.distributed.init_process_group("gloo")
     sampler = torch.utils.data.DistributedSampler(data, shuffle=False)
-loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None and not has("ordered"), sampler=sampler)
-model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if has("norm") else nn.Tanh(), nn.Linear(16, 2))
+loader = DataLoader(data, batch_size=BATCH, shuffle=sampler is None, sampler=sampler)
+model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
 parameters = list(model.parameters())
 trained = nn.parallel.DistributedDataParallel(model, static_graph=has("static")) if WORLD > 1 else model
 if has("three"):
@@ -108,8 +108,6 @@ def forward_and_backward(x, y):
     if has("grad_input"):  # as reentrant checkpointing needs it
         x.requires_grad_()
     loss = nn.functional.mse_loss(trained(x), y) * (1000 if has("large") else 1) / OWN
-    if has("spike") and not has("spiked") and len(lines) == 3:
-        loss = loss * float("inf")
     if scaler is not None:
         scaler.scale(loss).backward()
     elif has("assigned"):

@@ -14,6 +14,11 @@ data = TensorDataset(torch.randn(240, 4), torch.randn(240, 2))
 loader = DataLoader(data, batch_size=12, shuffle=True)
 
 
+def linear():
+    model = nn.Linear(4, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
 def batches():
     while True:
         yield from loader
@@ -36,8 +41,7 @@ def scaler():
 def alternating():
     """Two tasks, each with a loader of its own, take turns: SHARE steps of the first, one longer step of the second."""
     share, others = int(FLAGS[0]), DataLoader(data, batch_size=12, shuffle=True)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     first, second = batches(), itertools.chain.from_iterable(itertools.repeat(others))
     for number in itertools.count(1):
         is_other = number % (share + 1) == 0
@@ -49,8 +53,7 @@ def alternating():
 
 
 def without_loader():
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     number = 0
     while True:
         number += 1
@@ -101,8 +104,7 @@ def compiled_late():
 
 def step_compiled_late():
     """With `decorated`, the function is compiled before the first step. `without_batch`: it gets no tensor."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
 
     def step(trained, x=None):
         trained(torch.randn(14, 4) if x is None else x).sum().backward()
@@ -184,8 +186,7 @@ class Loss(torch.Tensor):
 
 def tensors_of_its_own():
     """The loss is of a subclass of Tensor, as in fastai, and is scaled."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     scale = torch.amp.GradScaler("cpu", init_scale=2.0)
     for x, y in batches():
         optimizer.zero_grad()
@@ -199,8 +200,7 @@ def some_without_batch():
     numbers = iter(range(10**9))
     collate = torch.utils.data.default_collate
     sparse = DataLoader(data, batch_size=12, collate_fn=lambda items: collate(items) if next(numbers) % 3 else None)
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     while True:
         for batch in sparse:
             if batch is None:
@@ -292,8 +292,7 @@ def pair_after_one():
 
 def kept_batches():
     """The batches of the first pass are kept: no loader is asked for them again."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     for x, y in itertools.cycle(DataLoader(data, batch_size=12, persistent_workers=bool(FLAGS), num_workers=len(FLAGS))):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
@@ -321,8 +320,7 @@ def beside():
     """Each EVERY-th step takes a batch of a second loader as well, and takes longer."""
     every, others = int(FLAGS[0]), DataLoader(data, batch_size=4, shuffle=True)
     second = itertools.chain.from_iterable(itertools.repeat(others))
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     for number, (x, _) in enumerate(batches(), 1):
         loss = model(x).sum()
         if number % every == 0:
@@ -337,8 +335,7 @@ def beside():
 def bags():
     """Batches of one bag of five rows. With `first`, the collate function unpacks the bag; with `row`, the loop does."""
     collate = (lambda items: items[0]) if "first" in FLAGS else None
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     while True:
         for (x,) in DataLoader(TensorDataset(torch.randn(240, 5, 4)), batch_size=1, collate_fn=collate):
             optimizer.zero_grad()
@@ -348,8 +345,7 @@ def bags():
 
 def whole_batches():
     """Each item of the data set is a whole batch. With `first`, the collate function unpacks it; otherwise, the loop does."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     made = TensorDataset(torch.randn(30, 14, 4), torch.randn(30, 14, 2))
     collate = (lambda items: items[0]) if "first" in FLAGS else None
     for _ in itertools.repeat(None, 1) if "short" in FLAGS else itertools.count():
@@ -411,8 +407,7 @@ def solver():
 
 def few():
     """An epoch draws 20 samples, and incomplete batches are dropped: a loop over batches of 24 would never end."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     drawn = {"sampler": SubsetRandomSampler(range(20))} if "sampler" in FLAGS else {"shuffle": True}
     some = DataLoader(data if "sampler" in FLAGS else TensorDataset(*data[:20]), batch_size=12, drop_last=True, **drawn)
     while True:
@@ -426,8 +421,7 @@ def stateful():
     """A loader of torchdata, whose constructor does not call that of torch's."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     own = StatefulDataLoader(data, batch_size=12, shuffle=True, num_workers=int("workers" in FLAGS))
     while True:
         for x, _ in own:
@@ -438,8 +432,7 @@ def stateful():
 
 def chunks():
     """A radiance field: a batch of 14 rays with four points each goes through the model in two calls."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     while True:
         optimizer.zero_grad()
         torch.cat([model(points) for points in torch.randn(56, 4).split(28)]).square().mean().backward()
@@ -475,8 +468,7 @@ def wrapped_anew():
             print(y.dtype, flush=True)
             return y
 
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     while True:
         optimizer.zero_grad()
         if "rebuilt" in FLAGS:
@@ -506,8 +498,7 @@ def statistics():
 
 def growing():
     """Each epoch has a data set of another length and a loader of its own."""
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = linear()
     for epoch in itertools.count(1):
         grown = TensorDataset(torch.randn(240 + 12 * epoch, 4))
         own = DataLoader(grown, batch_size=12, shuffle=True)
