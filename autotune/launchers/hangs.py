@@ -21,7 +21,7 @@ from autotune.launchers.progress_file import ProgressFile
 from autotune.log_messages import LIBRARY_FILE
 
 STARTING = ("spawn", "import", "init", "first_batch")
-MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
+MOVING_S = 2.0  # a trial with progress this recent does not hang: it is slow, or its rate never becomes steady
 ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
 AWAY_S = 4.0  # how long processes may take if a file asks them for their stacks; they look for the file once a second

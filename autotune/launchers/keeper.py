@@ -185,7 +185,7 @@ class Trial:
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
         # Most network file systems have no leases. There, a file is reported only if it changes, since many files that are
-        # named like logs are none.
+        # named like logs are something else.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 

@@ -383,7 +383,7 @@ def own_prefix() -> str:
 
 
 def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
-    """Returns this user's files in the runs folder with this suffix whose processes, on this host, do not run any more.
+    """Returns this user's files in the runs folder with this suffix, made by processes of this host that no longer run.
 
     A process may run in another container although its id is free here. So locked files are left out, too.
     """

@@ -68,8 +68,8 @@ NODES = "SLURM_JOB_NODELIST"
 # Set by salloc --mem and sbatch --mem, and read by srun: a step then takes all memory of the job, so that the steps of further
 # slots never start. With --mem=0, steps share the job's memory.
 MEMORY = "SLURM_MEM_PER_NODE"
-STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are steps of Slurm's own that hold no CPUs, as of salloc
-# srun's option for the features of a node, also abbreviated, and the variable for it; the features that its value names.
+STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are Slurm's own steps, such as salloc's, which hold no CPUs
+# srun's option and its variable for the features that a node must have, and the name of a feature in such a value.
 CONSTRAINT, CONSTRAINT_VARIABLE = re.compile(r"(?:--cons\w*=|-C)(.+)"), "SLURM_CONSTRAINT"
 FEATURE = re.compile(r"(?<![\w.*-])[\w.-]+")
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation

@@ -14,9 +14,9 @@ whole host counts, with all its processes, because any of them can take a core t
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
 used on other cores, by any process, takes nothing from the trial.
 
-Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
-foreign, either: the calibration measures how much they slow each other down. They are recognised by the mark of the study. The
-tuner is not foreign, either, if it runs on the node, too. The node is monitored by its agent.
+Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots, which have
+the study's mark, are not foreign: the calibration measures how much they slow each other down. A node is monitored by its agent.
+If the tuner runs there, too, it is not foreign, either.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ def trial_tags(
 ) -> dict[str, str]:
     """Returns a trial's tags, without the parent's run id.
 
-    The best trial is listed first, and also if the attribution measured it: nothing else shows its settings.
+    The best trial is listed first. It is listed even if it is an ablation trial, because nothing else shows its settings.
 
     Args:
         trial: the trial.

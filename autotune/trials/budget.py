@@ -192,7 +192,7 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except for a pair.
+            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except one pair's.
         """
         if self.total_s is None:
             return True
@@ -224,7 +224,7 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def again_start_s(record: TrialRecord) -> float:
-    """Returns the seconds that a repetition takes outside its window: the compile cache has what the trial compiled.
+    """Returns the seconds that a repetition takes outside its window. It finds what the trial compiled in the compile cache.
 
     This matters for a program that compiles its model itself: only its baseline compiles it anew.
     """

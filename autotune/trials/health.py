@@ -55,7 +55,7 @@ class Level:
             self._num_in_a_row = 0
 
     def is_stuck(self, kind: Kind) -> bool:
-        """Whether it is pointless to wait for a quiet machine any longer, after a disturbed trial of this kind."""
+        """Whether the study gives up waiting for a quiet machine after a disturbed trial of this kind."""
         return kind is Kind.baseline or self._num_in_a_row >= NUM_STUCK
 
     def accept(self, record: TrialRecord) -> str:

@@ -453,7 +453,7 @@ class Session:
         )
 
     def compile_s(self, first: TrialRecord, knobs: Knobs) -> float:
-        """Returns the expected seconds of the compilations that a trial with these knobs needs and an earlier trial did not."""
+        """Returns the expected seconds to compile for the costly values in `knobs` that the trial `first` did not have."""
         changed = self.resolved.changed(knobs)
         new = [key for key in changed if knob(key).is_costly and changed[key] != first.knobs.get(key)]
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)

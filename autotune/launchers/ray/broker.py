@@ -32,7 +32,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Remove this file's folder, because Ray passes the list on to its workers.
+# Remove this file's folder from the list, which Ray passes on to its workers.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
