@@ -63,8 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard from, or since the link was opened.
 
-        A piece of an incomplete message counts only if it is longer than a heartbeat. If a message was cut short, the heartbeats
-        after it look like its missing pieces, and must not count.
+        A piece of an incomplete message counts only if it is longer than a heartbeat. If a message was cut short, the
+        heartbeats after it look like its missing pieces, and must not count.
         """
         return time.monotonic() - self._heard_s
 

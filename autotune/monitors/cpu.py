@@ -15,7 +15,7 @@ A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 
 used on other cores, by any process, takes nothing from the trial.
 
 Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots, which have
-the study's mark, are not foreign: the calibration measures how much they slow each other down. A node is monitored by its agent.
+the study's mark, are not foreign: the calibration measures how much they slow each other down. The agent of a node monitors it.
 If the tuner runs there, too, it is not foreign, either.
 """
 

@@ -26,7 +26,8 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
-KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")  # kept when study.json is rewritten
+# Fields that stay when study.json is rewritten.
+KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")
 SPACE = "space."
 SCRIPT = "program.script"
 MAX_SCRIPT_BYTES = 1 << 20  # larger files are not scripts
