@@ -70,7 +70,7 @@ MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
 # opening by a few milliseconds, which would slow the trial down.
 MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
-ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
+ANY_TRIAL = Processes("")  # the trials of all studies: none of them may overwrite the guarded files
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
 # keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0

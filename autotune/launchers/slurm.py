@@ -65,7 +65,7 @@ OPTIONS = {
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 NODES = "SLURM_JOB_NODELIST"
-# Set by salloc --mem and sbatch --mem, and read by srun: a step then takes all memory of the job, so that the steps of further
+# salloc --mem and sbatch --mem set it, and srun reads it. Then a step takes all memory of the job, so the steps of further
 # slots never start. With --mem=0, steps share the job's memory.
 MEMORY = "SLURM_MEM_PER_NODE"
 STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are Slurm's own steps, such as salloc's, which hold no CPUs

@@ -122,8 +122,8 @@ def settle(note: Path) -> None:
 def cancel_left(runs_dir: Path) -> list[str]:
     """Cancels the jobs of tuners that were killed together with their srun: Slurm does not know yet that these jobs are over.
 
-    From here, it is not visible whether a tuner on another host still runs. Its job is cancelled only if the job has run for
-    longer than BEGIN_S and has no step: then its agent, and therefore its tuner, is gone.
+    Whether a tuner on another host still runs is not visible here. Its job is cancelled only if it has run for more than
+    BEGIN_S and has no step: then the agent is gone, and therefore the tuner.
 
     Returns:
         A line for the user about each job that may be left and was not cancelled.

@@ -1,9 +1,9 @@
 """Finds what disturbs a trial: external causes that slow it down, and so invalidate its rate.
 
 These causes are disturbances: other programs on the trial's cores or device, a hypervisor that gives the cores to other guests,
-and a device that is too hot or throttled from outside. These are not: a power cap (it limits the trial's own draw), throttling
-by a cgroup quota (the trial's own use), pressure (the trial's own threads wait for each other, too), and the kernel's threads
-(they write back and decrypt for the trial).
+and a device that is too hot or throttled from outside. These are not, because the trial itself has a part in them: a power cap
+(it limits the trial's draw), throttling by a cgroup quota (the trial's use), pressure (the trial's threads wait for each other,
+too), and the kernel's threads (they write back and decrypt for the trial).
 
 Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
 threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11

@@ -28,8 +28,8 @@ class KnownRuns:
         marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete: second runs with the same mark (made if a request was carried out, but its answer
-            was lost), runs of earlier attempts at a trial, and runs in an earlier layout, which new runs replace.
+        superfluous: ids of runs to delete: runs of earlier attempts at a trial, runs in an earlier layout (new runs replace
+            them), and second runs with the same mark (a request was carried out, but its answer was lost).
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
@@ -40,8 +40,8 @@ class KnownRuns:
         for run in runs:
             parent_id = run.data.tags.get(PARENT_TAG, "")
             children[parent_id] = children.get(parent_id, 0) + 1
-        # Of several runs with the same mark, one is kept: a finished run rather than a running one, then the one with the most
-        # children, then the one with the first id.
+        # Of several runs with the same mark, the first in this order is kept: finished before running, then more children, then
+        # the smaller id.
         for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             if mark in self._runs or not _is_current(mark, run, marks):

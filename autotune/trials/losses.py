@@ -11,13 +11,14 @@ from dataclasses import dataclass
 Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for a loss that is not finite
 
 MIN_STEPS = 5  # fewer steps are not compared, because they say nothing about later ones
-# How well losses agree was measured with a 3-layer transformer of 0.5 M parameters (Linear, attention, dropout; AdamW) on text,
-# for 50 steps on two CPU cores. With bf16 autocast, with or without the fused optimizer, the loss stays within 0.02 % of
-# float32 for 10 seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. With another seed, the loss is 0 to
-# 3 % off. So parity.tolerance=0.05 leaves room for losses over few samples, other dropout masks (on a GPU, they depend on the
-# number format) and another summation order. Medians and a floor (FLOOR_FRAC) are needed because the losses of single batches
-# jump. The loss of resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches
-# jump to 1 and more, in float32 and bf16 alike, so means of the last quarter differ tenfold for no reason.
+# Why parity.tolerance is 0.05 by default: a 3-layer transformer of 0.5 M parameters (Linear, attention, dropout; AdamW) was
+# trained on text for 50 steps on two CPU cores. With bf16 autocast, with or without the fused optimizer, the loss stays within
+# 0.02 % of float32 for 10 seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. Another seed changes the
+# loss by 0 to 3 %. The tolerance leaves room for losses over few samples, other dropout masks (on a GPU, they depend on the
+# number format) and another summation order.
+# Medians and a floor (FLOOR_FRAC) are needed because the losses of single batches jump. The loss of resnet18 on photos (batch
+# 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32 and bf16
+# alike, so means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # the median loss of the last quarter of the steps is compared, because losses of single batches are noisy
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.

@@ -33,8 +33,8 @@ QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the stu
 # autotune does not wait for a quiet machine if that may take more than this share of the time left for the next trial. It waits
 # for a free device for at most this share of that time.
 QUIET_LEFT_FRAC = 0.25
-# A trial ends its window before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the baseline
-# took to exit, but at most LEAVE_MAX_S.
+# A trial ends its window this long before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the
+# baseline took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
 MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one

@@ -33,8 +33,9 @@ def look(folder: str) -> dict[str, Any]:
     """Returns what was measured in a folder.
 
     Returns:
-        "problem": why nothing could be measured, or ""; "path"; if there is no problem, also "file_system", "num_files",
-        "bytes" (of the files found), "is_all" (whether all were listed in time), "num_read", "read_bytes", "seconds", "method".
+        "path"; "problem": why nothing could be measured, or "";
+        without a problem also "file_system", "num_files" and "bytes" (of the files found), "is_all" (whether all were listed in
+        time), "num_read", "read_bytes", "seconds", "method".
     """
     path = os.path.abspath(os.path.expanduser(folder))
     if reason := problem(path):
