@@ -43,7 +43,7 @@ from autotune.harness.cores import read
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE, mark_of, study_of
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
-from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.local import INTERRUPTING, Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
 from autotune.machine.visible import visible_devices, visible_gpus
@@ -276,7 +276,7 @@ def _link() -> Link:
 def main() -> None:
     """Runs the agent; see the module docstring."""
     link = _link()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in INTERRUPTING:
         signal.signal(number, lambda *_: sys.exit(0))
     threading.Thread(target=_exit_without_tuner, args=(link,), daemon=True).start()
     agent = Agent(link)
@@ -286,7 +286,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"autotune: the agent exits: {lost}\n")
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in INTERRUPTING:
             signal.signal(number, lambda *_: None)
         agent.close()
         link.close()
