@@ -116,5 +116,4 @@ def _file() -> contextlib.AbstractContextManager[IO[bytes]]:
 
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
-    lines = plain(file.read().decode("utf-8", "replace")).strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return plain(file.read().decode("utf-8", "replace")).strip().rpartition("\n")[2].strip()
