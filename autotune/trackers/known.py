@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,21 +37,18 @@ class KnownRuns:
     def __init__(self, runs: Sequence[Any], marks: Mapping[int, str]) -> None:
         self._runs: dict[str, _Known] = {}
         self.superfluous: list[str] = []
-        children: dict[str, int] = {}
-        for run in runs:
-            parent_id = run.data.tags.get(PARENT_TAG, "")
-            children[parent_id] = children.get(parent_id, 0) + 1
+        children = Counter(run.data.tags.get(PARENT_TAG, "") for run in runs)
         # Of several runs with the same mark, the first in this order is kept: finished before running, then more children, then
         # the smaller id.
-        for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
+        for run in sorted(runs, key=lambda run: (not _is_over(run), -children[run.info.run_id], run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             if mark in self._runs or not _is_current(mark, run, marks):
                 self.superfluous.append(run.info.run_id)
             else:
                 self.add(mark, run)
         parent = self._runs.get(PARENT)
-        strays = [known.run_id for mark, known in self._runs.items() if parent and known.parent_id != parent.run_id and mark]
-        self.orphans = strays
+        trials = [known for mark, known in self._runs.items() if mark != PARENT]
+        self.orphans = [known.run_id for known in trials if parent and known.parent_id != parent.run_id]
 
     def __contains__(self, mark: str) -> bool:
         return mark in self._runs
