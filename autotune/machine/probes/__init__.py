@@ -52,7 +52,7 @@ class Probe:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
         # Files, because a pipe would have to be read while the probe runs.
-        self._stdout, self._stderr = (self._files.enter_context(_file()) for _ in range(2))
+        self._stdout, self._stderr = (self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -109,9 +109,6 @@ def interpreters(python: str, *, with_import: bool) -> list[str]:
     """Returns the command that probes an interpreter. It imports torch only on request, since that takes seconds."""
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
-
-def _file() -> contextlib.AbstractContextManager[IO[bytes]]:
-    return tempfile.TemporaryFile()
 
 
 def _last_line(file: IO[bytes]) -> str:

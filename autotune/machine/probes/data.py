@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
 
 
 def _own_file(path: str) -> dict[str, Any]:
-    if os.statvfs(path).f_bavail * os.statvfs(path).f_frsize < SPARE_BYTES + OWN_BYTES:
+    if shutil.disk_usage(path).free < SPARE_BYTES + OWN_BYTES:
         raise OSError(errno.ENOSPC, "no room")
     with tempfile.NamedTemporaryFile(dir=path, prefix=".autotune-doctor-") as file:
         for _ in range(OWN_BYTES // MIB):
