@@ -288,7 +288,8 @@ class Keeper:
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []
-        return min([*pauses, *([ALONE_LOOK_S] if self._alone_until_s else [])], default=None)
+        pauses += [ALONE_LOOK_S] if self._alone_until_s else []
+        return min(pauses, default=None)
 
     def _is_over(self) -> bool:
         if self._alone_until_s is None:

@@ -75,12 +75,10 @@ def trial_name(trial: TrialRecord) -> str:
     """Returns a trial's run name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
     if trial.kind is Kind.baseline:
         return f"{trial.number:04d} baseline"
+    turn = "" if trial.round is None else f" {trial.round}"
     if trial.kind is Kind.final:
-        again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
-        turn = "" if trial.round is None else f" {trial.round}"
-        return f"{trial.number:04d} final{turn}{again}"
+        return f"{trial.number:04d} final{turn}{'' if trial.repeats is None else f' of {trial.repeats:04d}'}"
     if trial.kind is Kind.attribution:
-        turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     if trial.kind is Kind.parity:
         return _run_name(trial, f"losses of {changes_phrase(trial.changed, none='the baseline')}")

@@ -102,7 +102,7 @@ def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult
         "study.samples": inputs.config.study.samples,
         "train.global_batch": inputs.config.train.global_batch,
         "machine.price_per_hour": inputs.config.machine.price_per_hour,
-        **{key: limit for key, limit in Goal.of(inputs.config).limits.items()},
+        **Goal.of(inputs.config).limits,
         "device.kind": device.kind,
         "device.index": device.index,
         "device.memory_limit": device.memory_limit,

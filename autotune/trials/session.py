@@ -409,9 +409,8 @@ class Session:
             skipped: stages of the loader to skip.
             is_fixed: whether this session runs a corrected version of the study's program (`explain --fixed`).
         """
-        side = {"skipped": skipped, "is_fixed": is_fixed}
-        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, **side)
-        return self._run(request).record
+        more = {"round": round_number, "why": why, "ends_s": ends_s, "skipped": skipped, "is_fixed": is_fixed}
+        return self._run(self._checking(first, knobs, cause, **more)).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
         """Measures the configuration of a trial alone, or on several slots in parallel; returns a record for each slot.

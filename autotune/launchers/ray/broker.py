@@ -211,9 +211,9 @@ def import_ray() -> Any:
 
 def connect(request: dict[str, Any], inbox: Inbox) -> None:
     """Connects to the cluster. If there is none, ends this program or, after a loss, waits until the head is there again."""
-    address = request["address"]
-    given = os.environ.get("RAY_ADDRESS") if address == "auto" else None
-    address, said = given or address, ""
+    address, said = request["address"], ""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
     if address == "local" or "://" in address:  # Ray would start a cluster, or run the driver elsewhere
         leave(1, refused="address", words=f"RAY_ADDRESS={address}: not HOST:PORT")
     while why := why_unreachable(address):
