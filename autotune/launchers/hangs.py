@@ -306,15 +306,18 @@ def _answers(scratch: Path, until_s: float) -> list[Looked]:
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
-    return [_parsed_answer(text) for text in texts if text]
+    return [found for text in texts if (found := _parsed_answer(text)) is not None]
 
 
-def _parsed_answer(text: str) -> Looked:
+def _parsed_answer(text: str) -> Looked | None:
     said, _, stacks = text.partition("\n")
-    about = json.loads(said)
-    rank, world_size = about["place"] or (None, 1)
-    host = "" if about["host"] == platform.node() else about["host"]
-    return Looked(pid=about["pid"], rank=rank, world_size=world_size, host=host, frames=parsed(stacks))
+    try:
+        about = json.loads(said)
+        rank, world_size = about["place"] or (None, 1)
+        host = "" if about["host"] == platform.node() else str(about["host"])
+        return Looked(pid=int(about["pid"]), rank=rank, world_size=world_size, host=host, frames=parsed(stacks))
+    except (ValueError, TypeError, LookupError, RecursionError):  # no answer yet, or another program's file
+        return None
 
 
 def _in_words(pid: int, state: str) -> str:
