@@ -86,4 +86,3 @@ def _here() -> dict[str, Any]:
     except ImportError:  # no psutil: this is the user's environment
         return {}
     return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}
-

@@ -75,4 +75,3 @@ def _copy_end(path: Path, size_bytes: int) -> None:
 
 def _note(num_bytes: int) -> bytes:
     return b"\n[autotune: %d bytes left out here]\n" % num_bytes
-

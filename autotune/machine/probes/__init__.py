@@ -110,7 +110,6 @@ def interpreters(python: str, *, with_import: bool) -> list[str]:
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 
-
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
     return plain(file.read().decode("utf-8", "replace")).strip().rpartition("\n")[2].strip()
