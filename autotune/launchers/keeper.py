@@ -47,7 +47,7 @@ from autotune.launchers.writers import (
     IN_MOVED_FROM,
     IN_MOVED_TO,
     Event,
-    Folders,
+    FolderWatch,
     Processes,
 )
 
@@ -85,7 +85,7 @@ class Trial:
     """The user's files during one trial, from the tuner's "begin" message until the trial's processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
-        self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
+        self._place, self._processes, self._folders = Path(message["place"]), processes, FolderWatch()
         self._wrote = {Path(path) for path in message["own"]}
         self._own = frozenset(self._wrote)
         self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial made the file

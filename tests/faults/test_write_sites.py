@@ -60,7 +60,7 @@ SITES = {
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__
         launchers.ray.broker.Relay.start launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
-        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__
+        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.KeeperProcess.__init__
         machine.probes.__init__.Probe.__init__ report.picture._taken report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
