@@ -144,7 +144,7 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_openings_by_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many, because each makes that program wait for us."""
+        """Counts openings by other programs, and gives up after too many, because each makes the other program wait."""
         self._num_openings_by_others += num
         if self._max_openings is not None and self._num_openings_by_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"

@@ -378,7 +378,7 @@ def unlike(first: Slot, slot: Slot) -> list[str]:
 
 
 def own_prefix() -> str:
-    """Returns the beginning of the names of the files that this process makes in the runs folder."""
+    """Returns how the names of this process's files in the runs folder begin."""
     return f"{_prefix()}{os.getpid()}-"
 
 

@@ -241,7 +241,7 @@ class CpuMonitor:
         )
 
     def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
-        """Returns the ids of the study's processes that may use the cores that are watched, with their descendants."""
+        """Returns the ids of marked processes of the study, of the tuner and of their descendants that may use our cores."""
         pid, started_ticks = self._tuner or (0, 0)
         marked = [pid] if pid in processes and processes[pid].started_ticks == started_ticks else []
         if self.study:

@@ -47,7 +47,7 @@ STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.tr
 LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
-NO_VALUE = "-"  # as MLflow shows a missing tag; replaces an earlier value, because tags are set but not removed
+NO_VALUE = "-"  # what MLflow shows for a missing tag; written over an earlier value, because tags are never removed
 
 
 def study_id(study: StudyRecord) -> str:

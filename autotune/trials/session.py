@@ -493,7 +493,7 @@ class Session:
         return taken
 
     def _goes_on_without(self, slot: str, fault: str) -> bool:
-        """Leaves out a slot with a faulty device; returns False if trials that run alone use it, which is the first slot."""
+        """Leaves out a slot with a faulty device; returns False for the first slot, which the study cannot do without."""
         if not self.runner.can_do_without(slot_number(slot)):
             return False
         self.schedule.leave_out([slot_number(slot)])

@@ -4,8 +4,8 @@ Ray is imported here and nowhere else: when the head of a cluster dies, Ray ends
 PYTHON may be another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this
 program needs only Ray and the standard library of Python 3.9, and is run by path.
 
-The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
-through a separate port. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
+The tuner's end of the link is standard input and output. Calls to an actor on the node carry the bytes, so no separate port is
+needed. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
 when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
