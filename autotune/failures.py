@@ -31,7 +31,7 @@ from autotune.plain_text import plain, shortened
 from autotune.process_ends import ENDED_FOR_MEMORY, Killed, failed_ranks, killed, signal_name
 from autotune.quantities import bytes_text
 from autotune.ranks import pace
-from autotune.records import Knobs, Outcome
+from autotune.records import START_PHASES, Knobs, Outcome
 
 MAX_QUOTED_CHARS = 340  # maximum number of characters quoted from the program's own text; autotune's words are never cut
 MIN_LOSS_SCALE = 1.0  # below this scale, even unscaled gradients overflow fp16; no program scales down on purpose
@@ -39,8 +39,7 @@ MIN_LOSS_SCALE = 1.0  # below this scale, even unscaled gradients overflow fp16;
 # it tries a larger scale.
 MAX_SKIPPED_FRAC = 0.02
 CALIBRATING_SKIPS = 16  # a scaler's calibration skips at most this many steps: it halves the scale from 2**16 down to 1
-BUILDING = ("spawn", "import", "init")  # phases before the model is called
-STARTING = (*BUILDING, "first_batch")
+BUILDING = START_PHASES[:-1]  # phases before the model is called
 LAST_FRAME = '\n  File "'  # in a traceback, what follows its last occurrence is the line that raised the exception
 LOSS, SCALING = "loss", "scaling"  # kinds of numbers that may turn out infinite or NaN; see Facts.excused
 
@@ -389,7 +388,7 @@ def _unseen(facts: Facts) -> str:
         return UNLOADED
     if facts.phase == "spawn":
         return WITHOUT_TORCH
-    if facts.num_steps == 0 and facts.phase in (*STARTING, "exit"):
+    if facts.num_steps == 0 and facts.phase in (*START_PHASES, "exit"):
         return f"{_untrained(facts)} (last phase: {facts.phase})"
     return _ended_after(max(1, facts.num_steps))
 

@@ -25,6 +25,7 @@ Knobs = dict[str, KnobValue]
 
 THROUGHPUT, TIME, ENERGY, COST = "throughput", "time_for_samples", "energy_per_sample", "cost_per_epoch"
 OBJECTIVES = (THROUGHPUT, TIME, ENERGY, COST)
+START_PHASES = ("spawn", "import", "init", "first_batch")  # of protocol.PHASES, those before the first step
 
 
 def objective_names(objective: str | list[str]) -> tuple[str, ...]:
@@ -241,6 +242,11 @@ class TrialRecord:
     def is_of_program(self) -> bool:
         """Whether it ran the study's program as it is: nothing was skipped, and it was not a fixed version of the program."""
         return not (self.evidence.get(SKIPPED) or self.evidence.get(FIXED))
+
+    @property
+    def start_s(self) -> float:
+        """Seconds of the phases before the first step."""
+        return sum(self.phases_s.get(phase, 0.0) for phase in START_PHASES)
 
     @property
     def attempt_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Defines the launcher interface, the only one between the study and the processes of a trial.
+"""Defines the launcher interface. A study reaches the processes of its trials only through it.
 
 A launcher knows nothing about knobs, rates or outcomes: it starts a command with an environment, reports how it ended and
 leaves no process behind. failures.py interprets the report.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # psutil, which `watch` imports, may be missing where `autotu
 
 Cause = Literal["result", "exit", "deadline", "stopped", "lost"]
 Start = Literal["fresh", "warm"]
-OF_TORCH = ("torch", "torch._dynamo", "torchvision")  # the modules that a warm start imports for every program that has them
+OF_TORCH = ("torch", "torch._dynamo", "torchvision")  # a warm start imports these if the program has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +89,16 @@ class Ended:
         seconds: from launch until the last process has exited.
         start: "fresh", or "warm" for a fork of a process that had imported torch. Warm only on request.
         spared_s: time that the warm start saved: a fresh start would have reached the program's first line this much later.
-        evidence: {"log_tail", "stdout_tail" (last 8 KiB each, secrets masked), "oom_kills" (rise of the cgroup's counter;
-            None if it cannot be read), "is_harness_seen", "num_steps", "files_left", "files_new", "files_kept",
-            "files_aside", "files_unguarded", "files_loaded", "files_continued" (what happened to the user's files, see
-            user_files.Report), "ready_s" (from launch until torch was imported; None if it was not), "why_fresh" (why a
-            requested warm start was not possible), "why_less" (why a warm start imported only the modules in OF_TORCH)}.
-            Depending on the cause, it also has "deadline" and "hang" (see hangs.Hang.as_json), "shut_out", or "stop_reason".
-            A launcher for other machines adds "node" ({"host", "boot_id", "job"}) and, if that node was lost, "node_lost".
-            All values are plain JSON.
+        evidence: plain JSON values:
+            "log_tail", "stdout_tail": last 8 KiB each, secrets masked;
+            "oom_kills": rise of the cgroup's counter; None if it cannot be read;
+            "is_harness_seen", "num_steps": whether the harness was loaded, and how many steps it has seen;
+            "files_left", "files_new", ...: what happened to the user's files, named as in user_files.Report;
+            "ready_s": from launch until torch was imported; None if it was not;
+            "why_fresh": why a requested warm start was not possible;
+            "why_less": why a warm start imported only the modules in OF_TORCH;
+            "deadline", "hang" (see hangs.Hang.as_json), "shut_out", "stop_reason": depending on the cause;
+            "node": {"host", "boot_id", "job"} of another machine; "node_lost": whether that machine was lost.
     """
 
     exit_code: int | None
@@ -112,7 +114,7 @@ class Ended:
 
     @classmethod
     def stopped(cls, reason: str, *, phase: str, seconds: float) -> Ended:
-        """Returns the `Ended` of a stopped trial if only the `reason` for stopping it is known."""
+        """Returns the `Ended` of a trial that was stopped for `reason`, without results."""
         return cls(
             exit_code=None, signal=None, cause="stopped", phase=phase, results=[], problems=[], seconds=seconds,
             evidence={"stop_reason": reason},
@@ -181,7 +183,7 @@ class Running(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A place where trials run, one at a time, for the whole study: another machine, or a part of this one.
+    """Another machine, or a part of this one, on which trials of a study run one at a time.
 
     Attributes:
         name: for messages: "n1, job 12", or the number of a part of this machine, "2".
@@ -242,7 +244,7 @@ class Launcher(ABC):
         return []
 
     def release(self) -> None:  # noqa: B027 (most launchers have nothing to release)
-        """Releases all slots on other machines but the first. From now on, `start` is called only on this launcher."""
+        """Releases all slots on other machines except the first. From now on, `start` is called only on this launcher."""
 
     def why_waiting(self) -> str:
         """Returns why trials wait for a machine, "Resources (job 12)"; "" if they do not wait, or if no reason is known yet."""

@@ -83,8 +83,7 @@ class ChildTransport(Transport):
 
     def last_words(self) -> str:
         """Returns the last line of `text`."""
-        lines = [line.strip() for line in self.text().splitlines() if line.strip()]
-        return shortened(lines[-1], 200) if lines else ""
+        return shortened(self.text().strip().rpartition("\n")[2].strip(), 200)
 
 
 def agent_command(*seen: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tracks the supervisor's descendants by trial, so that it can end all of them.
+"""Tracks which descendants of the supervisor belong to which trial, so that the supervisor can end all of them.
 
 Only the supervisor can know a trial's processes exactly. It is a subreaper, so whatever a trial starts stays below it, even a
 daemon that forked twice, started its own session and cleared its environment.

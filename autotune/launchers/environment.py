@@ -83,7 +83,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
     for name in (*_quiet(launch.folder.resolve()), protocol.SPEC_VARIABLE):
         if name not in launch.env:
             environment.pop(name, None)
-    if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness produces the same effect in the trial
+    if launch.spec.knobs.get("memory.malloc") == GLIBC_KEEP:  # the harness applies this knob in the forked trial instead
         for name in KEEPING:
             environment.pop(name, None)
             if name in os.environ:

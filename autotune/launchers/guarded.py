@@ -29,7 +29,7 @@ from autotune.launchers.leases import Lease
 COPY = re.compile(r"\.(.+)\.([0-9]+)\.autotune\.tmp")
 # Before each trial, at most this many names of a folder are searched for leftover copies: a data set may have millions.
 MAX_LOOKED_AT = 10_000
-FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until either is written (btrfs, XFS)
+FICLONE = 0x40049409  # ioctl: the copy shares the original's blocks until one of them is written (btrfs, XFS)
 # Largest file that is copied. The trial waits during the copy, but 45 s at most by default (/proc/sys/fs/lease-break-time).
 MAX_COPIED_BYTES = 8 << 30
 MAX_AGAIN_BYTES = 256 << 20  # a file with `max_openings` is not copied again if all its copies together would exceed this
@@ -144,7 +144,7 @@ class Guarded:
             raise OSError(errno.EBUSY, "it is large, and the trial opens it again and again")
 
     def _count_openings_by_others(self, num: int) -> None:
-        """Counts openings by other programs, and gives up after too many, because each makes that program wait for us."""
+        """Counts openings by other programs, and gives up after too many, because each makes the other program wait."""
         self._num_openings_by_others += num
         if self._max_openings is not None and self._num_openings_by_others > self._max_openings:
             self.why_not = f"another program opens it more than {self._max_openings} times"

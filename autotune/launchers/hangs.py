@@ -19,9 +19,9 @@ from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, pla
 from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
 from autotune.log_messages import LIBRARY_FILE
+from autotune.records import START_PHASES
 
-STARTING = ("spawn", "import", "init", "first_batch")
-MOVING_S = 2.0  # a trial whose progress is not older than this does not hang: it is only slow, or never gets steady
+MOVING_S = 2.0  # a trial with progress this recent does not hang: it is slow, or its rate never becomes steady
 ANSWER_S = 0.5  # how long each process may take to write its stacks
 TOTAL_S = 3.0  # how long all processes together may take
 AWAY_S = 4.0  # how long processes may take if a file asks them for their stacks; they look for the file once a second
@@ -47,7 +47,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: float, now_s: float) -> str:
     """Returns the limit that has passed, in words: "compile: it did not finish within 300 s"; "" if none has."""
     phase = progress.phase
-    if phase in STARTING:
+    if phase in START_PHASES:
         what, limit_s, since_s = f"start: no training step began (last phase: {phase})", deadlines.start_s, started_s
     elif phase == "compile":
         what, limit_s, since_s = "compile: it did not finish", deadlines.compile_s, progress.entered_s["compile"]
@@ -63,7 +63,7 @@ def passed_limit(deadlines: Deadlines, progress: ProgressFile, *, started_s: flo
 
 def is_moving(progress: ProgressFile, *, now_s: float) -> bool:
     """Returns whether a trial, past start and compilation, has made progress in the last MOVING_S."""
-    return progress.phase not in (*STARTING, "compile") and now_s - progress.changed_s <= MOVING_S
+    return progress.phase not in (*START_PHASES, "compile") and now_s - progress.changed_s <= MOVING_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,15 +306,18 @@ def _answers(scratch: Path, until_s: float) -> list[Looked]:
     while any(not file.stat().st_size for file in scratch.glob(pattern)) and time.monotonic() < until_s:
         time.sleep(0.1)
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(scratch.glob(pattern))]
-    return [_parsed_answer(text) for text in texts if text]
+    return [found for text in texts if (found := _parsed_answer(text)) is not None]
 
 
-def _parsed_answer(text: str) -> Looked:
+def _parsed_answer(text: str) -> Looked | None:
     said, _, stacks = text.partition("\n")
-    about = json.loads(said)
-    rank, world_size = about["place"] or (None, 1)
-    host = "" if about["host"] == platform.node() else about["host"]
-    return Looked(pid=about["pid"], rank=rank, world_size=world_size, host=host, frames=parsed(stacks))
+    try:
+        about = json.loads(said)
+        rank, world_size = about["place"] or (None, 1)
+        host = "" if about["host"] == platform.node() else str(about["host"])
+        return Looked(pid=int(about["pid"]), rank=rank, world_size=world_size, host=host, frames=parsed(stacks))
+    except (ValueError, TypeError, LookupError, RecursionError):  # no answer yet, or another program's file
+        return None
 
 
 def _in_words(pid: int, state: str) -> str:

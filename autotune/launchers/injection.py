@@ -19,8 +19,8 @@ AGAIN_S = 10.0  # seconds between two checks, each of which reads every process 
 YOUNG_S = 3.0  # a younger process may still be about to load the harness
 PYTHON_PATH = re.compile(r"^PYTHONPATH=(.*)", re.DOTALL)
 PYTHON = re.compile(r"python[\d.]*")
-# Options with which Python ignores PYTHONPATH or sitecustomize, and options that name the program. In a word of several
-# letters, c, m, W and X begin a value, which may contain any letter.
+# Options with which Python ignores PYTHONPATH or sitecustomize, and options that name the program. In grouped options such as
+# `-Bm`, the letters after c, m, W or X are that option's value.
 ISOLATING, RUNS = re.compile(r"-[^-cmWX]*[EIS]"), re.compile(r"-[^-WX]*[cm]")
 ISOLATED = "Python is started with {0}, which keeps the harness out. Start it without {0}"
 REPLACED = "PYTHONPATH was replaced before Python was started. Let the script add to it: PYTHONPATH=src:$PYTHONPATH"
@@ -38,11 +38,11 @@ def with_harness(argv: Sequence[str]) -> list[str]:
 
 
 def isolating(words: Sequence[str]) -> str:
-    """Returns the option with which an interpreter keeps the harness out, of the words that follow it; "" if there is none."""
+    """Returns the option that keeps the harness out, from the words after the interpreter; "" if there is none."""
     for word in words:
         if ISOLATING.match(word):
             return word
-        if not word.startswith("-") or RUNS.match(word):  # the script, or the module: further words belong to it
+        if not word.startswith("-") or RUNS.match(word):  # this is the program: further words are its arguments
             break
     return ""
 

@@ -47,7 +47,7 @@ from autotune.launchers.writers import (
     IN_MOVED_FROM,
     IN_MOVED_TO,
     Event,
-    Folders,
+    FolderWatch,
     Processes,
 )
 
@@ -70,7 +70,7 @@ MAX_GUARDED, MAX_LOGS, MAX_WATCHED = 64, 64, 400
 # opening by a few milliseconds, which would slow the trial down.
 MAX_OPENINGS = 20
 MAX_WROTE = 1000  # maximum number of files recorded as written by a trial
-ANY_TRIAL = Processes("")  # trials of any study, because other studies' trials must not overwrite the guarded files, either
+ANY_TRIAL = Processes("")  # the trials of all studies: none of them may overwrite the guarded files
 # After the tuner has exited: pause between two checks for remaining processes of the study, and the longest time that the
 # keeper waits for them. The trials normally end within seconds.
 ALONE_LOOK_S, ALONE_S = 0.1, 120.0
@@ -85,7 +85,7 @@ class Trial:
     """The user's files during one trial, from the tuner's "begin" message until the trial's processes are gone."""
 
     def __init__(self, message: dict[str, Any], processes: Processes) -> None:
-        self._place, self._processes, self._folders = Path(message["place"]), processes, Folders()
+        self._place, self._processes, self._folders = Path(message["place"]), processes, FolderWatch()
         self._wrote = {Path(path) for path in message["own"]}
         self._own = frozenset(self._wrote)
         self._moved: dict[int, bool] = {}  # cookie of a rename -> whether the trial made the file
@@ -185,7 +185,7 @@ class Trial:
         if guarded.open_since_s is None:
             self._guarded[path] = guarded
         # Most network file systems have no leases. There, a file is reported only if it changes, since many files that are
-        # named like logs are none.
+        # named like logs are something else.
         if guarded.why_not:
             self._unleased[path] = _version(path)
 
@@ -288,7 +288,8 @@ class Keeper:
 
     def _pause_s(self) -> float | None:
         pauses = [self._trial.pause_s] if self._trial else []
-        return min([*pauses, *([ALONE_LOOK_S] if self._alone_until_s else [])], default=None)
+        pauses += [ALONE_LOOK_S] if self._alone_until_s else []
+        return min(pauses, default=None)
 
     def _is_over(self) -> bool:
         if self._alone_until_s is None:

@@ -1,8 +1,8 @@
 """Carries messages between the tuner and the agent on a node, over a pair of pipes.
 
 A message is its length in bytes (four bytes, big-endian), followed by a JSON object. It is never a pickle, so neither side
-executes anything that the other sends. Each side sends a beat every BEAT_S. If the beats stop, the sender is gone, even if no
-pipe was closed.
+executes anything that the other sends. Each side sends a heartbeat every BEAT_S. If the heartbeats stop, the sender is gone,
+even if no pipe was closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """One end of a link. A thread receives messages and sends the beats, so both continue while the owner is busy.
+    """One end of a link. A thread receives messages and sends the heartbeats, so both continue while the owner is busy.
 
     Attributes:
         is_begun: whether the other side has begun to send.
@@ -63,8 +63,8 @@ class Link:
     def silent_s(self) -> float:
         """Seconds since the other side was last heard from, or since the link was opened.
 
-        Every piece of an incomplete message counts if it is longer than a beat. Shorter pieces do not count: if a message is
-        shorter than it announced, the beats after it look like pieces of it.
+        A piece of an incomplete message counts only if it is longer than a heartbeat. If a message was cut short, the
+        heartbeats after it look like its missing pieces, and must not count.
         """
         return time.monotonic() - self._heard_s
 
@@ -130,7 +130,7 @@ class Link:
             self._inbox.put(None)
 
     def _beat(self) -> None:
-        """Sends a beat, unless a message is being sent or the pipe is full: then the other side has something to read."""
+        """Sends a heartbeat, unless a message is being sent or the pipe is full: then the other side has something to read."""
         data = json.dumps(BEAT).encode()
         if self._sending.acquire(blocking=False):
             try:

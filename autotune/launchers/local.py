@@ -110,7 +110,7 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, and with it all trials that still run. Then ends the process that guards the user's files."""
+        """Ends the supervisor, and with it all trials that still run. Then ends the keeper."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
@@ -331,11 +331,11 @@ class LocalRunning(Running):
         return bool(TASK_FAILED.search(logs.tail(self._folder / protocol.STDERR_FILE)))
 
     def _is_rest_late(self, now_s: float) -> bool:
-        """Whether the wait for the other ranks' results, which the first result or a lost task begins, is over."""
+        """Whether the wait for the other ranks' results is over. It begins with the first result or a lost task."""
         return self._first_result_s is not None and now_s - self._first_result_s > self._graces.ranks_s
 
     def _are_orphans_done(self, now_s: float) -> bool:
-        """Whether it is too late for a result from processes that the first process left running."""
+        """Whether processes that the first process left running have had enough time to write a result."""
         return self._is_gone or now_s - (self._exited_s or now_s) > self._graces.orphans_s
 
     def _conclude(self, cause: Cause, leave_s: float = 0.0) -> None:

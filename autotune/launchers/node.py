@@ -1,8 +1,8 @@
 """The agent, which runs a study's trials on another machine: `python -m autotune.launchers.node`.
 
 The engine (Slurm, Ray) starts it on a node, and connects its standard input and output to the tuner: they are the link.
-The agent handles deadlines, progress, counters and the monitoring of the machine, because its clocks and /proc can be
-read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
+The agent handles deadlines, progress, counters and the monitoring of the machine, because the machine's clocks and /proc can
+be read only there. It starts and ends processes with the same LocalLauncher that the tuner uses on its own machine.
 
 The agent ends its trial and itself in three cases: the link closes; nothing has come from the tuner for LEASE_S; or nothing has
 come for MISSED_S, and a file says that the tuner has given up this node (`Transport.note`). The last two are needed because the
@@ -43,7 +43,7 @@ from autotune.harness.cores import read
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE, mark_of, study_of
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
-from autotune.launchers.local import Graces, LocalLauncher
+from autotune.launchers.local import INTERRUPTING, Graces, LocalLauncher
 from autotune.launchers.messages import from_watch, to_launch
 from autotune.machine import host_facts
 from autotune.machine.visible import visible_devices, visible_gpus
@@ -54,7 +54,7 @@ from autotune.plain_text import shortened
 
 POLL_S = 0.1  # between two looks at the running trial, as in the tuner
 IDLE_S = 1.0  # longest wait for a message while no trial runs
-MISSED_S = 5.0  # after this time without a beat, the agent looks into that file every IDLE_S
+MISSED_S = 5.0  # after this time without a heartbeat, the agent reads the tuner's note every IDLE_S
 LEAVE_S = 15.0  # time to clean up once the tuner is gone; then the agent just exits, and the supervisor ends the trial
 # Signals with which an engine ends a job. It signals all of the job's processes, one after another, within FOREIGN_S.
 FOREIGN, FOREIGN_S = ("SIGTERM", "SIGKILL"), 0.5
@@ -211,9 +211,9 @@ def hello() -> Message:
 
 
 def take_over(environment: dict[str, str], program: str) -> None:
-    """Replaces this process's environment, which trials inherit, with the tuner's, but keeps some of the engine's.
+    """Gives this process, and so its trials, the tuner's environment, but keeps some of the engine's variables.
 
-    Kept are the engine's variables about devices and, if trials start steps in the agent's job, about the job and its nodes.
+    Keeps those about devices and, if trials start steps in the agent's job, those about the job and its nodes.
 
     Args:
         environment: the tuner's.
@@ -230,7 +230,7 @@ def take_over(environment: dict[str, str], program: str) -> None:
 
 
 def missing(message: Message) -> list[str]:
-    """Returns a problem for each file or folder that the study needs and this machine does not see, or cannot write.
+    """Returns a problem for each file or folder that the study needs but this machine does not see or cannot write.
 
     Args:
         message: "cwd", "program" (the first word of the command), "runs_dir", and "token" (a file in `runs_dir` that the
@@ -276,7 +276,7 @@ def _link() -> Link:
 def main() -> None:
     """Runs the agent; see the module docstring."""
     link = _link()
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in INTERRUPTING:
         signal.signal(number, lambda *_: sys.exit(0))
     threading.Thread(target=_exit_without_tuner, args=(link,), daemon=True).start()
     agent = Agent(link)
@@ -286,7 +286,7 @@ def main() -> None:
         with contextlib.suppress(OSError):
             sys.stderr.write(f"autotune: the agent exits: {lost}\n")
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in INTERRUPTING:
             signal.signal(number, lambda *_: None)
         agent.close()
         link.close()

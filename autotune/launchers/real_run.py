@@ -6,6 +6,7 @@ spec is passed in the environment, so it reaches every rank on every node, and n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -66,7 +67,9 @@ def announce(best: Best, notes: Sequence[str] = ()) -> None:
     made = ", ".join(part for part in (ratio, f"study {study}" if study else "", day) if part)
     phrase = changes_phrase(best.shown_knobs, none="changes nothing: the program runs as it is")
     lines = [f"{best.file}: {phrase}{f' ({made})' if made else ''}", *_differences(best), *notes]
-    _say("".join(f"autotune: {one_line(line, MAX_LINE)}\n" for line in lines))
+    with contextlib.suppress(OSError, ValueError):  # standard error is closed, or its disk is full: the run continues
+        sys.stderr.write("".join(f"autotune: {one_line(line, MAX_LINE)}\n" for line in lines))
+        sys.stderr.flush()
 
 
 def _differences(best: Best) -> list[str]:
@@ -83,11 +86,3 @@ def _here() -> dict[str, Any]:
     except ImportError:  # no psutil: this is the user's environment
         return {}
     return {f"machine.{name}": value for name, value in comparable(host_facts()).items()}
-
-
-def _say(text: str) -> None:
-    try:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except (OSError, ValueError):  # standard error is closed, or its disk is full: the run continues
-        return

@@ -378,12 +378,12 @@ def unlike(first: Slot, slot: Slot) -> list[str]:
 
 
 def own_prefix() -> str:
-    """Returns the beginning of the names of the files that this process makes in the runs folder."""
+    """Returns how the names of this process's files in the runs folder begin."""
     return f"{_prefix()}{os.getpid()}-"
 
 
 def left_by_killed(runs_dir: Path, suffix: str) -> list[Path]:
-    """Returns this user's files in the runs folder with this suffix whose processes, on this host, do not run any more.
+    """Returns this user's files in the runs folder with this suffix, made by processes of this host that no longer run.
 
     A process may run in another container although its id is free here. So locked files are left out, too.
     """

@@ -25,7 +25,7 @@ class SlotsLauncher(LocalLauncher):
 
     def __init__(self, slots: Sequence[Slot], graces: Graces | None = None) -> None:
         super().__init__(graces)
-        # Short names: worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
+        # The names are short, because worker processes put sockets into TMPDIR, and a socket's path has at most 107 characters.
         self._temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
         self._locked = contextlib.ExitStack()
         self._locked.enter_context(held(Path(self._temporary.name)))  # tells `prune` that the folder is in use
@@ -63,7 +63,7 @@ class SlotsLauncher(LocalLauncher):
 
 def slots_of(num: int, gpus: Sequence[str], facts: dict[str, Any]) -> list[Slot]:
     """Returns `num` slots that share this machine's cores and `gpus` (UUIDs; [] for trials on the CPU) equally."""
-    # Sorted: the CPUs of a NUMA node are next to each other and, within a node, the hardware threads of a core.
+    # In `cores`, the CPUs of a NUMA node are next to each other, and so are the hardware threads of a core.
     cores = [core.number for core in cores_of(SYSTEM, frozenset(os.sched_getaffinity(0)))]
     each = len(gpus) // num
     share = max(1, len(cores) // num)

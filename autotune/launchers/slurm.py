@@ -51,7 +51,7 @@ from autotune.plain_text import shortened
 
 NUMBER = re.compile(r"\bjob (\d+)\b")  # srun: job 12 queued and waiting for resources
 ASK_EVERY_S = 10.0  # the pause between calls of squeue grows to this, because all users share the controller that answers
-STEP_S = 5.0  # a step of the user's own job that has not started after this time is waiting for others to end
+STEP_S = 5.0  # a step of the user's own job that has not started after this time waits for other steps to end
 MAX_EARLIER = 20  # Slurm is asked about at most this many of a slot's earlier jobs
 WAIT_S = 2  # the tasks on other nodes are ended this long after the agent has exited
 # Starts srun without the user's variables that would break the link; srun has no options that override them.
@@ -65,11 +65,11 @@ OPTIONS = {
 NEVER = re.compile(r"^(?:PartitionConfig|PartitionTimeLimit|PartitionNodeLimit|BadConstraints)$|PerJob")
 TIME = re.compile(r"TimeLimit|WallDuration")
 NODES = "SLURM_JOB_NODELIST"
-# Set by salloc --mem and sbatch --mem, and read by srun: a step then takes all memory of the job, so that the steps of further
+# salloc --mem and sbatch --mem set it, and srun reads it. Then a step takes all memory of the job, so the steps of further
 # slots never start. With --mem=0, steps share the job's memory.
 MEMORY = "SLURM_MEM_PER_NODE"
-STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are steps of Slurm's own that hold no CPUs, as of salloc
-# srun's option for the features of a node, also abbreviated, and the variable for it; the features that its value names.
+STEP, MAX_STEP = "SLURM_STEP_ID", 2**31  # larger numbers are Slurm's own steps, such as salloc's, which hold no CPUs
+# srun's option for the features that a node must have, the variable that does the same, and a feature's name in a value.
 CONSTRAINT, CONSTRAINT_VARIABLE = re.compile(r"(?:--cons\w*=|-C)(.+)"), "SLURM_CONSTRAINT"
 FEATURE = re.compile(r"(?<![\w.*-])[\w.-]+")
 JOIN = ("--jobid", "--jobi")  # option of srun that starts a step in an existing job, and its only abbreviation

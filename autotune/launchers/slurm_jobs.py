@@ -30,7 +30,7 @@ DEFAULTS = ("SQUEUE_", "SCANCEL_", "SINFO_")  # prefixes of the variables that s
 NAME = "--name="  # scancel's option for a job whose number is unknown
 NOTE = ".job"  # suffix of a note: a file in the runs folder, named after a job and made before the job is submitted
 NOTED = re.compile(rf"{re.escape(NOTES)}(.+)-(\d+)-autotune-[0-9a-f]+{re.escape(NOTE)}")  # host and process id of the tuner
-OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job, which may be another cluster's
+OLD_S = 30 * 86400.0  # notes of other hosts are kept this long if Slurm does not know the job: it may be another cluster's
 EXTERN = re.compile(r"extern", re.IGNORECASE)  # a step that Slurm itself adds to each job at some sites
 
 
@@ -113,7 +113,7 @@ def is_marked(note: Path) -> bool:
 
 
 def settle(note: Path) -> None:
-    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget that end."""
+    """Removes the note of a job whose end Slurm has accepted, unless Slurm may still forget that the job has ended."""
     with contextlib.suppress(OSError):
         if not is_marked(note) or time.time() - note.stat().st_mtime > SAVED_S:
             note.unlink()
@@ -122,8 +122,8 @@ def settle(note: Path) -> None:
 def cancel_left(runs_dir: Path) -> list[str]:
     """Cancels the jobs of tuners that were killed together with their srun: Slurm does not know yet that these jobs are over.
 
-    From here, it is not visible whether a tuner on another host still runs. Its job is cancelled only if the job has run for
-    longer than BEGIN_S and has no step: then its agent, and therefore its tuner, is gone.
+    Whether a tuner on another host still runs is not visible here. Its job is cancelled only if it has run for more than
+    BEGIN_S and has no step: then the agent is gone, and therefore the tuner.
 
     Returns:
         A line for the user about each job that may be left and was not cancelled.
@@ -157,7 +157,7 @@ def not_over(notes: Sequence[Path]) -> set[str] | None:
 
 
 def shorter_than(budget_s: float, job: str) -> str:
-    """Returns a warning if a job of the user's own ends before a study's budget is used; "" if not, or if it is unknown."""
+    """Returns a warning if the user's own job ends before a study's budget is used; "" if not, or if its end is unknown."""
     rows = [line.split("|") for line in _squeue(f"--jobs={job}", "--format=%A|%L") or ()]  # an array's number lists all tasks
     left_s = next((_seconds(row[-1]) for row in rows if row[0].strip() == job), 0.0)  # 0 if the job has no limit
     if not 0 < left_s < budget_s:

@@ -211,6 +211,5 @@ def _close(ours: socket.socket, process: subprocess.Popen[bytes], log: IO[bytes]
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
-    lines = plain(log.read().decode("utf-8", "replace")).split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return f": {shortened(said[-1], 200)}" if said else ""
+    said = plain(log.read().decode("utf-8", "replace")).strip().rpartition("\n")[2].strip()
+    return f": {shortened(said, 200)}" if said else ""

@@ -180,12 +180,10 @@ class Supervisor:
         if self._is_leaving:
             self._leave()
 
-    def _keep(self, mark: str, trial: Trial) -> None:
-        self._trials[mark] = trial
-        self._descendants.add(mark, trial.pid)
-
-    def _ending(self) -> process_tree.Ending:
-        return process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
+    def _keep(self, mark: str, pid: int, **more: Any) -> None:
+        ending = process_tree.Ending(terminate_s=self._terminate_s, kill_s=self._kill_s)
+        self._trials[mark] = Trial(pid=pid, ending=ending, **more)
+        self._descendants.add(mark, pid)
 
     def _spawn(self, message: dict[str, Any], stdout: IO[bytes], stderr: IO[bytes]) -> None:
         """Starts a process; a warm server also gets a socket."""
@@ -202,7 +200,7 @@ class Supervisor:
                 pass_fds=[theirs.fileno()] if theirs else [],
                 start_new_session=True,
             )
-        self._keep(message["trial"], Trial(pid=process.pid, ending=self._ending(), process=process, link=link))
+        self._keep(message["trial"], process.pid, process=process, link=link)
         if link:
             self._selector.register(link, selectors.EVENT_READ, message["trial"])
 
@@ -219,7 +217,7 @@ class Supervisor:
             said = ours.recv(READ_BYTES)  # one short line
             if not said.endswith(b"\n"):
                 raise ChildProcessError("the warm server did not fork")
-            self._keep(message["trial"], Trial(pid=int(said), ending=self._ending()))
+            self._keep(message["trial"], int(said))
             request = {name: message[name] for name in ("argv", "cwd", "env")}
             with contextlib.suppress(OSError):  # the trial has exited already; `_reap` will notice
                 ours.sendall(json.dumps(request).encode() + b"\n")

@@ -17,7 +17,7 @@ from autotune.launchers.link import Link, LinkLost, Message
 from autotune.launchers.local import signals_held
 from autotune.plain_text import shortened
 
-SILENT_S = 10.0  # after this time without a beat, the engine (Slurm or Ray) is asked whether the node is still there
+SILENT_S = 10.0  # after this time without a heartbeat, the engine (Slurm or Ray) is asked whether the node is still there
 LOST_S = 32.0  # after this time the node counts as lost, whatever the engine says: its agent has exited by then (link.LEASE_S)
 LEAVE_S, KILL_S = 15.0, 3.0  # longest wait for an agent to end its trial and exit, and for the exit after a signal
 

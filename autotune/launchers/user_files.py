@@ -80,7 +80,7 @@ class UserFiles:
     """
 
     def __init__(self, slot: str = "", made: set[Path] | None = None) -> None:
-        self._keeper: Keeper | None = None
+        self._keeper: KeeperProcess | None = None
         self._slot, self.made = slot, set() if made is None else made
         self._folders: Folders | None = None
         self._asked: list[str] = []
@@ -142,7 +142,7 @@ class UserFiles:
         for _ in range(2):  # the keeper may have been killed since the last trial
             if self._keeper is None:
                 try:
-                    self._keeper = Keeper(study_of(place), self._slot)
+                    self._keeper = KeeperProcess(study_of(place), self._slot)
                 except OSError as error:
                     raise AutotuneError(f"the process that guards your files cannot be started ({error})") from error
             if self._keeper.ask(message, "ready") is not None:
@@ -151,7 +151,7 @@ class UserFiles:
             self._keeper = None
 
 
-class Keeper:
+class KeeperProcess:
     """The keeper's process. It ends with this object. If the tuner is killed, it ends with the study's last process.
 
     Args:

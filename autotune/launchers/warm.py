@@ -46,7 +46,7 @@ class WarmServer:
     Attributes:
         mark: mark of the server that can fork the trial last passed to `prepare`; "" if no server can.
         why_not: why no server can fork that trial; "" if one can.
-        why_less: why the server has imported only the modules in OF_TORCH, not all that it was asked for; "" if it has.
+        why_less: why the server has imported only the modules in OF_TORCH; "" if it has imported all that were requested.
         start_s: how long a fresh interpreter takes to import the modules, measured when the server was started.
     """
 

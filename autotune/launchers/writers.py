@@ -34,7 +34,7 @@ class Event:
     cookie: int
 
 
-class Folders:
+class FolderWatch:
     """Watches folders with inotify.
 
     Attributes:

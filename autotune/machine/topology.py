@@ -30,9 +30,10 @@ def topology(sys: Path = SYS) -> dict[str, Any]:
 
     Returns:
         "gpus": a list of {"pci", "numa_node" (None if unknown), "nvlinks" (how many), "nvlinks_active" (how many are up)};
-        "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch"; "adapters": InfiniBand and
-        RoCE ports, each {"name", "port", "is_active", "state", "rate", "layer"}; "interfaces": names of the network interfaces
-        that are up; "numa_nodes": number of the node -> its CPUs, in the kernel's format.
+        "links": the table of paths between GPUs that `nvidia-smi topo -m` shows; "has_nvswitch";
+        "adapters": InfiniBand and RoCE ports, each {"name", "port", "is_active", "state", "rate", "layer"};
+        "interfaces": names of the network interfaces that are up;
+        "numa_nodes": number of the node -> its CPUs, in the kernel's format.
     """
     with session() as nvml:
         found = _gpus(nvml, sys)

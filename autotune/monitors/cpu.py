@@ -14,9 +14,9 @@ whole host counts, with all its processes, because any of them can take a core t
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
 used on other cores, by any process, takes nothing from the trial.
 
-Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
-foreign, either: the calibration measures how much they slow each other down. They are recognised by the mark of the study. The
-tuner is not foreign, either, if it runs on the node, too. The node is monitored by its agent.
+Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots, which have
+the study's mark, are not foreign: the calibration measures how much they slow each other down. The agent of a node monitors it.
+If the tuner runs there, too, it is not foreign, either.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class CpuMonitor:
         )
 
     def _neighbours(self, processes: Mapping[int, Process]) -> frozenset[int]:
-        """Returns the ids of the study's processes that may use the cores that are watched, with their descendants."""
+        """Returns the ids of marked processes of the study, of the tuner and of their descendants that may use our cores."""
         pid, started_ticks = self._tuner or (0, 0)
         marked = [pid] if pid in processes and processes[pid].started_ticks == started_ticks else []
         if self.study:

@@ -1,9 +1,9 @@
 """Finds what disturbs a trial: external causes that slow it down, and so invalidate its rate.
 
 These causes are disturbances: other programs on the trial's cores or device, a hypervisor that gives the cores to other guests,
-and a device that is too hot or throttled from outside. These are not: a power cap (it limits the trial's own draw), throttling
-by a cgroup quota (the trial's own use), pressure (the trial's own threads wait for each other, too), and the kernel's threads
-(they write back and decrypt for the trial).
+and a device that is too hot or throttled from outside. These are not, because the trial itself has a part in them: a power cap
+(it limits the trial's draw), throttling by a cgroup quota (the trial's use), pressure (the trial's threads wait for each other,
+too), and the kernel's threads (they write back and decrypt for the trial).
 
 Even a little foreign work is too much, since the threads of a step spin while they wait for the slowest. A program of two
 threads on two cores ran at 1.00 of its speed with 0.05 cores of foreign work, at 0.98 with 0.1, at 0.88 with 0.2, and at 0.11
@@ -20,7 +20,7 @@ from autotune.monitors.cpu import CpuUse, describe
 MIN_WINDOW_S = 1.0  # CPU time is counted in hundredths of a second; shorter windows are too imprecise
 # Limits beyond which something is a disturbance. Other programs on the CPU disturb a trial only if it lacked cores.
 FOREIGN_CORES = 0.1  # cores that other programs may use; if they use more, they delay a step
-FOREIGN_FRAC = 0.01  # share of all cores that they may use if that is more: a large machine is never quite idle
+FOREIGN_FRAC = 0.01  # the same as a share of all cores; the larger limit counts, since a large machine is never quite idle
 WAITING_CORES = 0.1  # mean number of the trial's threads that waited for a core; up to this, the trial had enough cores
 ROOM_CORES, ROOM_FRAC = 1.0, 0.25  # if this many cores and this share of all were idle, no program took the trial's cores
 STEAL_CORES = 0.1  # cores that the hypervisor may give to others

@@ -19,9 +19,15 @@ def tail(path: Path, max_bytes: int = TAIL_BYTES) -> str:
     try:
         if not path.is_file():  # reading a pipe could block
             return ""
-        return plain(_end(path, max_bytes).decode("utf-8", errors="replace"))
+        with path.open("rb") as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - max_bytes))
+            end = file.read(max_bytes)
     except OSError:
         return ""
+    # Drop the partial line at the start, but keep a single endless line.
+    kept = end[end.find(b"\n") + 1 :] if size_bytes > max_bytes else end
+    return plain(kept.decode("utf-8", errors="replace"))
 
 
 def bound(path: Path) -> None:
@@ -69,12 +75,3 @@ def _copy_end(path: Path, size_bytes: int) -> None:
 
 def _note(num_bytes: int) -> bytes:
     return b"\n[autotune: %d bytes left out here]\n" % num_bytes
-
-
-def _end(path: Path, max_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        size_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size_bytes - max_bytes))
-        end = file.read(max_bytes)
-    # Drop the partial line at the start, but keep a single endless line.
-    return end[end.find(b"\n") + 1 :] if size_bytes > max_bytes else end

@@ -23,9 +23,8 @@ STEADY, OVER = "steady", "exit"
 class MachineWatch:
     """Watches the machine for a study; called from the study's own thread each time it polls the trial.
 
-    The judged span starts at the first poll that sees the measuring window, and ends at the first poll that sees the window's
-    end. Both moments are up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once
-    a second in between.
+    It judges the trial's window from the first poll that sees the window open to the first poll that sees it closed. Both are
+    up to a tenth of a second late. Counters are read at these two moments, and the device is sampled once a second in between.
 
     Args:
         device: monitor of the device, or of several.
@@ -74,11 +73,11 @@ class MachineWatch:
         self.use(as_one(found))
 
     def beside(self, study: str) -> None:
-        """Defines that trials of a study, given by the beginning of its marks, are not foreign; "" for none."""
+        """From now on, processes whose marks begin with `study` are not foreign; "" for none."""
         self._cpu.study = study
 
     def before(self, *, max_s: float = 30.0) -> str:
-        """Waits at most `max_s` for a free device and starts a new span; returns what still holds the device, or ""."""
+        """Waits at most `max_s` for a free device and forgets the last trial; returns what still holds the device, or ""."""
         held = self._gate.wait(max_s, sleep=self._clock.sleep)
         self._device.restart()
         self._host.restart()

@@ -83,7 +83,7 @@ class Contents:
 
     @property
     def written_at(self) -> float:
-        """When the summary was last written, seconds since the epoch: later after each change, even without a new trial."""
+        """When the summary was last written, in seconds since the epoch. A change makes it later, even without a new trial."""
         try:
             return max(self.ended_at, self.folder.summary_file.stat().st_mtime)
         except OSError:  # no summary yet

@@ -47,7 +47,7 @@ STUDY_TAG, TRIAL_TAG, DIGEST_TAG, LAYOUT_TAG = "autotune.study_id", "autotune.tr
 LAYOUT = "3"
 SEVERAL_PROCESSES = ("parallel.", "nccl.")  # knobs that do nothing in a single process
 PARENT_TAG = "mlflow.parentRunId"
-NO_VALUE = "-"  # as MLflow shows a missing tag; replaces an earlier value, because tags are set but not removed
+NO_VALUE = "-"  # what MLflow shows for a missing tag; written over an earlier value, because tags are never removed
 
 
 def study_id(study: StudyRecord) -> str:
@@ -75,12 +75,10 @@ def trial_name(trial: TrialRecord) -> str:
     """Returns a trial's run name: "0007 bf16 batch 64", "0000 baseline", "0031 final 2 of 0007", "0040 attribution 1: ..."."""
     if trial.kind is Kind.baseline:
         return f"{trial.number:04d} baseline"
+    turn = "" if trial.round is None else f" {trial.round}"
     if trial.kind is Kind.final:
-        again = "" if trial.repeats is None else f" of {trial.repeats:04d}"
-        turn = "" if trial.round is None else f" {trial.round}"
-        return f"{trial.number:04d} final{turn}{again}"
+        return f"{trial.number:04d} final{turn}{'' if trial.repeats is None else f' of {trial.repeats:04d}'}"
     if trial.kind is Kind.attribution:
-        turn = "" if trial.round is None else f" {trial.round}"
         return f"{trial.number:04d} attribution{turn}: {trial.why}"[:MAX_KEY_CHARACTERS]
     if trial.kind is Kind.parity:
         return _run_name(trial, f"losses of {changes_phrase(trial.changed, none='the baseline')}")
@@ -98,7 +96,7 @@ def trial_tags(
 ) -> dict[str, str]:
     """Returns a trial's tags, without the parent's run id.
 
-    The best trial is listed first, and also if the attribution measured it: nothing else shows its settings.
+    The best trial is listed first. It is listed even if it is an ablation trial, because nothing else shows its settings.
 
     Args:
         trial: the trial.

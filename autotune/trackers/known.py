@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,29 +29,26 @@ class KnownRuns:
         marks: trial number -> mark of the last attempt.
 
     Attributes:
-        superfluous: ids of runs to delete: second runs with the same mark (made if a request was carried out, but its answer
-            was lost), runs of earlier attempts at a trial, and runs in an earlier layout, which new runs replace.
+        superfluous: ids of runs to delete: runs of earlier attempts at a trial, runs in an earlier layout (new runs replace
+            them), and second runs with the same mark (a request was carried out, but its answer was lost).
         orphans: ids of trial runs whose parent is not the run kept for the study.
     """
 
     def __init__(self, runs: Sequence[Any], marks: Mapping[int, str]) -> None:
         self._runs: dict[str, _Known] = {}
         self.superfluous: list[str] = []
-        children: dict[str, int] = {}
-        for run in runs:
-            parent_id = run.data.tags.get(PARENT_TAG, "")
-            children[parent_id] = children.get(parent_id, 0) + 1
-        # Of several runs with the same mark, one is kept: a finished run rather than a running one, then the one with the most
-        # children, then the one with the first id.
-        for run in sorted(runs, key=lambda run: (not _is_over(run), -children.get(run.info.run_id, 0), run.info.run_id)):
+        children = Counter(run.data.tags.get(PARENT_TAG, "") for run in runs)
+        # Of several runs with the same mark, the first in this order is kept: finished before running, then more children, then
+        # the smaller id.
+        for run in sorted(runs, key=lambda run: (not _is_over(run), -children[run.info.run_id], run.info.run_id)):
             mark = run.data.tags.get(TRIAL_TAG, PARENT)
             if mark in self._runs or not _is_current(mark, run, marks):
                 self.superfluous.append(run.info.run_id)
             else:
                 self.add(mark, run)
         parent = self._runs.get(PARENT)
-        strays = [known.run_id for mark, known in self._runs.items() if parent and known.parent_id != parent.run_id and mark]
-        self.orphans = strays
+        trials = [known for mark, known in self._runs.items() if mark != PARENT]
+        self.orphans = [known.run_id for known in trials if parent and known.parent_id != parent.run_id]
 
     def __contains__(self, mark: str) -> bool:
         return mark in self._runs

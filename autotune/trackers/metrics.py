@@ -49,7 +49,6 @@ GROUPS = {
     "compile": "time",
     "compiled": "time",
 }
-_START = ("spawn", "import", "init", "first_batch")  # phases before the first step
 
 
 def rate_name(unit: str) -> str:
@@ -76,7 +75,7 @@ def trial_metrics(trial: TrialRecord, baseline: TrialRecord | None = None) -> di
         "waiting for data percent": _times(trial.data_wait_frac, 100.0),
         "interval/low per second": low,
         "interval/high per second": high,
-        "time/start s": sum(trial.phases_s.get(phase, 0.0) for phase in _START),
+        "time/start s": trial.start_s,
         **{f"time/{phase} s": trial.phases_s.get(phase) for phase in ("compile", "warmup", "steady")},
         **{objective_name(name, trial.unit): value for name, value in trial.objectives.items() if name in OBJECTIVES},
     }

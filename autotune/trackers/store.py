@@ -123,7 +123,7 @@ def only_writer(folder: StudyFolder, *, wait_s: float = 0.0) -> Iterator[bool]:
     """
     try:
         file = open(os.open(folder.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), "w")  # noqa: SIM115 (closed below)
-    except OSError:  # a read-only copy of a study: no other process can lock it either
+    except OSError:  # a read-only copy of a study, which no process can lock
         yield True
         return
     with file:

@@ -57,7 +57,6 @@ CLOSING_FRAC, CLOSING_MAX_S = 0.05, 6.0
 COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's training step on two cores
 CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile cache does not save; 0.1 for resnet18
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
-START_PHASES = ("spawn", "import", "init", "first_batch")
 _BATCH = "loader.batch_size"
 # Knobs that change neither what is compiled nor for which shapes. A configuration that differs only in these from one that was
 # compiled finds its graphs in the study's compile cache.
@@ -192,7 +191,7 @@ class Budget:
         Args:
             expected_s: its expected cost now.
             again_s: its expected cost in each round of the finals.
-            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except for a pair.
+            has_finalist: whether the finals have something to measure. If not, the trial may use their time, except one pair's.
         """
         if self.total_s is None:
             return True
@@ -224,7 +223,7 @@ def _least_s(expected_s: float, again_s: float) -> float:
 
 
 def again_start_s(record: TrialRecord) -> float:
-    """Returns the seconds that a repetition takes outside its window: the compile cache has what the trial compiled.
+    """Returns the seconds that a repetition takes outside its window. It finds what the trial compiled in the compile cache.
 
     This matters for a program that compiles its model itself: only its baseline compiles it anew.
     """
@@ -348,12 +347,11 @@ def _confirming_s(record: TrialRecord) -> float:
 
 
 def _scaled_s(record: TrialRecord, batch: float, seconds: float) -> float:
-    """Returns a trial's seconds at another batch size: twice as long steps at twice the size, equally long steps at half."""
-    start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
+    """Returns a trial's seconds at another batch size. Steps of twice the size take twice as long, smaller steps no less."""
     growth = max(1.0, batch / (_number(record.knobs.get(_BATCH)) or batch))
     # A window usually ends by time, whatever the batch size. But it has a minimum number of steps, so slower steps can make it
     # longer, by a factor of at most 4.
-    return start_s + (seconds - start_s) * min(growth, 4.0) if growth > 1 else seconds
+    return record.start_s + (seconds - record.start_s) * min(growth, 4.0) if growth > 1 else seconds
 
 
 def _number(value: object) -> float | None:

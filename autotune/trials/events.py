@@ -54,13 +54,16 @@ class Searching(Protocol):
 
 
 class Listener:
-    """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order.
+    """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order:
 
-    `started`; `resumed` if earlier runs of the study have left trials; then for each trial `time_left` (from the second on),
-    `trial_started`, `progress` (several times a second) and `trial_ended`, interleaved if trials run in parallel; `planned`
-    once before the search; `finals_started` before the finals' trials; `attribution_started` between trials of the finals, when
-    an ablation begins; `finished` at the end, also after an interrupt or if nothing worked, but not after a fault; `notice`
-    and `waiting` at any time, those about tracking even after `finished`.
+    - `started`, then `resumed` if earlier runs of the study have left trials.
+    - For each trial, `time_left` (from the second trial on), `trial_started`, `progress` several times a second, and
+      `trial_ended`. The calls for trials that run in parallel are interleaved.
+    - Between trials, `planned` before the search, `finals_started` before the finals, `attribution_started` when an ablation
+      begins.
+    - `finished` at the end, also after an interrupt or if nothing worked, but not after a fault.
+
+    `notice` and `waiting` may be called at any time, those about tracking even after `finished`.
     """
 
     def started(self, study: StudyRecord) -> None:

@@ -17,7 +17,7 @@ ONLY_SPEED = "Only the speed of such steps is measured; a training that converge
 
 
 def excused(records: Sequence[TrialRecord]) -> frozenset[str]:
-    """Returns what is not finite in the unchanged program: LOSS, SCALING (the gradients overflow), both or neither."""
+    """Returns what is not finite in the unchanged program, among LOSS and SCALING (the gradients overflow)."""
     return frozenset(kind for record in records if _is_unchanged(record) for kind in record.evidence.get(NOT_FINITE, ()))
 
 

@@ -1,7 +1,4 @@
-"""Decides whether a disturbance (monitors/disturbances.py) invalidates a trial, and notes other reasons to mistrust a rate.
-
-Neither throttling by a cgroup quota nor the work of kernel threads is a disturbance. Reads from the page cache are only noted.
-"""
+"""Decides whether a disturbance invalidates a trial, and notes other reasons to mistrust a rate, such as cached data."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ class Level:
             self._num_in_a_row = 0
 
     def is_stuck(self, kind: Kind) -> bool:
-        """Whether it is pointless to wait for a quiet machine any longer, after a disturbed trial of this kind."""
+        """Whether the study gives up waiting for a quiet machine after a disturbed trial of this kind."""
         return kind is Kind.baseline or self._num_in_a_row >= NUM_STUCK
 
     def accept(self, record: TrialRecord) -> str:
@@ -141,7 +138,7 @@ def drift(records: Sequence[TrialRecord]) -> str:
     """Returns a sentence on how much the baseline's measurements differ, if that is more than noise; "" otherwise.
 
     The ratio of the finals does not show this, because they compare only measurements of the same round. The baseline's rates
-    in these rounds may not show it, either: they may agree by chance, or conditions may have changed since the search. So the
+    in these rounds may hide it, too: they may agree by chance, or conditions may have changed since the search. So the
     baseline's first measurement counts as well.
     """
     again = [record for record in records if record.number and record.repeats == 0 and record.kind is not Kind.parity]

@@ -26,7 +26,8 @@ from autotune.trials.inputs import StudyInputs
 from autotune.trials.objective import Goal
 
 PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the program reports; the host reports the others
-KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")  # of study.json
+# Fields that stay when study.json is rewritten.
+KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")
 SPACE = "space."
 SCRIPT = "program.script"
 MAX_SCRIPT_BYTES = 1 << 20  # larger files are not scripts
@@ -101,7 +102,7 @@ def identity(inputs: StudyInputs, space: ResolvedSpace | None, first: RankResult
         "study.samples": inputs.config.study.samples,
         "train.global_batch": inputs.config.train.global_batch,
         "machine.price_per_hour": inputs.config.machine.price_per_hour,
-        **{key: limit for key, limit in Goal.of(inputs.config).limits.items()},
+        **Goal.of(inputs.config).limits,
         "device.kind": device.kind,
         "device.index": device.index,
         "device.memory_limit": device.memory_limit,

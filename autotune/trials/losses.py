@@ -11,20 +11,21 @@ from dataclasses import dataclass
 Curve = Sequence[float | None]  # mean loss of each of the first optimizer steps; None for a loss that is not finite
 
 MIN_STEPS = 5  # fewer steps are not compared, because they say nothing about later ones
-# How well losses agree was measured with a 3-layer transformer of 0.5 M parameters (Linear, attention, dropout; AdamW) on text,
-# for 50 steps on two CPU cores. With bf16 autocast, with or without the fused optimizer, the loss stays within 0.02 % of
-# float32 for 10 seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. With another seed, the loss is 0 to
-# 3 % off. So parity.tolerance=0.05 leaves room for losses over few samples, other dropout masks (on a GPU, they depend on the
-# number format) and another summation order. Medians and a floor (FLOOR_FRAC) are needed because the losses of single batches
-# jump. The loss of resnet18 on photos (batch 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches
-# jump to 1 and more, in float32 and bf16 alike, so means of the last quarter differ tenfold for no reason.
+# Why parity.tolerance is 0.05 by default: a 3-layer transformer of 0.5 M parameters (Linear, attention, dropout; AdamW) was
+# trained on text for 50 steps on two CPU cores. With bf16 autocast, with or without the fused optimizer, the loss stays within
+# 0.02 % of float32 for 10 seeds, and the first loss within 0.01 %. The same seed repeats bit for bit. Another seed changes the
+# loss by 0 to 3 %. The tolerance leaves room for losses over few samples, other dropout masks (on a GPU, they depend on the
+# number format) and another summation order.
+# Medians and a floor (FLOOR_FRAC) are needed because the losses of single batches jump. The loss of resnet18 on photos (batch
+# 8, 30 steps) falls from 6.7 to under 0.02 in 12 steps. After that, single batches jump to 1 and more, in float32 and bf16
+# alike, so means of the last quarter differ tenfold for no reason.
 TAIL_FRAC = 0.25  # the median loss of the last quarter of the steps is compared, because losses of single batches are noisy
 # Differences are relative to the baseline's level or to a floor, whichever is larger. The floor is FLOOR_FRAC of the baseline's
 # largest loss. Without it, every difference from a loss near 0 would be large.
-NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, `Comparison.reason` explains the floor
 FLOOR_FRAC = 0.5
+NEAR_FRAC = 0.9  # if the baseline's loss ends below this share of the floor, `Comparison.reason` explains the floor
 FIRST_FACTOR = 3.0  # the first loss may differ by this many times the tolerance, because it is from a single batch
-CHANCE_FACTOR = 2.0  # a difference of up to this many times that between two runs of the baseline may be chance
+CHANCE_FACTOR = 2.0  # if two runs of the baseline differ by d, a difference of up to this many times d may be chance
 # A loss above the tolerance passes if chance may explain the difference. But if chance may explain more than this, such a loss
 # is inconclusive.
 MAX_CHANCE_FRAC = 0.15
@@ -49,7 +50,7 @@ class Comparison:
         reason: the numbers in one line, or why the comparison is inconclusive.
         num_steps: number of optimizer steps that both have made.
         loss, reference_loss: median over the last quarter of these steps; None if not finite.
-        difference_frac: how much worse the loss is, negative if it is better, relative to the baseline's level or to half its
+        difference_frac: how much worse the loss is (negative: better), as a share of the baseline's level or of half its
             largest loss, whichever is larger; None when unknown.
         tolerance_frac: how much worse the loss may be.
     """

@@ -25,7 +25,6 @@ from autotune.errors import BadInput
 from autotune.harness.protocol import RankResult
 from autotune.quantities import number_text
 from autotune.records import COST, ENERGY, THROUGHPUT, TIME, Kind, Knobs, KnobValue, Outcome, TrialRecord, objective_names
-from autotune.trials.budget import START_PHASES
 
 REPEATED = (Kind.final, Kind.explain, Kind.check)  # kinds of trials whose code was compiled by earlier trials
 COMPILE_KEY, COMPILE_OFF = "compile.mode", "off"
@@ -206,9 +205,8 @@ def fixed_s(record: TrialRecord, cold_compile_s: float = 0.0) -> float:
         record: one measurement of the configuration.
         cold_compile_s: seconds that compiling such a configuration took in another trial; counts if more than in `record`.
     """
-    start_s = sum(record.phases_s.get(phase, 0.0) for phase in START_PHASES)
     # The user's own run does not start warm, so it also takes the seconds that a warm start spared.
-    return start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
+    return record.start_s + record.spared_s + max(record.phases_s.get("compile", 0.0), cold_compile_s)
 
 
 class ColdCompiles:

@@ -159,5 +159,5 @@ def _failure(ended: Ended) -> str:
         return ""
     if ended.cause == "deadline":
         return f"no answer within {PROBE_S:g} s"
-    lines = [line.strip() for line in str(ended.evidence.get("log_tail", "")).splitlines() if line.strip()]
-    return lines[-1] if lines else ended.signal or f"exit status {ended.exit_code}"
+    last = str(ended.evidence.get("log_tail", "")).strip().rpartition("\n")[2].strip()
+    return last or ended.signal or f"exit status {ended.exit_code}"

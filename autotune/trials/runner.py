@@ -30,14 +30,14 @@ from autotune.trials.warm import WarmStarts
 
 QUIET_MAX_S = 30.0  # longest wait for a disturbance to end before the next attempt
 QUIET_BUDGET_FRAC = 0.05  # such a wait also takes at most this share of the study's time
-# autotune does not wait for a quiet machine if that may take more than this share of the time left for the next trial. A wait
-# for a free device ends after this share of it.
+# autotune does not wait for a quiet machine if that may take more than this share of the time left for the next trial. It waits
+# for a free device for at most this share of that time.
 QUIET_LEFT_FRAC = 0.25
-# A trial ends its window before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the baseline
-# took to exit, but at most LEAVE_MAX_S.
+# A trial ends its window this long before its deadline, so that its processes have time to exit: LEAVE_S plus the time that the
+# baseline took to exit, but at most LEAVE_MAX_S.
 LEAVE_S, LEAVE_MAX_S = 1.0, 10.0
 COOL_DOWN_S = 10.0  # minimum rest for a device that was too hot
-MADE_OF = ("torch", "device_name")  # facts that a program reports; if one changes, it counts as a different program
+MADE_OF = ("torch", "device_name")  # facts that a program reports; if one of them changes, the program counts as another one
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,7 @@ class Request(TrialRequest):
         first_steps: fields of the spec for a run that does not measure a rate; {} for other runs. They are
             `mode`, `seed`, `max_steps` and `max_s` for a comparison of losses, `mode` and `explain` for a pass of explain.
         skipped: stages of the loader to skip, see `Spec.skipped`; () except in a check of what a stage costs.
-        is_fixed: whether a fixed version of the study's program runs, see `explain --fixed`.
+        is_fixed: whether a corrected version of the study's program runs, see `explain --fixed`.
     """
 
     rules: MeasureRules

@@ -139,9 +139,8 @@ class RunningTrial:
         if NODE_LOST in first.evidence:
             self._listener.notice(f"Trial {first.number} was cut off: {first.reason}. It is repeated on another node.")
         if first.outcome is Outcome.timeout or _lacked_room(first):
-            took = f"{first.outcome} after {seconds_text(first.seconds)}"
-            text = f"Trial {first.number} ended as {took}: {first.reason}. It is repeated."
-            self._listener.notice(text)
+            how = f"{first.outcome} after {seconds_text(first.seconds)}: {first.reason}"
+            self._listener.notice(f"Trial {first.number} ended as {how}. It is repeated.")
 
     def _attempt(self) -> None:
         runner, request, place, first = self._runner, self.request, self.place, self._first

@@ -68,7 +68,7 @@ class Schedule:
             Ending, FolderLost, BadInput: as `run`.
         """
         self.make_room()
-        self._begin(request, take, self._free() if self.num_slots > 1 else self._runner.alone)
+        self._begin(request, take, self._free()[0] if self.num_slots > 1 else self._runner.alone)
 
     def run_beside(self, request: Callable[[], Request], places: Sequence[Place], take: Take) -> None:
         """Runs a trial on each of the given slots, all in parallel. Calls `take` with each finished trial.
@@ -109,9 +109,10 @@ class Schedule:
         while self._running:
             self._look()
 
-    def _free(self) -> Place:
+    def _free(self) -> list[Place]:
+        """Returns the slots on which no trial runs."""
         taken = {trial.place for trial in self._running}
-        return next(place for place in self._runner.beside if place not in taken)
+        return [place for place in self._runner.beside if place not in taken]
 
     def _begin(self, request: Request, take: Take, place: Place) -> None:
         begun = self._guarded(lambda: RunningTrial(self._runner, request, place))
@@ -163,9 +164,7 @@ class Schedule:
 
     def _ready_place(self) -> Place | None:
         """Returns a free slot that does not wait for a node; None if there is none."""
-        taken = {trial.place for trial in self._running}
-        free = (place for place in self._runner.beside if place not in taken)
-        return next((place for place in free if not place.launcher.why_waiting()), None)
+        return next((place for place in self._free() if not place.launcher.why_waiting()), None)
 
     def stop(self) -> None:
         """Ends and records every running trial, because the user asked to."""

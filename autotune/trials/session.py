@@ -409,9 +409,8 @@ class Session:
             skipped: stages of the loader to skip.
             is_fixed: whether this session runs a corrected version of the study's program (`explain --fixed`).
         """
-        side = {"skipped": skipped, "is_fixed": is_fixed}
-        request = self._checking(first, knobs, cause, round=round_number, why=why, ends_s=ends_s, **side)
-        return self._run(request).record
+        more = {"round": round_number, "why": why, "ends_s": ends_s, "skipped": skipped, "is_fixed": is_fixed}
+        return self._run(self._checking(first, knobs, cause, **more)).record
 
     def calibrate(self, first: TrialRecord, places: Sequence[Place], *, round_number: int) -> list[TrialRecord]:
         """Measures the configuration of a trial alone, or on several slots in parallel; returns a record for each slot.
@@ -453,7 +452,7 @@ class Session:
         )
 
     def compile_s(self, first: TrialRecord, knobs: Knobs) -> float:
-        """Returns the expected seconds of the compilations that a trial with these knobs needs and an earlier trial did not."""
+        """Returns the expected seconds to compile for the costly values in `knobs` that the trial `first` did not have."""
         changed = self.resolved.changed(knobs)
         new = [key for key in changed if knob(key).is_costly and changed[key] != first.knobs.get(key)]
         return math.fsum(self.costs.compile_s(key, changed[key]) for key in new)
@@ -494,7 +493,7 @@ class Session:
         return taken
 
     def _goes_on_without(self, slot: str, fault: str) -> bool:
-        """Leaves out a slot with a faulty device; returns False if trials that run alone use it, which is the first slot."""
+        """Leaves out a slot with a faulty device; returns False for the first slot, which the study cannot do without."""
         if not self.runner.can_do_without(slot_number(slot)):
             return False
         self.schedule.leave_out([slot_number(slot)])

@@ -32,7 +32,7 @@ class WarmStarts:
 
     Attributes:
         why_never: why no trial may start warm; "" if some may.
-        is_whole: whether a trial must find all modules imported or none, because libraries set variables before torch.
+        is_whole: whether a warm start needs all modules imported, because libraries set variables before torch is imported.
     """
 
     def __init__(self, wanted: str) -> None:

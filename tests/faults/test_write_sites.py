@@ -59,10 +59,9 @@ SITES = {
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__
-        launchers.ray.broker.Relay.start
-        launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
-        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.Keeper.__init__ machine.probes.__init__._file
-        report.picture._taken report.picture.take
+        launchers.ray.broker.Relay.start launchers.slots.SlotsLauncher.__init__ launchers.slots.SlotsLauncher._folder
+        launchers.supervision.SupervisorProcess.__init__ launchers.user_files.KeeperProcess.__init__
+        machine.probes.__init__.Probe.__init__ report.picture._taken report.picture.take
     """,
     "the program's own writes and data, which autotune only passes on": """
         harness.keeping.Kept._place_for harness.keeping.Kept.renaming.renamed harness.keeping.Kept.saving.saved

@@ -215,6 +215,14 @@ def test_process_that_cannot_be_signalled_reports_its_stack_through_a_file(start
     assert [each["pid"] for each in hang.as_json()["processes"]] == [process.pid]
 
 
+@pytest.mark.parametrize("text", ["not an answer\n", '{"host": "n1"}\n', "[]\n"])
+def test_file_that_is_no_answer_to_a_request_for_stacks_is_ignored(tmp_path, text):
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "stderr.log").touch()
+    (tmp_path / "scratch" / "stack.n1.7.txt").write_text(text)
+    assert look([], tmp_path / "stderr.log").summary == "no process of the trial is left"
+
+
 def test_process_with_its_stderr_in_the_local_log_starts_no_thread(tmp_path, monkeypatch):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "stderr.log").touch()

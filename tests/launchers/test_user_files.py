@@ -591,7 +591,7 @@ def test_copies_that_a_killed_keeper_left_are_removed(files, cwd):
 
 def test_files_that_no_keeper_guards_are_reported(files, cwd, monkeypatch):
     (cwd / "best.pt").write_bytes(PRECIOUS)
-    monkeypatch.setattr("autotune.launchers.user_files.Keeper.ask", lambda *_: None)
+    monkeypatch.setattr("autotune.launchers.user_files.KeeperProcess.ask", lambda *_: None)
     files.begin([], str(cwd), place_of(cwd))
     assert list(files.end().unguarded) == [str(cwd / "best.pt")]
 
@@ -624,7 +624,7 @@ def test_error_names_the_process_that_cannot_be_started(files, cwd, monkeypatch)
     def fail(*_):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr("autotune.launchers.user_files.Keeper", fail)
+    monkeypatch.setattr("autotune.launchers.user_files.KeeperProcess", fail)
     with pytest.raises(AutotuneError, match="the process that guards your files cannot be started"):
         files.begin([], str(cwd), place_of(cwd))
 

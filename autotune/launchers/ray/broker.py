@@ -4,8 +4,8 @@ Ray is imported here and nowhere else: when the head of a cluster dies, Ray ends
 PYTHON may be another interpreter than the tuner's, because Ray requires the cluster's own versions of Python and Ray. So this
 program needs only Ray and the standard library of Python 3.9, and is run by path.
 
-The tuner's end of the link is standard input and output. The bytes are passed by calling methods of an actor on the node, not
-through a separate port. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
+The tuner's end of the link is standard input and output. Calls to an actor on the node carry the bytes, so no separate port is
+needed. The actor starts the agent in a separate session, so that Ray does not find and end it. The agent exits
 when the pipes to the actor close. They close no matter how the actor, its raylet or this program ends.
 
 REQUEST is a JSON object: "address", "cpus", "gpus" (a number; null: `num_processes` if the cluster has GPUs, else 0),
@@ -32,7 +32,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-# Remove this file's folder, because Ray passes the list on to its workers.
+# Remove this file's folder from the list, which Ray passes on to its workers.
 sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
 
 SAID = "autotune-broker: "
@@ -211,9 +211,9 @@ def import_ray() -> Any:
 
 def connect(request: dict[str, Any], inbox: Inbox) -> None:
     """Connects to the cluster. If there is none, ends this program or, after a loss, waits until the head is there again."""
-    address = request["address"]
-    given = os.environ.get("RAY_ADDRESS") if address == "auto" else None
-    address, said = given or address, ""
+    address, said = request["address"], ""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or address
     if address == "local" or "://" in address:  # Ray would start a cluster, or run the driver elsewhere
         leave(1, refused="address", words=f"RAY_ADDRESS={address}: not HOST:PORT")
     while why := why_unreachable(address):

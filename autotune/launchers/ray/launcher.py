@@ -67,8 +67,8 @@ class Broker(ChildTransport):
         ray: `launch.ray`.
         device: kind of device, index of the first one, and number of devices, as in `Place`.
         python: the interpreter that has Ray.
-        num_given: number of GPUs that the study got from this cluster before. Then the broker waits for the head and for a node
-            that the cluster does not have now. None at first.
+        num_given: number of GPUs that the study got from this cluster before; None at first. If it is given, the broker waits
+            for the head, and for a node that the cluster does not have now.
         num_slots: the number of brokers, each of which requests this many resources for itself.
     """
 

@@ -52,7 +52,7 @@ class Probe:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
         # Files, because a pipe would have to be read while the probe runs.
-        self._stdout, self._stderr = (self._files.enter_context(_file()) for _ in range(2))
+        self._stdout, self._stderr = (self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
@@ -110,11 +110,6 @@ def interpreters(python: str, *, with_import: bool) -> list[str]:
     return [python, str(INTERPRETER), *(["--import"] if with_import else [])]
 
 
-def _file() -> contextlib.AbstractContextManager[IO[bytes]]:
-    return tempfile.TemporaryFile()
-
-
 def _last_line(file: IO[bytes]) -> str:
     file.seek(0)
-    lines = plain(file.read().decode("utf-8", "replace")).strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return plain(file.read().decode("utf-8", "replace")).strip().rpartition("\n")[2].strip()

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -33,8 +34,9 @@ def look(folder: str) -> dict[str, Any]:
     """Returns what was measured in a folder.
 
     Returns:
-        "problem": why nothing could be measured, or ""; "path"; if there is no problem, also "file_system", "num_files",
-        "bytes" (of the files found), "is_all" (whether all were listed in time), "num_read", "read_bytes", "seconds", "method".
+        "path"; "problem": why nothing could be measured, or "";
+        without a problem also "file_system", "num_files" and "bytes" (of the files found), "is_all" (whether all were listed in
+        time), "num_read", "read_bytes", "seconds", "method".
     """
     path = os.path.abspath(os.path.expanduser(folder))
     if reason := problem(path):
@@ -152,7 +154,7 @@ def _read_file(file: str, flag: int, buffer: mmap.mmap) -> int:
 
 
 def _own_file(path: str) -> dict[str, Any]:
-    if os.statvfs(path).f_bavail * os.statvfs(path).f_frsize < SPARE_BYTES + OWN_BYTES:
+    if shutil.disk_usage(path).free < SPARE_BYTES + OWN_BYTES:
         raise OSError(errno.ENOSPC, "no room")
     with tempfile.NamedTemporaryFile(dir=path, prefix=".autotune-doctor-") as file:
         for _ in range(OWN_BYTES // MIB):

@@ -25,11 +25,13 @@ def look() -> dict[str, Any]:
     """Returns what is known about this host. Affinity, cgroup and limits are those of this process and of what it starts.
 
     Returns:
-        "num_cpus", "num_affine" (how many CPUs this process may run on), "cpus" (their numbers), "quota_cores" (None without a
-        quota), "num_cores"; "memory_bytes" (at most the cgroup's limit), "available_bytes", "swap_bytes", "swap_used_bytes";
-        "shared_memory": {"bytes", "free_bytes", "is_writable"} or None; "memlock_bytes", "open_files", "max_open_files" (each
-        None if unlimited);
-        "huge_pages": "always", "madvise", "never", or "" if unknown; "cxx", "cc": path of a compiler or None; "variables";
+        "num_cpus"; "num_affine", "cpus": how many CPUs this process may run on, and their numbers;
+        "quota_cores" (None without a quota), "num_cores";
+        "memory_bytes" (at most the cgroup's limit), "available_bytes", "swap_bytes", "swap_used_bytes";
+        "shared_memory": {"bytes", "free_bytes", "is_writable"}, or None;
+        "memlock_bytes", "open_files", "max_open_files": limits; None if unlimited;
+        "huge_pages": "always", "madvise", "never", or "" if unknown;
+        "cxx", "cc": path of a compiler, or None; "variables";
         "adapters", "numa_nodes": as in `topology()`; "slurm", "ray": as in `slurm()` and `ray()`.
     """
     memory, swap, limit = psutil.virtual_memory(), psutil.swap_memory(), memory_limit_bytes()

@@ -24,10 +24,12 @@ def look(with_import: bool) -> dict[str, Any]:
     """Returns what this interpreter has.
 
     Returns:
-        "python", "executable", "torch" (version, None if missing), "cuda" (version that torch was built for), "has_header"
-        (Python.h), "has_triton", "problem"; with torch also "bytecode" (why every process compiles torch's Python code again;
-        "" if none does) and "libraries" (the folder that torch is in); after an import of torch also "arch_list",
-        "is_available", "why_not_available", "import_s" and "nccl" (version, [2, 27, 3]).
+        "python", "executable", "torch" (version; None if missing), "cuda" (version that torch was built for), "has_header"
+        (Python.h), "has_triton", "problem";
+        with torch also "bytecode" (why every process compiles torch's Python code again; "" if none does) and "libraries" (the
+        folder that torch is in);
+        after an import of torch also "arch_list", "is_available", "why_not_available", "import_s" and "nccl" (version,
+        [2, 27, 3]).
     """
     found: dict[str, Any] = {
         "python": platform.python_version(),
