@@ -115,7 +115,7 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
         values, typed = set(values), set(typed)
-        self.typed = sorted(typed)  # to pass on to another process
+        self.typed = sorted(typed)
         everything = {form for value in values | typed for form in _forms(value)}
         self._parts = {value for value in everything if len(value) >= MIN_CHARS}
         mixed = {v for v in values if len(v) >= MIN_WORD_CHARS and not v.isalpha() and not v.isdigit()}

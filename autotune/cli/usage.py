@@ -23,8 +23,6 @@ KEYS = {
     "--config-name": "+GROUP=NAME for a file in a --config-dir DIR",
     "--config-path": "--config-dir DIR",
 }
-
-
 OPTIONS = {"help": "--help", "version": "--version"}  # word that users may take for a command -> the option
 EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 

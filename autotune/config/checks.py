@@ -84,9 +84,7 @@ RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
 TRACKING_FORMS = "Allowed: http://HOST:PORT, sqlite:///FILE, postgresql://..., none."
-
 PLUGINS = "mlflow.tracking_store"  # group of entry points through which plugins add tracking stores to MLflow
-
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
