@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -172,8 +173,7 @@ def _seen_without_steps(found: dict[str, Any]) -> str:
 
 def _counted(names: list[Any]) -> list[str]:
     """Returns names with their counts: ["Adam", "Adam"] becomes ["2 x Adam"]."""
-    kinds = list(dict.fromkeys(map(str, names)))
-    return [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
+    return [f"{num} x {name}" if num > 1 else name for name, num in Counter(map(str, names)).items()]
 
 
 def near(site: str) -> str:
