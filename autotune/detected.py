@@ -23,17 +23,17 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
     """Returns (label, text) for everything that rank 0 detected, even in a failed trial; leaves out what is unknown."""
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
-    if not found.get("num_steps"):
-        lines += [("seen", _seen_without_steps(found))]
-        return [line for line in lines if line[1]]
-    lines += [
-        ("trains", _modules(found)),
-        ("precision", _precision(found)),
-        ("optimizer", ", ".join(_counted(found.get("optimizers") or [])) or _own_steps(found)),
-        ("loader", _loader(found)),
-        ("step", _step(result)),
-        ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
-    ]
+    if found.get("num_steps"):
+        lines += [
+            ("trains", _modules(found)),
+            ("precision", _precision(found)),
+            ("optimizer", ", ".join(_counted(found.get("optimizers") or [])) or _own_steps(found)),
+            ("loader", _loader(found)),
+            ("step", _step(result)),
+            ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
+        ]
+    else:
+        lines.append(("seen", _seen_without_steps(found)))
     return [line for line in lines if line[1]]
 
 

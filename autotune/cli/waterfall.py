@@ -59,9 +59,8 @@ class Waterfall:
         for cells in self._rows(entries, is_attributed=is_attributed, has_bars=has_bars, is_narrow=is_narrow):
             made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
         yield made if is_table else Group(*self._lines(entries))
-        if lines := basis_lines(self.summary):
-            yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
-        yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
+        for line in [*basis_lines(self.summary), *dropped_lines(self.summary)]:
+            yield Padding(Text(line, style="quiet"), (0, 0, 0, 2))
 
     def _rate(self, side: str) -> str:
         """Returns the rate of "baseline" or "best"."""

@@ -44,7 +44,7 @@ def _gained(study: Study) -> FirstLine:
     if speedup.get("ci") and speedup.get("num_rounds"):
         more.append(f"The brackets are the 95 % interval, from {speedup['num_rounds']} pairs of fresh processes.")
     more.append(advice_of(summary))
-    more += [line for line in objective_lines(summary) if line]
+    more += objective_lines(summary)
     return FirstLine(label="Gained", lead=headline(summary), more=_sentences(more))
 
 
