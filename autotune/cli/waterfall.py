@@ -52,7 +52,7 @@ class Waterfall:
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, is_shown in zip(_COLUMNS, shown, strict=True):
             if is_shown:
-                is_rigid = name in ("knob", "change", "factor", "interval", "product")
+                is_rigid = name != "bar"
                 justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
                 made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
         has_bars = options.max_width >= BAR_FROM
