@@ -1,8 +1,8 @@
 """Recognises secrets and masks them in texts, documents and command lines.
 
-A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`), by
-its format (`hf_...`), or by its value: if the environment or the command line has such a key, its value is masked wherever it
-appears, in logs, tracebacks and results. All code that writes uses this module.
+A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`) or by
+its format (`hf_...`). If the environment or the command line contains a secret, its value is masked wherever it appears: in
+logs, tracebacks and results. All code that writes uses this module.
 """
 
 from __future__ import annotations
