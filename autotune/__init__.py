@@ -1,4 +1,4 @@
-"""autotune finds the fastest correct way to run a PyTorch training job, proves it, and saves it as a file."""
+"""autotune finds the settings with which a PyTorch training job runs fastest, proves the gain, and saves them in a file."""
 
 from __future__ import annotations
 

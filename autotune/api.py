@@ -21,6 +21,7 @@ from autotune.cli.plain import PlainLines, Quiet, View
 from autotune.cli.run import Asked, interrupted, prepare
 from autotune.errors import BadInput
 from autotune.export.formats import render
+from autotune.masking import Secrets
 from autotune.records import Kind, Knobs, Outcome, Summary, TrialRecord
 from autotune.report.writing import write_report
 from autotune.run_dir import StudyFolder
@@ -169,6 +170,7 @@ class Study:
         Raises:
             autotune.errors.BadInput: nothing was measured yet, or the report cannot be written.
         """
+        self._folder.mask = Secrets.known().stored
         try:
             return Report(write_report(self._folder, self.summary))
         except OSError as error:

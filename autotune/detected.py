@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,17 @@ def findings(result: RankResult) -> list[tuple[str, str]]:
     """Returns (label, text) for everything that rank 0 detected, even in a failed trial; leaves out what is unknown."""
     found = result.detected
     lines = [("torch", _torch(result)), ("device", _device(result))]
-    if not found.get("num_steps"):
-        lines += [("seen", _seen_without_steps(found))]
-        return [line for line in lines if line[1]]
-    lines += [
-        ("trains", _modules(found)),
-        ("precision", _precision(found)),
-        ("optimizer", ", ".join(_counted(found.get("optimizers") or [])) or _own_steps(found)),
-        ("loader", _loader(found)),
-        ("step", _step(result)),
-        ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
-    ]
+    if found.get("num_steps"):
+        lines += [
+            ("trains", _modules(found)),
+            ("precision", _precision(found)),
+            ("optimizer", ", ".join(_counted(found.get("optimizers") or [])) or _own_steps(found)),
+            ("loader", _loader(found)),
+            ("step", _step(result)),
+            ("memory", bytes_text(result.memory.get("peak_bytes")) if result.memory.get("peak_bytes") else ""),
+        ]
+    else:
+        lines.append(("seen", _seen_without_steps(found)))
     return [line for line in lines if line[1]]
 
 
@@ -172,8 +173,7 @@ def _seen_without_steps(found: dict[str, Any]) -> str:
 
 def _counted(names: list[Any]) -> list[str]:
     """Returns names with their counts: ["Adam", "Adam"] becomes ["2 x Adam"]."""
-    kinds = list(dict.fromkeys(map(str, names)))
-    return [f"{names.count(kind)} x {kind}" if names.count(kind) > 1 else kind for kind in kinds]
+    return [f"{num} x {name}" if num > 1 else name for name, num in Counter(map(str, names)).items()]
 
 
 def near(site: str) -> str:

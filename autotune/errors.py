@@ -2,7 +2,7 @@
 
     AutotuneError            exit code 1: a fault of autotune itself
     ├── BadInput             exit code 2: what the user typed or wrote cannot be done
-    │   ├── NoNode           no machine is available for a trial, or it cannot run the study's trials
+    │   ├── NoNode           no machine is available for a trial, or the machine cannot run the study's trials
     │   └── Unreadable       a file that a pass of `explain` wrote cannot be used; the message says why
     ├── FolderLost           exit code 2: the study's folder cannot be written any more: full, read-only or deleted
     ├── NothingWorked        exit code 3: the unchanged program does not train, or the first settings all fail alike
@@ -40,7 +40,7 @@ class BadInput(AutotuneError):
 
 
 class NoNode(BadInput):
-    """A trial waited for a machine, but none is available, or it cannot run the study's trials."""
+    """No machine is available for a trial that waited for one, or the machine cannot run the study's trials."""
 
 
 class Unreadable(BadInput):
@@ -66,7 +66,7 @@ class ClaimBroken(AutotuneError):
 
 
 class NotMeasured(AutotuneError):
-    """A file's claim could be neither confirmed nor refuted, because no round was completed."""
+    """No round was completed, so it is not known whether a file's claim holds."""
 
     exit_code = 5
 

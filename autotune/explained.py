@@ -107,7 +107,10 @@ def finding_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def nothing_text(entry: Mapping[str, Any], command: str) -> str:
-    """Returns that an explained trial has no findings, and the command that may still show some; "" if that is not known."""
+    """Returns a line for an explained trial without findings: "no known cause costs 3 % or more".
+
+    If passes are missing, the line names the command that runs them. Returns "" if there are findings or no pass timed a step.
+    """
     if entry["findings"] or not entry["phases_s"]:  # without the time of a step, there are never findings
         return ""
     text, missing = "no known cause costs 3 % or more", _missing_passes(entry)

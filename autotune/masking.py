@@ -1,8 +1,8 @@
 """Recognises secrets and masks them in texts, documents and command lines.
 
-A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`), by
-its format (`hf_...`), or by its value: if the environment or the command line has such a key, its value is masked wherever it
-appears, in logs, tracebacks and results. All code that writes uses this module.
+A secret is recognised by its key (`HF_TOKEN=...`, `--password ...`), by its place in a URL (`https://user:password@host`) or by
+its format (`hf_...`). If the environment or the command line contains a secret, its value is masked wherever it appears: in
+logs, tracebacks and results. All code that writes uses this module.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = (), typed: Iterable[str] = ()) -> None:
         values, typed = set(values), set(typed)
-        self.typed = sorted(typed)  # to pass on to another process
+        self.typed = sorted(typed)
         everything = {form for value in values | typed for form in _forms(value)}
         self._parts = {value for value in everything if len(value) >= MIN_CHARS}
         mixed = {v for v in values if len(v) >= MIN_WORD_CHARS and not v.isalpha() and not v.isdigit()}

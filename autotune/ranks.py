@@ -37,9 +37,9 @@ class Pace(NamedTuple):
 def pace(result: RankResult, first: RankResult) -> Pace | None:
     """Returns a rank's mean step; None if the rank has no steps to average over.
 
-    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window. So
-    does a rank whose steps varied too much for a window of its own. But if evaluations lie between the steps, a rank uses its
-    own window, because windows leave evaluations out.
+    Rank 0 ends the measurement. The ranks' windows begin some steps apart, so all ranks use the steps of rank 0's window, even
+    a rank whose steps varied too much for a window of its own. If evaluations lie between the steps, each rank uses its own
+    window instead, because windows leave evaluations out.
     """
     window, lasting_frac = result.window, 1.0
     if window is not None:
@@ -104,7 +104,7 @@ def feeding(results: Sequence[RankResult]) -> Sequence[RankResult]:
 
 
 def share(results: Sequence[RankResult]) -> float:
-    """Returns the share of their samples for which the ranks that `feeding` returns count."""
+    """Returns the factor for the samples of the ranks that `feeding` returns. It is below 1 if several ranks share a batch."""
     return 1.0 if len(feeding(results)) == 1 else 1 / results[0].ranks_per_batch
 
 

@@ -185,13 +185,12 @@ class ResolvedSpace:
 
     def changed(self, knobs: Knobs) -> Knobs:
         """Returns the part of `knobs` that differs from the baseline, without derived knobs."""
-        reference = self.reference
-        differing = {
+        reference, without = self.reference, ACCUMULATION.key if self.held else None
+        return {
             key: value
-            for key, value in knobs.items()
-            if (own := reference.get(key)) is not value and not _same(value, own)  # `is` is fast; runs 100s of times a trial
+            for key, value in knobs.items()  # `is` is fast; this runs hundreds of times a trial
+            if (own := reference.get(key)) is not value and not _same(value, own) and key != without
         }
-        return {key: value for key, value in differing.items() if not (self.held and key == ACCUMULATION.key)}
 
     def tier(self, changed: Knobs) -> Tier:
         """Returns the highest tier among changed knobs; exact if nothing changed."""
@@ -342,15 +341,11 @@ def _why_not_searched(found: Knob, space: SearchSpace, host_context: HostContext
 def _reason_when_held(found: Knob, space: SearchSpace, host_context: HostContext) -> str | None:
     if found.key == ACCUMULATION.key:
         return "derived from train.global_batch"
-    if found.key == BATCH_SIZE.key:
-        reason = host_context.not_applicable.get(ACCUMULATION.key)
-        pinned = ACCUMULATION.key in space.pinned
-        return (
-            f"train.global_batch is set, and gradients cannot be accumulated: {reason}"
-            if reason
-            else (f"train.global_batch and {ACCUMULATION.key} leave only one value" if pinned else None)
-        )
-    return None
+    if found.key != BATCH_SIZE.key:
+        return None
+    if reason := host_context.not_applicable.get(ACCUMULATION.key):
+        return f"train.global_batch is set, and gradients cannot be accumulated: {reason}"
+    return f"train.global_batch and {ACCUMULATION.key} leave only one value" if ACCUMULATION.key in space.pinned else None
 
 
 def _reference(space: SearchSpace, host_context: HostContext, passed: Knobs) -> Knobs:

@@ -182,7 +182,8 @@ def quotient(now: Ratio, then: Ratio) -> Ratio:
     else:
         other, other_df = _standard_error(then, then.ci)
     variance = own**2 + other**2
-    freedom = variance**2 / (own**4 / own_df + other**4 / other_df) if variance else 1.0
+    weight = own**4 / own_df + other**4 / other_df
+    freedom = variance**2 / weight if weight else math.inf  # 0: each error is either 0 or has unlimited degrees of freedom
     half = _t_quantile(freedom, 0.975) * math.sqrt(variance)
     return Ratio(ratio=ratio, ci=(ratio * math.exp(-half), ratio * math.exp(half)), num_rounds=now.num_rounds)
 

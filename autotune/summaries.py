@@ -80,6 +80,7 @@ CHANGE = {
 FILE = {"name": text, "bytes": number, "trial": whole_number}
 FILES = {
     "left?": [FILE], "new?": [FILE], "kept?": [{"path": text, "trials": [whole_number]}],
+    "continued?": [{"path": text, "trials": [whole_number]}],
     "aside?": [{"path": text, "copy": text, "trial": whole_number}], "unguarded?": [{"path": text, "why": text}],
 }  # fmt: skip
 CLAIM = {

@@ -162,9 +162,8 @@ def side_texts(summary: Summary, side: dict[str, Any]) -> tuple[str, str]:
     value = (side.get("objectives") or {}).get(name)
     if name == THROUGHPUT or value is None:
         return rate, interval
-    return f"{objective_text(name, value, unit)} at {rate}", objective_interval_text(
-        name, (side.get("objectives_ci") or {}).get(name)
-    )
+    interval_of_value = (side.get("objectives_ci") or {}).get(name)
+    return f"{objective_text(name, value, unit)} at {rate}", objective_interval_text(name, interval_of_value)
 
 
 def score_of(summary: Summary, side: dict[str, Any]) -> float | None:

@@ -32,7 +32,7 @@ from autotune.cli.options import (
 )
 from autotune.errors import BadInput
 
-HELP = """Finds the fastest correct way to run a PyTorch training job on this machine, proves it, and saves it as a file.
+HELP = """Finds the settings with which a PyTorch training job runs fastest here, proves the gain, and saves them in a file.
 
 - `autotune run model=resnet18`: a built-in recipe
 - `autotune run -- python train.py`: your own script, unmodified

@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_anything() -> None:
-    """Lets standard output print, as escapes, characters that its encoding lacks: bytes of a file name that is not UTF-8."""
+    """Makes standard output print escapes for characters that it cannot encode, such as those of a file name not in UTF-8."""
     if getattr(sys.stdout, "errors", "") in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 

@@ -33,6 +33,9 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     """
     folder = chosen(runs, name)
     study = _study(folder)
+    if study.verifies and overrides:
+        key, instead = overrides[0].partition("=")[0], "Leave it out, or verify the file again with --rounds N or --minutes M."
+        raise BadInput(f"{key}: has no effect on a verification, got {overrides[0]!r}. {instead}")
     if (summary := _summary(folder)) and summary["status"] == "complete" and not overrides:
         return _print_complete(folder, summary, as_json=as_json)
 

@@ -63,7 +63,7 @@ class TrackingProcess:
             )
 
     def hurry(self) -> None:
-        """Starts again at normal priority, for the end of a study: other programs may leave the lowest no time at all."""
+        """Restarts it at normal priority, for the end of a study: at the lowest, it might get no processor time at all."""
         self.terminate()
         self._process = self._start(*(word for word in self._argv if word != "--follow"))
 

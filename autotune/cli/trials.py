@@ -136,10 +136,8 @@ def row(
     reason = str(trial.get("reason") or "")
     if not reason or str(trial["outcome"]) in QUIET_OUTCOMES:
         return made
-    below = Padding(
-        Text(reason, style="quiet", overflow="fold"), (0, 0, 0, INDENT)
-    )  # not shortened: the end often says where the error is
-    return Group(made, below)
+    words = Text(reason, style="quiet", overflow="fold")  # not shortened: the end often says where the error is
+    return Group(made, Padding(words, (0, 0, 0, INDENT)))
 
 
 def ranks(summary: Summary) -> Group | None:

@@ -23,8 +23,6 @@ KEYS = {
     "--config-name": "+GROUP=NAME for a file in a --config-dir DIR",
     "--config-path": "--config-dir DIR",
 }
-
-
 OPTIONS = {"help": "--help", "version": "--version"}  # word that users may take for a command -> the option
 EXTRA = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", re.DOTALL)
 
@@ -35,7 +33,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def usage_problem(error: Exception, arguments: list[str]) -> str:
-    """Returns the CLI library's usage error in autotune's form, with the valid name nearest to an unknown one."""
+    """Returns a usage error of the CLI library as a message in autotune's form, with the valid name nearest to a typo."""
     context = getattr(error, "ctx", None)
     command = arguments[:1] if arguments and not arguments[0].startswith("-") else []
     path = getattr(context, "command_path", " ".join(["autotune", *command]))

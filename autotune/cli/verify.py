@@ -148,8 +148,8 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     from autotune.config.overrides import RECIPE_KEYS
 
     has_command = asked.command is not None
-    chosen = ("model=", "model.name=", "model.factory=")
-    names_recipe = claim.is_recipe or any(word.startswith(chosen) for word in asked.overrides)
+    models = ("model=", "model.name=", "model.factory=")
+    names_recipe = claim.is_recipe or any(word.startswith(models) for word in asked.overrides)
     if not has_command and not names_recipe:
         raise BadInput(
             f"COMMAND: missing, and {claim.file} was made for your own program. autotune does not run a command just because "

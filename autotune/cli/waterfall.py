@@ -52,16 +52,15 @@ class Waterfall:
         made = Table.grid(padding=(0, 2, 0, 0))
         for name, is_shown in zip(_COLUMNS, shown, strict=True):
             if is_shown:
-                is_rigid = name in ("knob", "change", "factor", "interval", "product")
+                is_rigid = name != "bar"
                 justify: JustifyMethod = "right" if name in ("factor", "product") else "left"
                 made.add_column(justify=justify, no_wrap=is_rigid, overflow="fold")
         has_bars = options.max_width >= BAR_FROM
         for cells in self._rows(entries, is_attributed=is_attributed, has_bars=has_bars, is_narrow=is_narrow):
             made.add_row(*(cell for cell, is_shown in zip(cells, shown, strict=True) if is_shown))
         yield made if is_table else Group(*self._lines(entries))
-        if lines := basis_lines(self.summary):
-            yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in lines)
-        yield from (Padding(Text(line, style="quiet"), (0, 0, 0, 2)) for line in dropped_lines(self.summary))
+        for line in [*basis_lines(self.summary), *dropped_lines(self.summary)]:
+            yield Padding(Text(line, style="quiet"), (0, 0, 0, 2))
 
     def _rate(self, side: str) -> str:
         """Returns the rate of "baseline" or "best"."""

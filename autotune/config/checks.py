@@ -84,9 +84,7 @@ RULE_RANGES = {"_s": (0, SECONDS_A_MONTH), "_frac": (0, 1)}
 COUNT_RANGE, MIN_COUNT_RANGE = (0, 10**6), (1, 10**6)
 TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "uc", "arn")
 TRACKING_FORMS = "Allowed: http://HOST:PORT, sqlite:///FILE, postgresql://..., none."
-
 PLUGINS = "mlflow.tracking_store"  # group of entry points through which plugins add tracking stores to MLflow
-
 PREFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -190,9 +188,10 @@ def _warm_start(asked: Any) -> list[str]:
     if asked is False:  # YAML reads `off` as False
         return []
     if names and all(isinstance(name, str) and not _is_unusable(name) for name in names):
-        both = [name for name in names if name in WARM] if len(names) > 1 else []
-        why = f"search.warm_start: {both[0]} must stand alone, got {shown(asked)}" if both else ""
-        return [f"{why}. Give {both[0]} alone, or only studies."] if both else []
+        word = next((name for name in names if name in WARM), None)
+        if word is None or len(names) == 1:
+            return []
+        return [f"search.warm_start: {word} must stand alone, got {shown(asked)}. Give {word} alone, or only studies."]
     allowed = "Allowed: auto, off, the name of a study, or several as [A,B]."
     return [f"search.warm_start: not a study, got {shown(asked)}. {allowed} Give one of these."]
 
@@ -257,16 +256,10 @@ def _is_server(uri: str) -> bool:
 
 
 def _recipe(config: StudyConfig) -> list[str]:
-    problems = []
-    if (
-        config.program.python is not None
-        and not _is_unusable(config.program.python)
-        and not shutil.which(config.program.python)
-    ):
-        problems.append(
-            f"program.python: no such program, got {config.program.python!r}. Give the path of a Python interpreter."
-        )
-    return problems or problems_of_recipe(config)
+    python = config.program.python
+    if python is not None and not _is_unusable(python) and not shutil.which(python):
+        return [f"program.python: no such program, got {python!r}. Give the path of a Python interpreter."]
+    return problems_of_recipe(config)
 
 
 def _measure(measure: MeasureOptions) -> list[str]:

@@ -43,7 +43,7 @@ REFUSED = {
 MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # srun's option for the variables that it passes on to the tasks, and its default
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # default of --export for every srun of a job; `sbatch --export` sets it
-# Starters of tasks, and the variables that tell a task how many there are, and which one it is.
+# Starters of tasks. Each sets two variables for a task: the number of tasks, and the task's own number.
 COPIED = (
     (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
     ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
@@ -140,8 +140,8 @@ def problems_of_copies(environment: Mapping[str, str]) -> list[str]:
             continue
         return [
             f"launcher: {starter} has started {num} autotunes, got {name}={num}. They would measure the program at the same "
-            f"time, and its processes would find each other. Start one autotune, which starts {starter}: autotune run -- "
-            f"{starter} python train.py."
+            f"time, and its processes would connect to each other. Start one autotune, which starts {starter}: autotune run "
+            f"-- {starter} python train.py."
         ]
     return []
 

@@ -48,7 +48,7 @@ from autotune.space import Domain, SearchSpace
 
 T = TypeVar("T")
 USERS_FILE = "autotune_users_file_"
-# Placeholders for the facts of a node that is not known yet. They pass every check of what a study needs.
+# Stand-ins for the facts of a node that is not known yet. With them, every check of what a study needs from a node passes.
 UNKNOWN_NODE: dict[str, Any] = {"num_cores": 1 << 16, "gpus": [{"name": "unknown"}]}
 _LOCK = threading.Lock()  # Hydra's state is global to the process
 ConfigStore.instance().store(name="study_config", node=StudyConfig)

@@ -29,6 +29,7 @@ MAX_VALUES = 256  # maximum length of a domain's list; more could not be searche
 KEY = re.compile(r"(\+\+?|~)?[A-Za-z_][\w-]*([./][A-Za-z_][\w-]*)*([@:][\w.:-]*)?", re.ASCII)
 CALL = re.compile(r"\w+[\[({]([\w., -]*)[\])}]")  # a misspelt choice(1,2): choise(1,2), choice[1,2]
 MAX_KEY = 200  # characters
+NOTHING = "none"  # the search space with only the command line's domains
 FORMS = "Give choice(a,b,c), range(start,stop,step), interval(low,high) or tag(log,interval(low,high))."
 
 
@@ -74,9 +75,6 @@ def choice(found: Knob, raw: Iterable[Any], host_context: HostContext) -> Choice
     if problems:
         raise BadInput(problems)
     return Choice(tuple(values))
-
-
-NOTHING = "none"  # the search space with only the command line's domains
 
 
 def read_space(name: str, host_context: HostContext) -> dict[str, Domain | None]:

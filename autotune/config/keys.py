@@ -21,6 +21,7 @@ from autotune.knobs.values import shown
 # Hints for settings that users may look for under another name.
 KNOWN_AS = {"parallel.fsdp": "Sharding is parallel.strategy=fsdp.", "parallel.sharding": "Sharding is parallel.strategy=fsdp."}
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
+ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}  # word that a user may give -> the value that is meant
 
 
 def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
@@ -39,8 +40,6 @@ def leaves(schema: type[Any] = StudyConfig, prefix: str = "") -> dict[str, Any]:
 LEAVES = leaves()
 CONFIG_GROUPS = ("model", "data")  # keys whose value is the name of a file in conf/
 GROUPS = {key.rpartition(".")[0] for key in LEAVES} - {""}
-
-
 # Keys that say where, how long and over which knobs to search. Studies that differ only in these keys measure the same thing.
 _SURROUNDINGS = (
     "env", "provenance", "runs_dir", "launcher", "launch.warm", "launch.slots", "launch.queue_minutes", "search_space", "tiers",
@@ -94,9 +93,6 @@ def unknown_key(key: str, value: Any) -> str:
     if twins:
         return f"{wrong} Did you mean {(nearest(key, twins) if '.' in key else twins)[0]!r}? See `autotune run --help`."
     return f"{wrong} {one_of(key, [*CONFIG_GROUPS, *LEAVES, 'env.NAME'], show=6)} See `autotune run --help`."
-
-
-ALSO_CALLED = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 
 
 def refusal(key: str, value: Any, error: OmegaConfBaseException) -> str:

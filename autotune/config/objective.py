@@ -88,9 +88,7 @@ def _without_sensor(config: StudyConfig, gpus: Gpus | None, asked: tuple[str, st
     able = [gpu for gpu in gpus if gpu.get(fact) is not False]
     if able and config.device.kind != "cpu":
         return []
-    where = (
-        "device.kind=cpu" if config.device.kind == "cpu" else "no GPU of this machine" if gpus else "this machine has no GPU"
-    )
-    why = f"{where} has one" if where.startswith("no GPU") else where
+    why = "no GPU of this machine has one" if gpus else "this machine has no GPU"
+    why = "device.kind=cpu" if config.device.kind == "cpu" else why
     other = "Leave it out" if key != "objective" else f"Give another objective: {OBJECTIVES[0]}"
     return [f"{key}: needs a GPU's {what} (NVML), got {value} ({why}). {other}, or run the study on a machine that has one."]

@@ -269,9 +269,9 @@ def _heads(config: StudyConfig) -> list[str]:
     if (hidden or 768) % (2 * heads) == 0:
         return []
     key, got = ("model.num_heads", heads) if hidden is None else ("model.hidden_size", hidden)
-    whence = "" if config.model.num_heads else f" ({heads}, one for each {HEAD_SIZE} of width, as model.num_heads is not set)"
+    why = "" if config.model.num_heads else f" ({heads}, one for each {HEAD_SIZE} of width, as model.num_heads is not set)"
     return [
-        f"{key}: the width, {hidden or 768}, must be a multiple of {2 * heads}, twice the number of attention heads{whence}, "
+        f"{key}: the width, {hidden or 768}, must be a multiple of {2 * heads}, twice the number of attention heads{why}, "
         f"got {got}. Give another number."
     ]
 

@@ -39,7 +39,7 @@ def render(winner: Winner) -> Exported:
         _inputs(knobs),
         _amp(knobs),
     ]
-    return Exported(text="".join(part for part in parts if part))
+    return Exported(text="".join(parts))
 
 
 def _head(winner: Winner) -> str:

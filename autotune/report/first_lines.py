@@ -9,10 +9,24 @@ from autotune.explained import why_lines
 from autotune.export.claims import is_compared
 from autotune.quantities import DASH, bytes_text
 from autotune.report.study import Study
-from autotune.report.verdict import advice_of, has_winner, is_undecided, more_time, next_commands, objective_lines
+from autotune.report.verdict import (
+    advice_of,
+    has_winner,
+    is_undecided,
+    more_time,
+    next_commands,
+    objective_lines,
+    verdict_of,
+)
 from autotune.wording import changes_phrase, headline, parity_lines, search_cost_text, side_texts
 
 OWN = ("autotune report", "autotune show", "autotune ui")  # commands that only show what the report already shows
+# Verdict on a verified file -> what to do next.
+VERIFIED = {
+    "holds": "keep using the file",
+    "no longer holds": "search again: autotune run finds what is fastest here and now",
+    "ambiguous": "verify the file again with more rounds: the measurements did not decide",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +58,7 @@ def _gained(study: Study) -> FirstLine:
     if speedup.get("ci") and speedup.get("num_rounds"):
         more.append(f"The brackets are the 95 % interval, from {speedup['num_rounds']} pairs of fresh processes.")
     more.append(advice_of(summary))
-    more += [line for line in objective_lines(summary) if line]
+    more += objective_lines(summary)
     return FirstLine(label="Gained", lead=headline(summary), more=_sentences(more))
 
 
@@ -79,6 +93,10 @@ def _next(study: Study) -> FirstLine:
     told = why_lines(summary, study.name)
     if summary.get("status") == "interrupted":
         lead = "continue the study, which ended early"
+    elif summary.get("verification") and verdict_of(summary) in VERIFIED:
+        lead = VERIFIED[verdict_of(summary)]
+    elif summary.get("recording"):
+        lead = "compare searches on the recorded table: autotune replay"
     elif has_winner(summary):
         lead = "use the best settings in the real run"
     elif summary.get("status") == "failed":

@@ -138,6 +138,15 @@ def test_unreadable_trial_and_unwritable_report_raise_bad_input(tmp_path):
         study.to_pandas()
 
 
+def test_report_masks_secrets_of_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hunter2hunter2")
+    folder = make_study(tmp_path)
+    folder.write_summary({**folder.read_summary(), "title": "train.py hunter2hunter2"})
+    page = autotune.Study(folder.path).report().path.read_text()
+    assert "hunter2" not in page
+    assert "train.py ***" in page
+
+
 def test_running_study_has_no_speedup_yet(command, tmp_path):
     seen = []
     autotune.run(

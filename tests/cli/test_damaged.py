@@ -56,7 +56,7 @@ def said(capsys):
 
 def edited(text, name, **changes):
     document = json.loads(text)
-    document[name] = {**(document[name] or {}), **changes}
+    document[name] = {**(document.get(name) or {}), **changes}
     return json.dumps(document)
 
 
@@ -67,6 +67,7 @@ def edited(text, name, **changes):
         ("best", {"value": "fast"}, "best.value: expected number, got 'fast'"),
         ("baseline", {"ci": [1, "two"]}, "baseline.ci: expected interval, got [1, 'two']"),
         ("machine", {"gpus": [7]}, "machine.gpus.0: expected mapping, got 7"),
+        ("files", {"continued": [{"path": "last.pt"}]}, "files.continued.0.trials: missing"),
     ],
 )
 def test_message_names_the_summary_field_of_the_wrong_type(study, name, changes, words, said):

@@ -420,3 +420,11 @@ def test_complete_study_without_a_budget_is_not_told_to_raise_it(tmp_path, capsy
     folder.write_summary({**folder.read_summary(), "budget_s": None, "budget_trials": None, "reason": "nothing is left to try"})
     assert main(["resume", str(folder.path)]) == 0
     assert capsys.readouterr().out.endswith("complete  nothing is left to try.\n")
+
+
+def test_budget_for_a_verification_is_refused_when_it_is_resumed(tmp_path, capsys):
+    folder = make_study(tmp_path, "verify-best")
+    changes = {"identity": {"machine.num_cores": 2}, "verifies": {"rounds": 4}}
+    folder.write_study(dataclasses.replace(folder.read_study(), **changes))
+    assert main(["resume", str(folder.path), "study.budget.minutes=16"]) == 2
+    assert "study.budget.minutes: has no effect on a verification, got" in capsys.readouterr().err

@@ -445,7 +445,15 @@ def test_a_verified_file_is_compared_with_its_claim(folder):
     }  # fmt: skip
     said = page_of(folder, verification=found)
     assert "no longer holds: 1.50x now, 2.00x claimed" in text_of(said)
+    assert "search again: autotune run" in text_of(said)
+    assert "use the best settings" not in text_of(said)
     assert "2.00x [1.90, 2.10]" in part(said, "rates")
+
+
+def test_report_of_a_recording_proposes_a_replay_and_no_settings(folder):
+    said = text_of(page_of(folder, recording={"configurations": 4, "trials": 12}))
+    assert "compare searches on the recorded table: autotune replay" in said
+    assert "use the best settings" not in said
 
 
 def test_secrets_of_the_environment_are_masked(folder):

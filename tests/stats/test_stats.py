@@ -164,6 +164,13 @@ def test_spread_needs_two_measurements():
     assert found.spread == pytest.approx(0.1 / math.sqrt(2))
 
 
+def test_quotient_of_a_ratio_without_spread_has_the_interval_of_the_other():
+    now = stats.Ratio(ratio=1.5, ci=(1.5, 1.5), num_rounds=4)
+    then = stats.Ratio(ratio=1.5, ci=(1.4, 1.6), num_rounds=0)
+    low, high = stats.quotient(now, then).ci
+    assert high / low == pytest.approx(1.6 / 1.4)
+
+
 def test_larger_spread_needs_more_pairs_to_tell_a_ratio():
     def pairs(half, spread):
         return stats.pairs_to_tell(half, stats.Noise(spread=spread, freedom=6), at_most=8)

@@ -70,8 +70,8 @@ def _rate_row(summary: Summary, name: str, side: Mapping[str, Any], scale: Scale
     marks = [bar(0, scale(side["value"]), name)]
     if ci := side.get("ci"):
         marks.append(interval(scale(ci[0]), scale(ci[1])))
-    label = ROLES[name]
-    return Row(label=label, value=f"{value} {words}".strip(), marks=marks, note="" if words else no_interval_text(dict(side)))
+    note = "" if words else no_interval_text(dict(side))
+    return Row(label=ROLES[name], value=f"{value} {words}".strip(), marks=marks, note=note)
 
 
 def _speedup(summary: Summary) -> tuple[float, list[float] | None] | None:
