@@ -204,9 +204,8 @@ class Attributor:
     def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
 
-        The changes that probably matter most come first. The last trial that there is time for reverts several changes
-        together: those that probably matter little, so that they are recognized at once, or only those of them that need no
-        compilation, if this leaves time to revert one more change alone.
+        Changes that probably matter most come first, each alone. The last trial that fits reverts all remaining changes that
+        probably matter little. If that would take too long, it reverts only those of them that need no compilation.
         """
         session, rules = self._session, self._rules(knobs, kept_s)
         left, is_announced = sorted(knobs, key=lambda knob: -self._likely_effect(winner, knob)), False

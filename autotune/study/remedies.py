@@ -84,7 +84,7 @@ class Remedies:
             tried[least] = self._check_of(findings[least], pairs[least])
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """Returns why findings were not measured, the first untried one included, and which commands try them."""
+        """Returns why findings were not measured, and which commands try them; of the untried findings, only the first."""
         texts, untried = [], None
         for index, finding in enumerate(findings):
             if trial := self._ended_without(finding):
@@ -152,7 +152,10 @@ class Remedies:
         return self._failed_without(finding) or next(iter(ended), None)
 
     def _ended_text(self, findings: Sequence[Finding], trial: TrialRecord) -> str:
-        """Returns why the last of some findings was not measured, and the command that tries it again after those before it."""
+        """Returns why the last of some findings was not measured, and the command that tries it again.
+
+        The command allows time for the open findings before it, since they are tried first.
+        """
         finding = findings[-1]
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""
