@@ -35,8 +35,7 @@ from autotune.shapes import check, number, text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
-# If a step with the profiler takes more than this many times as long as a step without it, the shares in a trace do not hold
-# for a step without the profiler.
+# If the profiler makes a step more than this many times as long, the shares in a trace do not hold for a step without it.
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
