@@ -32,9 +32,9 @@ MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
-# machines run, because neighbours compete for a machine's memory, disk and power. The first pair shows whether neighbours slow
-# each other through something that all machines share, like a file system: if it loses more than about 5 %, the interval
-# becomes so wide that trials do not run in parallel.
+# machines run, because neighbours compete for a machine's memory, disk and power. The first pair uses all machines, so it shows
+# whether trials slow each other through something that the machines share, like a file system. If it loses more than about 5 %,
+# the interval becomes so wide that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up
@@ -45,9 +45,9 @@ LEFT_OUT_FRAC = 1 / 4
 # after AGAIN_TRIALS trials, but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20
 AGAIN_FRAC = 0.1
-# A calibration takes place only if it pays: the parallel trials that fit after it must be at least PAYS_FACTOR times as many as
-# the trials that would fit on one slot without it. The factor is above 1, because the calibration may end with one slot, and
-# because parallel trials are chosen from fewer results.
+# A calibration takes place only if it pays: without it, N trials fit on one slot; after it, at least PAYS_FACTOR * N trials
+# must fit in parallel. The factor is above 1, because the calibration may end with one slot, and because parallel trials are
+# chosen from fewer results.
 PAYS_FACTOR = 1.25
 NO_OTHER = "no other slot is left"
 STANDALONE = "--standalone"  # option of torchrun: its processes meet at a free port

@@ -21,8 +21,8 @@ from autotune.studies import call
 from autotune.trials.session import OutOfTime, Session
 
 MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
-# When `autotune explain` has tried all findings, it repeats checks in the time left, as long as their intervals are wider than
-# WIDE_FRAC of the rate, each up to MAX_PAIRS pairs.
+# When `autotune explain` has tried all findings, it uses the time left to repeat checks whose intervals are wider than
+# WIDE_FRAC of the rate, up to MAX_PAIRS pairs each.
 WIDE_FRAC, MAX_PAIRS = 0.1, 8
 # If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
 # edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.

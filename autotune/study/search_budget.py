@@ -13,7 +13,7 @@ from autotune.study.initial import NUM_LED_SEEDS
 from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.session import Session
 
-# If less time is left than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, a trial with an expected
+# ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take some time. If less is left, a trial with an expected
 # improvement below ANSWER_GAIN_FRAC is not worth its time. The search ends after ANSWER_AFTER such proposals in a row.
 ANSWER_GAIN_FRAC = 0.03
 ANSWER_AFTER = 2
