@@ -238,7 +238,7 @@ class Explaining:
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
     def _is_repeated(self, record: TrialRecord) -> bool:
-        """Whether `autotune explain` repeats a pass because it was disturbed, unless the study accepted disturbances."""
+        """Whether `autotune explain` repeats a pass because it was disturbed; False if the study accepted disturbances."""
         session = self._session
         is_accepted = not session.inputs.config.measure.quiet or health.caveat(session.records) is not None
         return bool(health.disturbed_by(record)) and not is_accepted

@@ -207,7 +207,8 @@ class Search:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
         Args:
-            about: None for changes that cost no compilation; a configuration for only those of its changes that cost one.
+            about: a configuration, to consider only those of its changes that cost a compilation; None to consider only changes
+                that cost none.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None
@@ -278,7 +279,7 @@ class Search:
         return [one for one in values if not self._budget.fits(self._space.active({**best.knobs, one[1]: one[2]}))]
 
     def _announce_unaffordable_values(self) -> None:
-        """Notifies the user of `_unaffordable` values. Does so at the end, since cheap compilations may have made room."""
+        """Notifies the user of `_unaffordable` values that were not tried. Compilations may prove cheaper than expected."""
         for why, key, value in self._unaffordable:
             if not self._settled.is_measured(key, value):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")

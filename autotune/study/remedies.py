@@ -127,7 +127,7 @@ class Remedies:
         return check_of(self._session, self._record, finding, pairs, how=how)
 
     def _checks(self, start: int = 0) -> Iterator[TrialRecord]:
-        """Yields the checks of the trial, from a number of the study's trials on."""
+        """Yields the checks of the trial, except those among the study's first `start` trials."""
         records = self._session.records[start:]
         return (one for one in records if one.kind is Kind.check and one.repeats == self._record.number)
 
