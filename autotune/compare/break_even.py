@@ -30,9 +30,12 @@ def break_even(
         other: measurements of the baseline.
 
     Returns:
-        A dict with samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how
-        much longer the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration
-        is not faster, the start is never repaid, and samples, steps and seconds are None.
+        A dict. If the configuration is not faster, its start never pays off, and samples, steps and seconds are None.
+        samples: N.
+        steps: N in steps of the configuration's batch; None if unknown.
+        seconds: T(N).
+        dearer_s: how much longer the start takes.
+        compile_s: compile time without a cache, as measured in the search.
     """
     first = own[0]
     start_s, rate = _typical(records, own)
@@ -80,9 +83,12 @@ def search_cost(
         objective: the study's objective or objectives.
 
     Returns:
-        A dict with seconds: as given; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at
-        the upper and the lower end of the ratio's interval, None for an end at which the study is never repaid; why_not: why
-        there is no T, as "never: ..." or "not known: ...", or "" if there is a T.
+        A dict.
+        seconds: as given.
+        trials: number of search trials.
+        repaid_after_s: T; None if unknown or never.
+        ci: T at the upper and the lower end of the ratio's interval; None for an end at which the study is never repaid.
+        why_not: why there is no T, as "never: ..." or "not known: ..."; "" if there is a T.
     """
     found: dict[str, Any] = {
         "seconds": seconds,

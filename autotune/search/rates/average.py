@@ -1,6 +1,6 @@
 """Averages forecasts over a quantity that is unknown if step and loader share cores.
 
-The quantity is how much a whole step is delayed when a loader worker takes a core from one of its threads.
+The quantity is how much a whole step is delayed when a loader worker takes a core from one of the step's threads.
 """
 
 from __future__ import annotations
