@@ -200,7 +200,7 @@ def measured_peaks(found: Mapping[str, float]) -> Peaks | None:
 
 
 def _with_float16(flops_per_s: dict[str, float]) -> dict[str, float]:
-    """Returns the peaks with that of float16, which is the same as that of bfloat16 where both are fast."""
+    """Returns the peaks, with float16 added: its peak equals that of bfloat16 where both are fast."""
     known = flops_per_s.get(NARROW)
     return flops_per_s if known is None else {"float16": known, **flops_per_s}
 
