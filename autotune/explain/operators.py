@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.explain.formulas import BACKEND, bytes_of, dtype_of, flops_of
 from autotune.explain.host import Host
-from autotune.explain.intervals import Floats, Ints, Mask
+from autotune.explain.intervals import Floats, Ints, Mask, within
 from autotune.explain.names import computes_in_tf32, operator_kind
 from autotune.explain.roofline import TF32, WIDE, Peaks, roof
 from autotune.explain.table import Row
@@ -82,7 +82,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
     device_total = nesting.summed_up(device_self)
     is_tf32 = np.zeros(len(nesting.chosen), dtype=bool)
     is_tf32[host.launchers[known & trace.is_named(computes_in_tf32)[host.device]]] = True
-    in_steps = _within(trace.starts_s[nesting.chosen], trace.steps())
+    in_steps = within(trace.starts_s[nesting.chosen], trace.steps())
     places = np.flatnonzero((trace.categories[nesting.chosen] == OPERATOR) & in_steps)
     events = nesting.chosen[places]
     keys = np.column_stack((trace.names[events], trace.details[events]))
@@ -97,7 +97,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
         device_total_s=device_total[places],
         is_tf32=is_tf32[places],
         num_steps=max(1, len(trace.steps())),
-        unknown_s=float(trace.seconds[host.device[~known & _within(trace.starts_s[host.device], trace.steps())]].sum()),
+        unknown_s=float(trace.seconds[host.device[~known & within(trace.starts_s[host.device], trace.steps())]].sum()),
     )
 
 
@@ -259,11 +259,3 @@ def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
     sums = np.bincount(cells, weights=host.nesting.self_s[found.places] + 1e-12, minlength=num_groups * width)
     phases: Ints = sums.reshape(num_groups, width).argmax(axis=1) - 1
     return phases
-
-
-def _within(times_s: Floats, windows: Floats) -> Mask:
-    if not len(windows):
-        return np.zeros(len(times_s), dtype=bool)
-    found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
-    inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
-    return inside

@@ -120,10 +120,11 @@ class Trace:
         engine = self.is_of(OPERATOR) & self.is_named(lambda name: name.startswith(_AUTOGRAD))
         return [int(lane) for lane in np.unique(self.threads[engine]) if lane != self.main_thread]
 
-    def steps(self) -> Floats:
-        """Returns start and end of each step, shape (steps, 2); empty if the trace has no ranges of steps."""
+    def steps(self, *, are_left_out: bool = False) -> Floats:
+        """Returns start and end of each step that counts, or of each that is left out, shape (steps, 2)."""
         left_out = {f"{STEP}{number}" for number in self.left_out}
-        found = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP) and name not in left_out)
+        is_wanted = self.is_named(lambda name: name.startswith(STEP) and (name in left_out) == are_left_out)
+        found = self.is_of(ANNOTATION) & is_wanted
         return np.column_stack((self.starts_s[found], self.ends_s[found]))
 
 

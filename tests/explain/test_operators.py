@@ -205,6 +205,18 @@ def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:
     assert (rows[1]["kernel"], rows[1]["tensor_core_used"]) == ("odd kernel, =1+1", "unknown")
 
 
+def test_kernels_of_a_step_that_is_left_out_do_not_count(tmp_path: Path) -> None:
+    """As in a step with an evaluation, between two steps that count."""
+    made = Kineto()
+    for number, kernel_ms in enumerate((2, 7, 4)):
+        made.step(number, 50 * number, 50)
+        made.kernel(GEMM, 50 * number + 10, kernel_ms)
+    trace = made.trace(tmp_path)
+    trace.left_out = [1]
+    (row,), _ = kernel_rows(trace, host_of(trace))
+    assert (row["count"], row["total_s"]) == (1, pytest.approx(3e-3))
+
+
 @pytest.mark.parametrize(
     ("shared_bytes", "percent", "occupancy"), [(231_424, 0, None), (16, 0, 0.0), (1024, 12, 0.12), (65_536, 25, 0.25)]
 )
