@@ -139,15 +139,10 @@ def _gpu_layers(trace: Trace, host: Host) -> list[Layer]:
 
 def _waits_for_its_copy(trace: Trace) -> Mask:
     """Returns which runtime calls end only after the copy that they started, as `cudaMemcpyAsync` does for pageable memory."""
-    copies = np.flatnonzero(trace.is_of(COPY) & (trace.correlations >= 0))
-    calls = np.flatnonzero(trace.is_of(RUNTIME) & (trace.correlations >= 0))
+    copies, calls = np.flatnonzero(trace.is_of(COPY)), np.flatnonzero(trace.is_of(RUNTIME))
+    copied_s = np.append(trace.ends_s[copies], np.inf)[trace.partners(calls, copies)]
     found = np.zeros(len(trace), dtype=bool)
-    if len(copies) and len(calls):
-        copies = copies[np.argsort(trace.correlations[copies], kind="stable")]
-        known = trace.correlations[copies]
-        places = np.searchsorted(known, trace.correlations[calls]).clip(max=len(known) - 1)
-        is_same = known[places] == trace.correlations[calls]
-        found[calls] = is_same & (trace.ends_s[calls] >= trace.ends_s[copies[places]])
+    found[calls] = trace.ends_s[calls] >= copied_s
     return found
 
 

@@ -94,6 +94,13 @@ class Trace:
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
         return accepted[self.names]
 
+    def partners(self, events: Ints, others: Ints) -> Ints:
+        """Returns, for each event, the position in `others` of the first event with its correlation; -1 if there is none."""
+        known, wanted = self.correlations[others], self.correlations[events]
+        order = np.argsort(known, kind="stable")
+        places = np.append(order, -1)[np.searchsorted(known, wanted, sorter=order)]
+        return np.where((wanted >= 0) & (np.append(known, -1)[places] == wanted), places, -1)
+
     def arguments_of(self, event: int) -> dict[str, Any]:
         """Returns the arguments of an event; {} if it has none, or for event -1."""
         detail = int(self.details[event]) if event >= 0 else -1
