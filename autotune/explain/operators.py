@@ -196,9 +196,9 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     repeated = _is_repeated(trace, nesting.chosen, nesting.parents, np.isfinite(flops))
     flops[repeated] = num_bytes[repeated] = np.nan
     has_formula = np.isfinite(flops)
-    inside = _is_inside(nesting.parents, has_formula)
-    flops[inside] = np.nan
-    num_bytes[inside] = np.nan
+    is_counted = nesting.spread_down(np.where(has_formula, 0, -1)) >= 0  # by a formula, its own or that of an event around it
+    inside = (nesting.parents >= 0) & is_counted[nesting.parents]
+    flops[inside] = num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
     num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # already counted for the operators inside
     _move_into_backends(trace, host, flops, num_bytes)
@@ -221,14 +221,6 @@ def _is_repeated(trace: Trace, events: Ints, parents: Ints, has_formula: Mask) -
     above = parents[inside]
     found[above[has_formula[above] & (trace.names[events[above]] == trace.names[events[inside]])]] = True
     return found
-
-
-def _is_inside(parents: Ints, marked: Mask) -> Mask:
-    """Returns which events have a marked ancestor."""
-    inside = np.zeros(len(parents), dtype=bool)
-    for at, parent in enumerate(parents.tolist()):  # parents come before their children
-        inside[at] = parent >= 0 and (marked[parent] or inside[parent])
-    return inside
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
