@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.errors import Unreadable
 from autotune.explain.host import Host
-from autotune.explain.intervals import NOTHING, Floats, Mask, gaps, joined, seconds_in, union
+from autotune.explain.intervals import NOTHING, Floats, Ints, Mask, gaps, joined, seconds_in, union
 from autotune.explain.names import (
     BITS_16,
     BITS_32,
@@ -26,6 +26,7 @@ from autotune.explain.names import (
     LAUNCH,
     OPERATOR_KINDS,
     PYTHON,
+    RANGE,
     SYNCHRONISE,
     copy_kind,
     is_input_range,
@@ -162,7 +163,7 @@ def _device_layers(trace: Trace, host: Host) -> list[Layer]:
 WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
-def kernel_widths(trace: Trace, host: Host) -> Floats:
+def kernel_widths(trace: Trace, host: Host) -> Ints:
     """Returns the index in WIDTHS of each event's width. Events that are not kernels have the index of BITS_UNKNOWN."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
@@ -185,7 +186,7 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
     return [*layers, (COLLECTIVES, _union(trace, _collectives(trace))), (PYTHON, _union(trace, ranges))]
 
 
-def _owner_kinds(trace: Trace, host: Host) -> Floats:
+def _owner_kinds(trace: Trace, host: Host) -> Ints:
     """Returns the kind of the innermost operator for each piece of host time, as an index in OPERATOR_KINDS.
 
     A piece outside operators has -1.
@@ -226,7 +227,7 @@ def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[s
     """Returns the parts of "other", such as ("between forward and backward", seconds per step), longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
-    texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]
+    texts = [trace.texts[name].removeprefix(RANGE) for name in trace.names[ranges]]
     by_end = np.argsort(ends, kind="stable")
     totals: dict[str, float] = {}
     for window in windows:

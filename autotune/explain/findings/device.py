@@ -101,7 +101,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
-        each = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us"
+        each = f"{NOT_GROWING_FRAC[0] * OPERATOR_S * 1e6:.0f} to {OPERATOR_S * 1e6:.0f} us"
         basis = f"{each} for each call of an operator, and a call processes more samples in a larger batch"
     else:
         gain = evidence.gain((frac * overhead_s for frac in COMPILED_FRAC), "predicted")
