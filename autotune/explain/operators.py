@@ -16,6 +16,7 @@ from autotune.explain.table import Row
 from autotune.explain.trace import OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
+from autotune.quantities import percent_text
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
@@ -155,7 +156,8 @@ def _notes(num_left_out: int, unknown_frac: float) -> list[str]:
     notes = [f"{num_left_out:,} shorter operators are left out"] if num_left_out > 0 else []
     if unknown_frac >= LEAST_UNKNOWN_FRAC:
         notes.append(
-            f"{unknown_frac:.0%} of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"
+            f"{percent_text(unknown_frac)} of the device's seconds were launched outside of operators, as by CUDA graphs or "
+            "extensions"
         )
     return notes
 

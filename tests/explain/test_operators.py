@@ -57,7 +57,7 @@ def test_kernels_of_a_cuda_graph_belong_to_no_operator_but_count_in_the_whole(tm
     host = host_of(trace)
     rows, notes = operator_rows(trace, host, operators_of(trace, host))
     assert [(row["operator"], row["share_frac"]) for row in rows] == [("aten::copy_", pytest.approx(1 / 9.5))]
-    assert notes == ["89% of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"]
+    assert notes == ["89 % of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"]
 
 
 def test_work_counts_for_the_call_that_autocast_makes_in_16_bits(tmp_path: Path) -> None:
