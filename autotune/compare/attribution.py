@@ -119,13 +119,13 @@ class Attributor:
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept.rounds_s)
-        skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
+        skipped = [knob for knob in winner.changed if knob not in knobs]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
             number += 1
             evidence = self._revert_once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
-            skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
+            skipped = [knob for knob in winner.changed if knob not in knobs]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)} one by one.")
         if skipped:
