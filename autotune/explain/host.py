@@ -55,12 +55,8 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
     """Returns `Host.launchers`. A device event has the correlation id of its runtime call, which is inside the operator."""
-    calls = np.flatnonzero(trace.categories[nesting.chosen] == RUNTIME)
-    launchers: Ints = np.append(_containing_operator(trace, nesting)[calls], -1)[trace.partners(device, nesting.chosen[calls])]
+    categories = trace.categories[nesting.chosen]
+    operators = nesting.spread_down(np.where(categories == OPERATOR, np.arange(len(categories)), -1))  # around each event
+    calls = np.flatnonzero(categories == RUNTIME)
+    launchers: Ints = np.append(operators[calls], -1)[trace.partners(device, nesting.chosen[calls])]
     return launchers
-
-
-def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns, for each event, the position of the innermost operator that is or contains the event; -1 if there is none."""
-    is_operator = trace.categories[nesting.chosen] == OPERATOR
-    return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))
