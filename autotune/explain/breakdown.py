@@ -29,12 +29,12 @@ from autotune.explain.names import (
     RANGE,
     SYNCHRONISE,
     copy_kind,
-    is_input_range,
     operator_kind,
+    phase_of_range,
     width_of,
 )
 from autotune.explain.trace import ANNOTATION, COPY, DEVICE, HOST, KERNEL, OPERATOR, RUNTIME, SET, STEP, Trace
-from autotune.harness.explain.documents import OPTIMIZER, STEP_PHASES
+from autotune.harness.explain.documents import INPUT, OPTIMIZER, STEP_PHASES
 
 COLLECTIVES, D2H, D2D, H2D = "exposed_collective", "d2h", "d2d", "h2d"
 INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER = (
@@ -208,7 +208,7 @@ def _ranges(trace: Trace) -> Mask:
 
 
 def _inputs(trace: Trace) -> Mask:
-    found: Mask = _ranges(trace) & trace.is_named(is_input_range)
+    found: Mask = _ranges(trace) & trace.is_named(lambda name: phase_of_range(name) == STEP_PHASES.index(INPUT))
     return found
 
 

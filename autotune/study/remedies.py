@@ -152,10 +152,7 @@ class Remedies:
         return self._failed_without(finding) or next(iter(ended), None)
 
     def _ended_text(self, findings: Sequence[Finding], trial: TrialRecord) -> str:
-        """Returns why the last of some findings was not measured, and the command that tries it again.
-
-        The command allows time for the open findings before it, since they are tried first.
-        """
+        """Returns why the last of some findings was not measured, and the command that tries all of them again."""
         finding = findings[-1]
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""
