@@ -266,9 +266,9 @@ class AblationResults:
 
         A part qualifies if it was measured against the winner, loses no more than the margin (at most MAX_LOSS_FRAC) and is not
         slower according to the estimates. It must keep every change with a proven effect, except changes of tier `training`
-        that gain too little. Of these parts, the one with the fewest changes is returned. A part with even fewer changes is
-        returned instead if it lacks only changes that `idle()` leaves out and was measured at least once, since there may have
-        been no time for more rounds.
+        that gain too little. Of these parts, the one with the fewest changes is returned. There may have been no time for more
+        rounds. So a part with even fewer changes is returned instead if it was measured at least once and lacks only changes
+        that `idle()` leaves out.
         """
         wanted = {knob for knob in self.parts if self.worth(knob) in ("faster", "needed")}
         wanted -= {knob for knob in wanted if self._is_too_little_for_training(knob)}
@@ -315,10 +315,10 @@ class AblationResults:
 
         A change is ineffective if its estimated gain is at most MARGIN_FRAC, or at most ESTIMATED_FRAC with a LIKELY_CONFIDENCE
         interval that includes a loss. The same holds for changes whose effects are only estimated together. Estimates that are
-        vague or contradict a measurement do not count. The least effective
-        changes are dropped first, as long as their expected total cost is at most ESTIMATED_FRAC. A change of tier `training`,
-        such as another batch size, is also dropped if its effect is known well enough and is unlikely to exceed the machine's
-        spread. If trials show that the winner is far slower without all of them, fewer are dropped.
+        vague or contradict a measurement do not count. The least effective changes are dropped first, as long as their expected
+        total cost is at most ESTIMATED_FRAC. A change of tier `training`, such as another batch size, is also dropped if its
+        effect is known well enough and is unlikely to exceed the machine's spread. If trials show that the winner is far slower
+        without all these changes, fewer are dropped.
         """
         able = [knob for knob, part in self.parts.items() if not self.failure(part)]
         gains = {frozenset([knob]): self.estimate(knob) for knob in able if self._is_too_little_for_training(knob)}

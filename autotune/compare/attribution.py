@@ -119,13 +119,13 @@ class Attributor:
         number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept.rounds_s)
-        skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
+        skipped = [knob for knob in winner.changed if knob not in knobs]
         unknown = [knob for knob in winner.changed if math.isinf(evidence.estimate(knob))]
         if skipped and unknown:  # it is better to try each change of unknown effect once than some of them twice
             number += 1
             evidence = self._revert_once(winner, unknown, number, kept.least_s)
             knobs = self._affordable(winner, evidence, kept.rounds_s)
-            skipped = [knob for knob in winner.changed if knob not in knobs and evidence.worth(knob) == "not measured"]
+            skipped = [knob for knob in winner.changed if knob not in knobs]
         if unknown := [knob for knob in skipped if math.isinf(evidence.estimate(knob))]:
             session.listener.notice(f"No time to measure the effects of {', '.join(unknown)} one by one.")
         if skipped:
@@ -204,9 +204,8 @@ class Attributor:
     def _revert_once(self, winner: TrialRecord, knobs: Sequence[str], number: int, kept_s: float) -> AblationResults:
         """Reverts changes of unknown effect, each once. One trial is enough, since other rounds show the spread.
 
-        The changes that probably matter most come first. The last trial that there is time for reverts several changes
-        together: those that probably matter little, so that they are recognized at once, or only those of them that need no
-        compilation, if this leaves time to revert one more change alone.
+        Changes that probably matter most come first, each alone. The last trial that fits reverts all remaining changes that
+        probably matter little. If that would take too long, it reverts only those of them that need no compilation.
         """
         session, rules = self._session, self._rules(knobs, kept_s)
         left, is_announced = sorted(knobs, key=lambda knob: -self._likely_effect(winner, knob)), False

@@ -30,9 +30,12 @@ def break_even(
         other: measurements of the baseline.
 
     Returns:
-        A dict with samples: N; steps: N in steps of the configuration's batch, None if unknown; seconds: T(N); dearer_s: how
-        much longer the start takes; compile_s: compile time without a cache, as measured in the search. If the configuration
-        is not faster, the start is never repaid, and samples, steps and seconds are None.
+        A dict. If the configuration is not faster, its start never pays off, and samples, steps and seconds are None.
+        samples: N.
+        steps: N in steps of the configuration; None if unknown.
+        seconds: T(N).
+        dearer_s: how much longer the start takes.
+        compile_s: compile time without a cache, as measured in the search.
     """
     first = own[0]
     start_s, rate = _typical(records, own)
@@ -42,9 +45,7 @@ def break_even(
         return None
     gain_s = 1 / base_rate - 1 / rate  # per sample
     samples = dearer_s / gain_s if gain_s > 0 else None
-    batch = first.knobs.get("loader.batch_size")
-    is_counted = first.unit == "samples" and isinstance(batch, int)
-    step_samples = int(batch) * int(first.knobs.get("step.accumulation", 1)) if is_counted and batch else 0  # of one rank
+    step_samples = _step_samples(first)
     is_compiled = first.knobs.get(COMPILE_KEY, COMPILE_OFF) != COMPILE_OFF
     return {
         "samples": samples,
@@ -80,9 +81,12 @@ def search_cost(
         objective: the study's objective or objectives.
 
     Returns:
-        A dict with seconds: as given; trials: number of search trials; repaid_after_s: T, None if unknown or never; ci: T at
-        the upper and the lower end of the ratio's interval, None for an end at which the study is never repaid; why_not: why
-        there is no T, as "never: ..." or "not known: ...", or "" if there is a T.
+        A dict.
+        seconds: as given.
+        trials: number of search trials.
+        repaid_after_s: T; None if unknown or never.
+        ci: T at the upper and the lower end of the ratio's interval; None for an end at which the study is never repaid.
+        why_not: why there is no T, as "never: ..." or "not known: ..."; "" if there is a T.
     """
     found: dict[str, Any] = {
         "seconds": seconds,
@@ -113,6 +117,16 @@ def search_cost(
 
     low, high = interval
     return {**found, "repaid_after_s": repaid_s(ratio), "ci": [repaid_s(high), repaid_s(low)]}
+
+
+def _step_samples(record: TrialRecord) -> float:
+    """Returns the samples that all ranks together use in a step; 0 if unknown."""
+    batch = record.knobs.get("loader.batch_size")
+    if record.unit != "samples" or not isinstance(batch, int):
+        return 0.0
+    if by_rank := record.ranks.get("by_rank"):
+        return (record.value or 0.0) * max(rank["step_s"] or 0.0 for rank in by_rank)
+    return batch * float(record.knobs.get("step.accumulation", 1))
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:

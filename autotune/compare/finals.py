@@ -242,7 +242,7 @@ class Finals:
         return paid
 
     def _has_time_for_effects(self, entrants: list[TrialRecord], *, is_first: bool) -> bool:
-        """Whether a choosing round leaves time to measure the effects of changes, which matter more than the round.
+        """Whether a choosing round leaves time to measure the effects of changes: they matter more than the round.
 
         After the first round, there must be time to revert each change once; after the second, SCREENING_ROUNDS times.
         """
@@ -322,7 +322,7 @@ class Finals:
         return stats.MIN_PAIRS * self._pair_s(candidate) <= self._session.budget.left_s
 
     def _has_time_for_pair(self, chosen: TrialRecord, num_pairs: int) -> bool:
-        """Whether another pair fits. The first MIN_PAIRS may use the time kept for explaining, which can be done later."""
+        """Whether another pair fits. The first MIN_PAIRS may use the time kept for passes, since those can be run later."""
         budget, pair_s = self._session.budget, self._pair_s(chosen)
         return budget.take_from_passes(pair_s) if num_pairs < MIN_PAIRS else pair_s <= budget.left_s
 

@@ -13,8 +13,8 @@ Pair = tuple[float, float]  # scores of one round: the first configuration's and
 class Interleaving:
     """Measures rounds of one configuration against another.
 
-    Every two rounds run as ABBA or BAAB: the order of the first is drawn at random, and the second reverses it, so that a
-    steady drift of the machine affects both configurations alike.
+    Every two rounds run as ABBA or BAAB: the order of the first round is drawn at random, and the second round reverses it. So
+    a steady drift of the machine affects both configurations alike.
 
     Attributes:
         pairs: the scores of each complete round so far, without rounds in which one of the two failed.

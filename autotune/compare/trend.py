@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autotune import stats
+from autotune.quantities import percent_text
 from autotune.records import Kind, TrialRecord
 
 LEVEL = 0.01  # significance level of the test for a trend
@@ -41,7 +42,7 @@ def _sentence(numbers: Sequence[int], factor: float) -> str:
     who = f"{'the baseline and ' if 0 in numbers else ''}trial{'s' if len(others) > 1 else ''} {', '.join(others)}"
     became, went = ("slower", "fell") if factor < 1 else ("faster", "rose")
     return (
-        f"the machine became {became} by {abs(factor - 1):.0%} during the comparison: the rates of {who} {went} together "
-        f"(trend clear at the {LEVEL:.0%} level). The ratio is still valid: it compares only runs that were measured right "
-        "after each other"
-    ).replace("%", " %")
+        f"the machine became {became} by {percent_text(abs(factor - 1))} during the comparison: the rates of {who} {went} "
+        f"together (trend clear at the {percent_text(LEVEL)} level). The ratio is still valid: it compares only runs that were "
+        "measured right after each other"
+    )

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.errors import Unreadable
 from autotune.explain.host import Host
-from autotune.explain.intervals import NOTHING, Floats, Mask, gaps, joined, seconds_in, union
+from autotune.explain.intervals import NOTHING, Floats, Ints, Mask, gaps, joined, seconds_in, union
 from autotune.explain.names import (
     BITS_16,
     BITS_32,
@@ -26,14 +26,15 @@ from autotune.explain.names import (
     LAUNCH,
     OPERATOR_KINDS,
     PYTHON,
+    RANGE,
     SYNCHRONISE,
     copy_kind,
-    is_input_range,
     operator_kind,
+    phase_of_range,
     width_of,
 )
 from autotune.explain.trace import ANNOTATION, COPY, DEVICE, HOST, KERNEL, OPERATOR, RUNTIME, SET, STEP, Trace
-from autotune.harness.explain.documents import OPTIMIZER, STEP_PHASES
+from autotune.harness.explain.documents import INPUT, OPTIMIZER, STEP_PHASES
 
 COLLECTIVES, D2H, D2D, H2D = "exposed_collective", "d2h", "d2d", "h2d"
 INPUT_WAIT, KERNEL_LAUNCH, SYNC, COMPILING, HOST_WORK, OTHER = (
@@ -139,15 +140,10 @@ def _gpu_layers(trace: Trace, host: Host) -> list[Layer]:
 
 def _waits_for_its_copy(trace: Trace) -> Mask:
     """Returns which runtime calls end only after the copy that they started, as `cudaMemcpyAsync` does for pageable memory."""
-    copies = np.flatnonzero(trace.is_of(COPY) & (trace.correlations >= 0))
-    calls = np.flatnonzero(trace.is_of(RUNTIME) & (trace.correlations >= 0))
+    copies, calls = np.flatnonzero(trace.is_of(COPY)), np.flatnonzero(trace.is_of(RUNTIME))
+    copied_s = np.append(trace.ends_s[copies], np.inf)[trace.partners(calls, copies)]
     found = np.zeros(len(trace), dtype=bool)
-    if len(copies) and len(calls):
-        copies = copies[np.argsort(trace.correlations[copies], kind="stable")]
-        known = trace.correlations[copies]
-        places = np.searchsorted(known, trace.correlations[calls]).clip(max=len(known) - 1)
-        is_same = known[places] == trace.correlations[calls]
-        found[calls] = is_same & (trace.ends_s[calls] >= trace.ends_s[copies[places]])
+    found[calls] = trace.ends_s[calls] >= copied_s
     return found
 
 
@@ -167,7 +163,7 @@ def _device_layers(trace: Trace, host: Host) -> list[Layer]:
 WIDTHS = (BITS_16, BITS_32, BITS_UNKNOWN)
 
 
-def kernel_widths(trace: Trace, host: Host) -> Floats:
+def kernel_widths(trace: Trace, host: Host) -> Ints:
     """Returns the index in WIDTHS of each event's width. Events that are not kernels have the index of BITS_UNKNOWN."""
     found = np.full(len(trace), WIDTHS.index(BITS_UNKNOWN))
     for event, launcher in zip(host.device.tolist(), host.launching_events().tolist(), strict=True):
@@ -190,7 +186,7 @@ def _cpu_layers(trace: Trace, host: Host) -> list[Layer]:
     return [*layers, (COLLECTIVES, _union(trace, _collectives(trace))), (PYTHON, _union(trace, ranges))]
 
 
-def _owner_kinds(trace: Trace, host: Host) -> Floats:
+def _owner_kinds(trace: Trace, host: Host) -> Ints:
     """Returns the kind of the innermost operator for each piece of host time, as an index in OPERATOR_KINDS.
 
     A piece outside operators has -1.
@@ -212,7 +208,7 @@ def _ranges(trace: Trace) -> Mask:
 
 
 def _inputs(trace: Trace) -> Mask:
-    found: Mask = _ranges(trace) & trace.is_named(is_input_range)
+    found: Mask = _ranges(trace) & trace.is_named(lambda name: phase_of_range(name) == STEP_PHASES.index(INPUT))
     return found
 
 
@@ -231,7 +227,7 @@ def _other_parts(trace: Trace, covered: Floats, windows: Floats) -> list[tuple[s
     """Returns the parts of "other", such as ("between forward and backward", seconds per step), longest first."""
     ranges = _ranges(trace)
     starts, ends = trace.starts_s[ranges], trace.ends_s[ranges]
-    texts = [trace.texts[name].removeprefix("autotune::") for name in trace.names[ranges]]
+    texts = [trace.texts[name].removeprefix(RANGE) for name in trace.names[ranges]]
     by_end = np.argsort(ends, kind="stable")
     totals: dict[str, float] = {}
     for window in windows:

@@ -40,7 +40,7 @@ class Gain:
 
 
 def gain_of(step_s: float, saved: Iterable[float], kind: Kind) -> Gain:
-    """Returns the gain if a step that takes `step_s` seconds became shorter by `saved`."""
+    """Returns the gain if a step of `step_s` seconds became shorter by `saved` seconds: at least, probably, at most."""
     low, mid, high = (step_s / max(step_s - seconds, LEAST_STEP_FRAC * step_s) - 1 for seconds in saved)
     return Gain(low=low, mid=mid, high=high, kind=kind)
 

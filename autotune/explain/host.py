@@ -55,18 +55,8 @@ def _phases(trace: Trace, nesting: Nesting) -> Ints:
 
 def _launchers(trace: Trace, nesting: Nesting, device: Ints) -> Ints:
     """Returns `Host.launchers`. A device event has the correlation id of its runtime call, which is inside the operator."""
-    chosen = nesting.chosen
-    calls = np.flatnonzero((trace.categories[chosen] == RUNTIME) & (trace.correlations[chosen] >= 0))
-    if not len(calls) or not len(device):
-        return np.full(len(device), -1, dtype=np.int64)
-    calls = calls[np.argsort(trace.correlations[chosen[calls]], kind="stable")]
-    known = trace.correlations[chosen[calls]]
-    places = np.searchsorted(known, trace.correlations[device]).clip(max=len(known) - 1)
-    operators = _containing_operator(trace, nesting)[calls[places]]
-    return np.where(known[places] == trace.correlations[device], operators, -1)
-
-
-def _containing_operator(trace: Trace, nesting: Nesting) -> Ints:
-    """Returns, for each event, the position of the innermost operator that is or contains the event; -1 if there is none."""
-    is_operator = trace.categories[nesting.chosen] == OPERATOR
-    return nesting.spread_down(np.where(is_operator, np.arange(len(nesting.chosen)), -1))
+    categories = trace.categories[nesting.chosen]
+    operators = nesting.spread_down(np.where(categories == OPERATOR, np.arange(len(categories)), -1))  # around each event
+    calls = np.flatnonzero(categories == RUNTIME)
+    launchers: Ints = np.append(operators[calls], -1)[trace.partners(device, nesting.chosen[calls])]
+    return launchers

@@ -47,6 +47,15 @@ def seconds_in(covered: Floats, windows: Floats) -> Floats:
     return found
 
 
+def within(times_s: Floats, windows: Floats) -> Mask:
+    """Returns which times lie in one of some disjoint, sorted windows."""
+    if not len(windows):
+        return np.zeros(len(times_s), dtype=bool)
+    found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
+    inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
+    return inside
+
+
 def gaps(covered: Floats, windows: Floats) -> Floats:
     """Returns the parts of disjoint, sorted windows that a union does not cover, as a union."""
     found = []

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from autotune.explain.host import Host
+from autotune.explain.intervals import within
 from autotune.explain.names import tensor_core_eligible, tensor_core_used, width_of
 from autotune.explain.table import Row
 from autotune.explain.trace import KERNEL, Trace
@@ -46,7 +47,8 @@ def kernel_rows(trace: Trace, host: Host, *, rank: int = 0) -> tuple[list[Row], 
     steps = trace.steps()
     start, end = (steps[0, 0], steps[-1, 1]) if len(steps) else (-np.inf, np.inf)
     times = trace.starts_s[host.device]
-    chosen = np.flatnonzero((trace.categories[host.device] == KERNEL) & (times >= start) & (times < end))
+    is_in_steps = (times >= start) & (times < end) & ~within(times, trace.steps(are_left_out=True))
+    chosen = np.flatnonzero((trace.categories[host.device] == KERNEL) & is_in_steps)
     if not len(chosen):
         return [], ["no kernels were recorded in the steps"]
     events, launchers = host.device[chosen], host.launching_events()[chosen]

@@ -82,11 +82,6 @@ PYTHON = "python"
 OPERATOR_KINDS = (*(kind for kind, _ in _KINDS), "optimizer", CUSTOM)
 
 
-def is_input_range(name: str) -> bool:
-    """Whether a range is the training loop's wait for its next batch."""
-    return name == RANGE + INPUT or bool(_LOADER.search(name))
-
-
 def phase_of_range(name: str) -> int:
     """Returns the index in STEP_PHASES of the phase that a range marks; -1 if it marks none."""
     if name.startswith(RANGE) and name.removeprefix(RANGE) in STEP_PHASES:

@@ -9,13 +9,14 @@ import numpy as np
 
 from autotune.explain.formulas import BACKEND, bytes_of, dtype_of, flops_of
 from autotune.explain.host import Host
-from autotune.explain.intervals import Floats, Ints, Mask
+from autotune.explain.intervals import Floats, Ints, Mask, within
 from autotune.explain.names import computes_in_tf32, operator_kind
 from autotune.explain.roofline import TF32, WIDE, Peaks, roof
 from autotune.explain.table import Row
 from autotune.explain.trace import OPERATOR, Trace
 from autotune.harness.explain.documents import STEP_PHASES
 from autotune.plain_text import one_line
+from autotune.quantities import percent_text
 
 MAX_ROWS = 500  # maximum number of rows of a rank; those with the most seconds are kept
 MAX_NAME_CHARS, MAX_SHAPES_CHARS = 200, 300
@@ -82,7 +83,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
     device_total = nesting.summed_up(device_self)
     is_tf32 = np.zeros(len(nesting.chosen), dtype=bool)
     is_tf32[host.launchers[known & trace.is_named(computes_in_tf32)[host.device]]] = True
-    in_steps = _within(trace.starts_s[nesting.chosen], trace.steps())
+    in_steps = within(trace.starts_s[nesting.chosen], trace.steps())
     places = np.flatnonzero((trace.categories[nesting.chosen] == OPERATOR) & in_steps)
     events = nesting.chosen[places]
     keys = np.column_stack((trace.names[events], trace.details[events]))
@@ -97,7 +98,7 @@ def operators_of(trace: Trace, host: Host) -> Operators:
         device_total_s=device_total[places],
         is_tf32=is_tf32[places],
         num_steps=max(1, len(trace.steps())),
-        unknown_s=float(trace.seconds[host.device[~known & _within(trace.starts_s[host.device], trace.steps())]].sum()),
+        unknown_s=float(trace.seconds[host.device[~known & within(trace.starts_s[host.device], trace.steps())]].sum()),
     )
 
 
@@ -155,7 +156,8 @@ def _notes(num_left_out: int, unknown_frac: float) -> list[str]:
     notes = [f"{num_left_out:,} shorter operators are left out"] if num_left_out > 0 else []
     if unknown_frac >= LEAST_UNKNOWN_FRAC:
         notes.append(
-            f"{unknown_frac:.0%} of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"
+            f"{percent_text(unknown_frac)} of the device's seconds were launched outside of operators, as by CUDA graphs or "
+            "extensions"
         )
     return notes
 
@@ -196,9 +198,9 @@ def _work(trace: Trace, host: Host) -> tuple[Floats, Floats]:
     repeated = _is_repeated(trace, nesting.chosen, nesting.parents, np.isfinite(flops))
     flops[repeated] = num_bytes[repeated] = np.nan
     has_formula = np.isfinite(flops)
-    inside = _is_inside(nesting.parents, has_formula)
-    flops[inside] = np.nan
-    num_bytes[inside] = np.nan
+    is_counted = nesting.spread_down(np.where(has_formula, 0, -1)) >= 0  # by a formula, its own or that of an event around it
+    inside = (nesting.parents >= 0) & is_counted[nesting.parents]
+    flops[inside] = num_bytes[inside] = np.nan
     below = nesting.summed_up(np.nan_to_num(num_bytes)) - np.nan_to_num(num_bytes)
     num_bytes[~has_formula & (below > np.nan_to_num(num_bytes) / 2)] = np.nan  # already counted for the operators inside
     _move_into_backends(trace, host, flops, num_bytes)
@@ -221,14 +223,6 @@ def _is_repeated(trace: Trace, events: Ints, parents: Ints, has_formula: Mask) -
     above = parents[inside]
     found[above[has_formula[above] & (trace.names[events[above]] == trace.names[events[inside]])]] = True
     return found
-
-
-def _is_inside(parents: Ints, marked: Mask) -> Mask:
-    """Returns which events have a marked ancestor."""
-    inside = np.zeros(len(parents), dtype=bool)
-    for at, parent in enumerate(parents.tolist()):  # parents come before their children
-        inside[at] = parent >= 0 and (marked[parent] or inside[parent])
-    return inside
 
 
 def _move_into_backends(trace: Trace, host: Host, flops: Floats, num_bytes: Floats) -> None:
@@ -259,11 +253,3 @@ def _main_phases(host: Host, found: Operators, num_groups: int) -> Ints:
     sums = np.bincount(cells, weights=host.nesting.self_s[found.places] + 1e-12, minlength=num_groups * width)
     phases: Ints = sums.reshape(num_groups, width).argmax(axis=1) - 1
     return phases
-
-
-def _within(times_s: Floats, windows: Floats) -> Mask:
-    if not len(windows):
-        return np.zeros(len(times_s), dtype=bool)
-    found = np.searchsorted(windows[:, 0], times_s, side="right") - 1
-    inside: Mask = (found >= 0) & (times_s < windows[found.clip(min=0), 1])
-    return inside

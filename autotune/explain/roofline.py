@@ -31,7 +31,7 @@ COLUMNS = {
     "bytes_per_s": "bytes per second", "peak_flops_per_s": "peak of the device in this dtype",
     "peak_bytes_per_s": "peak of the device's memory", "peak_source": "data sheet, or measured",
     "mfu_frac": "flops_per_s relative to the peak (MFU)", "bandwidth_frac": "bytes_per_s relative to the peak",
-    "intensity_flops_per_byte": "FLOPs a byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
+    "intensity_flops_per_byte": "FLOPs per byte", "ridge_flops_per_byte": "intensity above which compute is the bound",
     "bound": "what bounds the step: host if the device is idle for most of it, else compute or memory, by the device's peaks",
     "roofline_frac": "minimum seconds that the peaks allow, divided by the step's seconds",
     "busy_frac": "share of the step in which the device computes, communicates or copies",
@@ -147,8 +147,8 @@ def roofline_row(step: Step, peaks: Peaks | None) -> Row:
 def _tensor_core_frac(kernels: Sequence[Row]) -> float | None:
     """Returns the share of the kernels' seconds on Tensor Cores; None without kernels, or if too many are unknown.
 
-    Products in 16 bits or fewer count, unless their kernel is known to run on CUDA cores: the names of kernels that Triton or
-    an extension makes do not show it.
+    Products in 16 bits or fewer count, unless their kernel is known to run on CUDA cores. The names of kernels from Triton or
+    an extension do not show where they run.
     """
 
     def is_unknown(row: Row) -> bool:
@@ -200,7 +200,7 @@ def measured_peaks(found: Mapping[str, float]) -> Peaks | None:
 
 
 def _with_float16(flops_per_s: dict[str, float]) -> dict[str, float]:
-    """Returns the peaks with that of float16, which is the same as that of bfloat16 where both are fast."""
+    """Returns the peaks, with float16 added: its peak equals that of bfloat16 where both are fast."""
     known = flops_per_s.get(NARROW)
     return flops_per_s if known is None else {"float16": known, **flops_per_s}
 

@@ -31,12 +31,12 @@ from autotune.explain.timeline import Rectangle, timeline
 from autotune.explain.trace import Trace, read_trace
 from autotune.harness.explain.documents import LINES, MEMORY, TRACE, Traced
 from autotune.plain_json import from_json
+from autotune.quantities import percent_text
 from autotune.shapes import check, number, text
 
 FOLDER, INDEX = "explain", "tables.json"
 SCHEMA = 1  # version of the index; 1 is the first
-# If a step with the profiler takes more than this many times as long as a step without it, the shares in a trace do not hold
-# for a step without the profiler.
+# If the profiler makes a step more than this many times as long, the shares in a trace do not hold for a step without it.
 MAX_DISTORTION = 1.5
 EMPTY = {  # table -> why it has no rows although its pass ran
     "stages": "the program has no DataLoader whose stages could be timed",
@@ -219,7 +219,7 @@ class _OfTraces:
         lines = [line for line in document.lines if line.phase == "other" and line.is_own] if document else []
         top = max(lines, key=lambda line: line.self_s, default=None)
         named = f"; the program's slowest line there is {top.file}:{top.line}, {top.self_s * 1e3:.3g} ms" if top else ""
-        return f"{found.shares[OTHER]:.1%} of the step is in category other: {where}{named}"
+        return f"{percent_text(found.shares[OTHER], digits=1)} of the step is in category other: {where}{named}"
 
     def _step_s(self, rank: int) -> float:
         """Returns the seconds of a step without a profiler if they are known, else of a profiled step.

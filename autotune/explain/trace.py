@@ -94,6 +94,13 @@ class Trace:
         accepted = np.array([bool(accept(text)) for text in self.texts], dtype=bool)
         return accepted[self.names]
 
+    def partners(self, events: Ints, others: Ints) -> Ints:
+        """Returns, for each event, the position in `others` of the first event with its correlation; -1 if there is none."""
+        known, wanted = self.correlations[others], self.correlations[events]
+        order = np.argsort(known, kind="stable")
+        places = np.append(order, -1)[np.searchsorted(known, wanted, sorter=order)]
+        return np.where((wanted >= 0) & (np.append(known, -1)[places] == wanted), places, -1)
+
     def arguments_of(self, event: int) -> dict[str, Any]:
         """Returns the arguments of an event; {} if it has none, or for event -1."""
         detail = int(self.details[event]) if event >= 0 else -1
@@ -120,10 +127,11 @@ class Trace:
         engine = self.is_of(OPERATOR) & self.is_named(lambda name: name.startswith(_AUTOGRAD))
         return [int(lane) for lane in np.unique(self.threads[engine]) if lane != self.main_thread]
 
-    def steps(self) -> Floats:
-        """Returns start and end of each step, shape (steps, 2); empty if the trace has no ranges of steps."""
+    def steps(self, *, are_left_out: bool = False) -> Floats:
+        """Returns start and end of each step that counts, or of each that is left out, shape (steps, 2)."""
         left_out = {f"{STEP}{number}" for number in self.left_out}
-        found = self.is_of(ANNOTATION) & self.is_named(lambda name: name.startswith(STEP) and name not in left_out)
+        is_wanted = self.is_named(lambda name: name.startswith(STEP) and (name in left_out) == are_left_out)
+        found = self.is_of(ANNOTATION) & is_wanted
         return np.column_stack((self.starts_s[found], self.ends_s[found]))
 
 

@@ -18,8 +18,8 @@ from autotune.trials.session import configuration_key
 # H200, and 1 to 9 % (median 3.8 %) for fourteen programs on two CPU cores.
 USUAL_NOISE = Noise(spread=0.04, freedom=2.0)
 MEASURING = (Kind.baseline, Kind.search, Kind.final, Kind.attribution)  # trials whose rates show how fast a configuration is
-# If a trial with a value has less than this share of the most similar trial's rate, the value is refuted even though the two
-# trials differ in other knobs.
+# A value is refuted if a trial with it has less than this share of the most similar trial's rate, even if the two trials differ
+# in other knobs.
 HALVED = 0.5
 NORMAL_95 = 2.2  # half-width of a 95 % interval with few degrees of freedom, in standard errors
 
@@ -78,8 +78,8 @@ class Tried:
     ) -> list[tuple[float, int]]:
         """Returns [(relative rate, number of other knobs)], as `_compared` does; [] for a check without a rate to compare with.
 
-        A check is compared with the checks of the same round that have the knob's old value, not with search trials: during the
-        search, the machine may have been faster or slower.
+        A check is compared with the checks of the same round that have the knob's old value. Search trials do not count, since
+        the machine may have been faster or slower during the search.
         """
         if one.kind is not Kind.check or not one.score:
             return [_compared(one, rivals, key)]

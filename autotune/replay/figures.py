@@ -25,9 +25,13 @@ LOSS_FRAC = 0.005  # minimum difference between two strategies that counts, as a
 
 
 def figures(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns all figures of a replay as plain values: the document of `autotune replay --json`."""
+    """Returns all figures of a replay as plain values: the document of `autotune replay --json`.
+
+    Args:
+        results: at least one, with at least one study of each strategy.
+    """
     tables = [_table(result) for result in results]
-    names = list(results[0].studies) if results else []
+    names = list(results[0].studies)
     together = {name: _strategy([(result, result.studies[name]) for result in results]) for name in names}
     for name, found in together.items():
         found["worst_table"] = _worst(tables, name)
@@ -37,8 +41,8 @@ def figures(results: Sequence[Result]) -> dict[str, Any]:
 def _losses(tables: Sequence[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the cases in which another strategy's median exceeds that of the first strategy by more than LOSS_FRAC.
 
-    A case is a table, a rival and a number n of AT_TRIALS: medians are compared after the time that the baseline and
-    n trials take on average.
+    A case is a table, a rival and a number n of AT_TRIALS. The medians are those after the time that the baseline and n trials
+    take on average.
     """
     found = []
     for table in tables:
@@ -130,15 +134,15 @@ def _strategy(studied: Sequence[tuple[Result, Sequence[Replayed]]]) -> dict[str,
         },
         "to": {str(target): _reach(studies, target) for target in TARGETS},
         "final": _spread([study.final_fraction for study in studies]),
-        "needless_frac": sum(bool(study.needless) for study in studies) / len(studies) if studies else None,
+        "needless_frac": sum(bool(study.needless) for study in studies) / len(studies),
         "out_of_memory_frac": {str(num): _share(studies, num, lambda outcome: outcome.is_memory) for num in AT_TRIALS},
         "failed_frac": {
             str(num): _share(studies, num, lambda outcome: not (outcome.is_memory or outcome.has_value)) for num in AT_TRIALS
         },
         "calibration": _calibration(claims),
-        "seconds": statistics.median(study.total_s for study in studies) if studies else None,
-        "own_seconds": statistics.median(study.own_s for study in studies) if studies else None,
-        "trials": statistics.median(len(study.steps) - 1 for study in studies) if studies else None,
+        "seconds": statistics.median(study.total_s for study in studies),
+        "own_seconds": statistics.median(study.own_s for study in studies),
+        "trials": statistics.median(len(study.steps) - 1 for study in studies),
     }
 
 
@@ -171,7 +175,7 @@ def _reach(studies: Sequence[Replayed], target: float) -> dict[str, Any]:
     """
     firsts = [reached(study.path, target) for study in studies]
     return {
-        "reached_frac": sum(first is not None for first in firsts) / len(firsts) if firsts else 0.0,
+        "reached_frac": sum(first is not None for first in firsts) / len(firsts),
         "trials": _quantiles([None if first is None else first.trials for first in firsts]),
         "seconds": _quantiles([None if first is None else first.seconds for first in firsts]),
     }
@@ -190,16 +194,12 @@ def reached(steps: Sequence[Step], target: float) -> Step | None:
 def _quantiles(values: Sequence[float | None]) -> dict[str, float | None]:
     """Returns median and 90th percentile; None counts as infinity, and infinity is returned as None."""
     ordered = sorted(float("inf") if value is None else float(value) for value in values)
-    if not ordered:
-        return {"median": None, "p90": None}
     places = {"median": 0.5, "p90": 0.9}
     found = {name: ordered[min(len(ordered) - 1, int(np.ceil(share * len(ordered))) - 1)] for name, share in places.items()}
     return {name: None if value == float("inf") else value for name, value in found.items()}
 
 
-def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    if not values:
-        return {"median": None, "p10": None, "mean": None}
+def _spread(values: Sequence[float]) -> dict[str, float]:
     return {
         "median": float(np.median(values)),
         "p10": float(np.quantile(values, 0.1)),
@@ -224,7 +224,7 @@ def _calibration(claims: Sequence[Claim]) -> dict[str, Any]:
 
 def _worst(tables: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     """Returns the table on which a strategy is furthest from the optimum after 20 trials, in the median."""
-    worst = min(tables, key=lambda table: table["strategies"][name]["at_trials"]["20"]["median"] or 0.0)
+    worst = min(tables, key=lambda table: table["strategies"][name]["at_trials"]["20"]["median"])
     return {"table": worst["table"], "median_at_20": worst["strategies"][name]["at_trials"]["20"]["median"]}
 
 

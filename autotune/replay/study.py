@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -222,12 +221,12 @@ def replay(
         summary = run_study(inputs, NoFolder(), watcher)
     except NothingWorked as failure:
         summary = {"reason": str(failure).partition("\n")[0], "best": None, "speedup": None}
-    made = _judged(watcher, summary, world, random.Random(f"verify {seed}"))
+    made = _judged(watcher, summary, world)
     made.total_s, made.own_s = clock.now_s, time.process_time() - begun_s
     return made
 
 
-def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Random) -> Replayed:
+def _judged(watched: _Watcher, summary: Summary, world: World) -> Replayed:
     made = Replayed(reason=str(summary.get("reason") or ""))
     best: tuple[float, Key] = (0.0, key_of({}))
     for number, (record, seconds) in enumerate(watched.searched):
@@ -247,11 +246,11 @@ def _judged(watched: _Watcher, summary: Summary, world: World, rng: random.Rando
         is_whole = left == watched.chosen  # no change was dropped, so the fraction is known
         fraction = made.path[-1].fraction if is_whole else world.fraction(left, Use.search, Use.choice, Use.parts)
         made.apart = Step(trials=num + len(watched.parts), seconds=watched.parts[-1][1], fraction=fraction)
-    made.claim = _claim(summary, world, rng)
+    made.claim = _claim(summary, world)
     return made
 
 
-def _claim(summary: Summary, world: World, rng: random.Random) -> Claim | None:
+def _claim(summary: Summary, world: World) -> Claim | None:
     """Returns the study's claim compared with the truth; None if nothing is claimed to be faster."""
     best, speedup = summary.get("best"), summary.get("speedup")
     if not best or not best["overrides"] or best.get("measured_in") != "finals" or not speedup:

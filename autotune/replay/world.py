@@ -90,7 +90,7 @@ class World:
         return self._mean_besides(key, {one.number for one in self._may_be_served[key]})
 
     def _mean_besides(self, key: Key, served: Collection[int]) -> float:
-        """Returns the mean rate over the other repeats; over all if none of the others has a rate; 0 if none has one."""
+        """Returns the mean rate over the repeats that are not in `served`, or else over all; 0 if none has a rate."""
         unseen = [one for one in self._all[key] if one.number not in served]
         return mean(unseen) or mean(self._all[key]) or 0.0
 

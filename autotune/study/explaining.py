@@ -170,7 +170,7 @@ class Explaining:
         return ends_s is None or self._session.inputs.clock.monotonic() + seconds <= ends_s
 
     def _run_pass(self, record: TrialRecord, which: str, *, ends_s: float | None) -> None:
-        """Runs a pass. Repeats it once if a signal killed it, which may be chance, since the trial itself ended well."""
+        """Runs a pass. Repeats it once if a signal killed it: that may be chance, since the trial itself ended well."""
         made = self._session.explain(record, which, ends_s=ends_s)
         is_killed = made.outcome is Outcome.crash and made.evidence.get("signal")
         if is_killed and self._is_time_for(self._pass_s(record, which), ends_s):
@@ -238,7 +238,7 @@ class Explaining:
                 self._keep(evidence, role, ranked(findings), list(tried.values()), notes=[*more, *notes])
 
     def _is_repeated(self, record: TrialRecord) -> bool:
-        """Whether `autotune explain` repeats a pass because it was disturbed, unless the study accepted disturbances."""
+        """Whether `autotune explain` repeats a pass because it was disturbed; False if the study accepted disturbances."""
         session = self._session
         is_accepted = not session.inputs.config.measure.quiet or health.caveat(session.records) is not None
         return bool(health.disturbed_by(record)) and not is_accepted
@@ -322,7 +322,7 @@ class Explaining:
 
 
 def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
-    """Returns [finding], without its setting if trials have refuted that meanwhile; [] if no remedy is left."""
+    """Returns [finding], without its setting if trials have refuted the setting meanwhile; [] if no remedy is left."""
     if not (finding.knob and is_open(finding) and evidence.is_refuted(finding.knob, finding.value)):
         return [finding]
     return [checks.without_setting(finding)] if finding.code else []

@@ -23,9 +23,9 @@ NUM_LED_SEEDS = 2
 DISPROVED_FRAC = 0.85  # noise alone does not explain a value below this share of the baseline's value
 # A configuration of an earlier study is tried only if the memory that it used there is at most this share of the memory here.
 FITS_FRAC = 0.97
-# An expert leaves the workers of a program on a GPU as they are if its loader is so fast that it would not limit a step that is
-# FASTER_TIMES as fast: ALONE_TIMES as fast as that step without workers, since step and loader then take turns, and
-# BESIDE_TIMES as fast with workers.
+# On a GPU, an expert leaves the number of workers as it is if the loader would not limit a step that is FASTER_TIMES as fast.
+# With workers, the loader has to be BESIDE_TIMES as fast as that step. Without workers, it has to be ALONE_TIMES as fast, since
+# step and loader then take turns.
 FASTER_TIMES, ALONE_TIMES, BESIDE_TIMES = 4.0, 25.0, 2.0
 WORKERS_GAIN = 0.03  # least expected gain, in logarithms, for which the first trials on a CPU have loader workers
 BATCH, WORKERS = "loader.batch_size", "loader.num_workers"
@@ -154,9 +154,9 @@ def _is_loader_idle(session: Session) -> bool:
 def _with_better_workers_first(
     session: Session, seeds: list[tuple[str, Knobs]], log_rates: Callable[[list[Knobs]], list[float] | None]
 ) -> list[tuple[str, Knobs]]:
-    """Returns the seeds, first those whose number of loader workers is expected to be better at the program's batch size.
+    """Returns the seeds, sorted by the rates expected at the program's batch size, highest first.
 
-    Workers must gain WORKERS_GAIN.
+    WORKERS_GAIN is subtracted from the log rate of a seed with loader workers.
     """
     own = session.resolved.reference.get(BATCH)
     found = log_rates([{**knobs, **({BATCH: own} if BATCH in knobs and own is not None else {})} for _, knobs in seeds])

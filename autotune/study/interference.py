@@ -26,15 +26,15 @@ from autotune.trials.session import Session
 
 MIN_PAIRS, MAX_PAIRS = 4, 8  # fewest pairs after which trials may run in parallel; most pairs of a calibration
 # Trials run in parallel only if the whole interval of the ratio (rate in parallel / rate alone) lies above 1 minus a margin.
-# The margin is MARGIN_FRAC or the machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. It may be twice that
-# of the finals, because neighbours slow all configurations alike, and the finals measure the best configurations alone.
+# The margin is MARGIN_FRAC or the machine's own spread, whichever is larger, but at most MAX_MARGIN_FRAC. MARGIN_FRAC is twice
+# the finals' margin, because neighbours slow all configurations alike, and the finals run without neighbours.
 MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 # A calibration ends after CLEAR_PAIRS pairs if neighbours cost more than CLEAR_FRAC of the rate in every pair.
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
-# machines run, because neighbours compete for a machine's memory, disk and power. If neighbours slow each other through
-# something that all machines share, like a file system, the first pair shows it: a loss of more than about 5 % there widens the
-# interval so far that trials do not run in parallel.
+# machines run, because neighbours compete for a machine's memory, disk and power. The first pair uses all machines, so it shows
+# whether trials slow each other through something that the machines share, like a file system. If it loses more than about 5 %,
+# the interval becomes so wide that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up
@@ -45,8 +45,9 @@ LEFT_OUT_FRAC = 1 / 4
 # after AGAIN_TRIALS trials, but so rarely that calibrations take at most AGAIN_FRAC of the search's time.
 AGAIN_FACTOR, AGAIN_TRIALS = 1.5, 20
 AGAIN_FRAC = 0.1
-# A calibration takes place only if at least PAYS_FACTOR times as many trials fit after it, in parallel, as would fit on one
-# slot without it: it may end with one slot, and parallel trials know less of each other than trials one after another.
+# A calibration takes place only if it pays: without it, N trials fit on one slot; after it, at least PAYS_FACTOR * N trials
+# must fit in parallel. The factor is above 1, because the calibration may end with one slot, and because parallel trials are
+# chosen from fewer results.
 PAYS_FACTOR = 1.25
 NO_OTHER = "no other slot is left"
 STANDALONE = "--standalone"  # option of torchrun: its processes meet at a free port
@@ -74,8 +75,8 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost at most the margin on average, and at most SLOT_MARGINS margins on any slot.
 
-        Also False if a trial is certainly faster with neighbours. Then it is faster because a slot gives it fewer threads, and
-        the two rates cannot be compared.
+        Also False if a trial is certainly faster with neighbours. The reason is then that a slot gives it fewer threads, so the
+        two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         return not self.slow and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin

@@ -31,7 +31,7 @@ SAMPLER_GIVES_UP_AFTER = 10  # after this many known configurations in a row, ra
 MAX_REPEATED_GRID_POINTS = 5000  # maximum number of grid points in a row that differ only in inactive knobs
 MAX_TOO_DEAR = 8  # maximum number of proposals in a row that do not fit the remaining budget
 # The late proposals wait for the running trials, because one of them may become the best. If at most FEW_FRAC times as many
-# trials run as have finished, this is unlikely. Then the late proposals do not wait, which would only leave slots idle.
+# trials run as have finished, this is unlikely. Then the late proposals come at once, since waiting would leave slots idle.
 FEW_FRAC = 0.1
 UNKNOWN_MARGIN_FRAC = 0.02  # effect below which a change counts as ineffective if the machine's spread is unknown
 SINGLE, SAMPLER, LATE, AGAIN = "single", "sampler", "late", "again"  # origins of proposals; see TrialRecord.origin
@@ -94,7 +94,7 @@ class Search:
         self._load_trials(session.searched)
 
     def _score_names(self) -> list[str]:
-        """Returns the names under which a viewer of Optuna's journal shows the scores, in which more is always better."""
+        """Returns the names under which a viewer of Optuna's journal shows the scores. A higher score is always better."""
         rate = f"{self._session.baseline.unit} per second"
         return [rate if name == THROUGHPUT else f"score of {name}" for name in self._names]
 
@@ -192,8 +192,8 @@ class Search:
     def _with_questions(self, proposals: Iterator[Proposal]) -> Iterator[Proposal]:
         """Yields proposals and, after a failure, proposals that find out which change caused it.
 
-        Such a proposal comes immediately, unless the suspected value costs a compilation: a trial of another compilation takes
-        as long and often gains as much. Then it replaces the sampler's next proposal that has the suspected value.
+        Such a proposal comes immediately, unless the suspected value costs a compilation. Then it replaces the sampler's next
+        proposal with that value, because a trial of another compiled configuration takes as long and often gains as much.
         """
         yield from iter(self._question, None)
         for proposal in proposals:
@@ -207,7 +207,8 @@ class Search:
         """Returns a proposal that shows whether a suspected change fails; None if there is none.
 
         Args:
-            about: None for changes that cost no compilation; a configuration for only those of its changes that cost one.
+            about: a configuration, to consider only those of its changes that cost a compilation; None to consider only changes
+                that cost none.
         """
         if self._sampler_name == "grid" or not self._may_go_on():  # a grid visits every point anyway
             return None
@@ -220,9 +221,10 @@ class Search:
         return None
 
     def _is_answerable(self, key: str, knobs: Knobs) -> bool:
-        """Whether a trial of `knobs` would show whether its change of `key` fails. A trial that runs out of memory would not.
+        """Whether a trial of `knobs` is new, affordable, and would show whether its change of `key` fails.
 
-        False if a running trial already tests the same change, even on another configuration.
+        A trial that runs out of memory would not show it. False if a running trial already tests the same change, even on
+        another configuration.
         """
         asking = (one.knobs for one in self._settled.pending.values() if one.origin == f"{SINGLE} {key}")
         if any(other.get(key) == knobs[key] for other in asking):
@@ -230,7 +232,7 @@ class Search:
         return not self._settled.is_known(knobs) and self._budget.fits(knobs) and self._may_fit(knobs)
 
     def _compare_losses(self) -> None:
-        """Compares the losses of the best so far with the baseline's. If they differ, the search goes on without it."""
+        """Compares the losses of the best so far with the baseline's. If they differ, goes on with the next best."""
         best = self._incumbent
         while self._may_go_on() and self._parity.is_open(self._incumbent):
             self._parity.check(self._incumbent)
@@ -277,7 +279,7 @@ class Search:
         return [one for one in values if not self._budget.fits(self._space.active({**best.knobs, one[1]: one[2]}))]
 
     def _announce_unaffordable_values(self) -> None:
-        """Notifies the user of `_unaffordable` values. Does so at the end, since cheap compilations may have made room."""
+        """Notifies the user of `_unaffordable` values that were not tried. Compilations may prove cheaper than expected."""
         for why, key, value in self._unaffordable:
             if not self._settled.is_measured(key, value):
                 self._session.listener.notice(f"Not tried, because it does not fit the budget: {why}.")

@@ -3,9 +3,8 @@
 Every round measures all configurations once, in random order. So a recording that is cut off is still a fair sample, and slow
 changes of the machine affect all configurations alike. Trials run as in a search, but without racing.
 
-A search ends with one of the best few configurations. Their rates may be closer together than repeated measurements of a
-single one of them are, so `record.repeats_of_best` measures the best few more often. The rounds that measure all configurations
-decide which these are.
+A search ends with one of the best few configurations. Their rates may differ by less than repeated measurements of one of them,
+so `record.repeats_of_best` measures the best few more often. The rounds that measure all configurations decide which these are.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from autotune.studies import call
 from autotune.trials.session import OutOfTime, Session
 
 MAX_CHECKS = 3  # at most this many findings get a new check each time a trial is explained; failed attempts do not count
-# When `autotune explain` has tried all findings, it repeats checks in the time left, as long as their intervals are wider than
-# WIDE_FRAC of the rate, each up to MAX_PAIRS pairs.
+# When `autotune explain` has tried all findings, it uses the time left to repeat checks whose intervals are wider than
+# WIDE_FRAC of the rate, up to MAX_PAIRS pairs each.
 WIDE_FRAC, MAX_PAIRS = 0.1, 8
 # If a check that skips stages ended with an outcome in FAILED, it is repeated only with --retry, or after the program was
 # edited. Outcomes in MAY_PASS may be due to chance, so a note about them names --retry.
@@ -84,7 +84,7 @@ class Remedies:
             tried[least] = self._check_of(findings[least], pairs[least])
 
     def notes(self, findings: Sequence[Finding]) -> list[str]:
-        """Returns why findings were not measured, the first untried one included, and which commands try them."""
+        """Returns why findings were not measured, and which commands try them; of the untried findings, only the first."""
         texts, untried = [], None
         for index, finding in enumerate(findings):
             if trial := self._ended_without(finding):
@@ -127,7 +127,7 @@ class Remedies:
         return check_of(self._session, self._record, finding, pairs, how=how)
 
     def _checks(self, start: int = 0) -> Iterator[TrialRecord]:
-        """Yields the checks of the trial, from a number of the study's trials on."""
+        """Yields the checks of the trial, except those among the study's first `start` trials."""
         records = self._session.records[start:]
         return (one for one in records if one.kind is Kind.check and one.repeats == self._record.number)
 
@@ -152,7 +152,7 @@ class Remedies:
         return self._failed_without(finding) or next(iter(ended), None)
 
     def _ended_text(self, findings: Sequence[Finding], trial: TrialRecord) -> str:
-        """Returns why the last of some findings was not measured, and the command that tries it again after those before it."""
+        """Returns why the last of some findings was not measured, and the command that tries all of them again."""
         finding = findings[-1]
         without = f" without {finding.without.name}" if finding.without and finding.value is None else ""
         why = f" ({trial.reason})" if trial.reason else ""

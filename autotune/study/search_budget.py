@@ -13,20 +13,20 @@ from autotune.study.initial import NUM_LED_SEEDS
 from autotune.trials.budget import CONFIRMING_ROUNDS
 from autotune.trials.session import Session
 
-# If less time is left than ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take, a trial with an expected
+# ANSWER_ROUNDS rounds of ablation and ANSWER_PAIRS pairs of finals take some time. If less is left, a trial with an expected
 # improvement below ANSWER_GAIN_FRAC is not worth its time. The search ends after ANSWER_AFTER such proposals in a row.
 ANSWER_GAIN_FRAC = 0.03
 ANSWER_AFTER = 2
 ANSWER_ROUNDS, ANSWER_PAIRS = 4, LOOKS[0]
 # Even with several slots, RatesSampler's first NUM_ALONE trials run one after another: the expert's configurations, and the
-# best of them with the largest batch that fits. Each is chosen by what the one before it showed. If all began at once, one
-# setting that fails would take them all. They also find the configuration with which the slots are calibrated: a calibration
-# with the baseline would have to be repeated as soon as the best is much faster, and it takes longer than these trials.
+# best of them with the largest batch that fits. Each is chosen by what the one before it showed. If all began at once, a single
+# setting could make them all fail. They also find the configuration with which the slots are calibrated: a calibration with the
+# baseline would have to be repeated as soon as the best is much faster, and it takes longer than these trials.
 NUM_ALONE = NUM_LED_SEEDS + 1
-# While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that know
-# nothing but the baseline find little. In eight replays of each of seven recorded tables with 16 slots, a search's ten first
-# trials reached .994 of what ten trials one after another do, instead of .748, in no more time. With more than MAX_HELD_SLOTS
-# slots, trials are so many that those without knowledge do not matter, and idle slots would. Then nothing is held back.
+# While few trials have finished, only as many as have finished may run at once, but at least FIRST_AT_ONCE: 16 trials that are
+# chosen from the baseline alone find little. In eight replays of each of seven recorded tables with 16 slots, the first ten
+# trials reached .994 instead of .748 of what ten trials one after another reach, in no more time. With more than MAX_HELD_SLOTS
+# slots, nothing is held back: there are so many trials that a few uninformed ones matter less than idle slots.
 FIRST_AT_ONCE, MAX_HELD_SLOTS = 4, 64
 OUT_OF_TIME = "the search's part of the budget is used"  # the remaining time belongs to the finals
 TOO_DEAR = "the rest of the budget is too small to try and confirm another configuration"

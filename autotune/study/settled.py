@@ -15,8 +15,8 @@ from autotune.study.oom_frontier import Frontier
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 
-# The search gives up if it has at least this many trials, all of them failed for the same reason (not memory), and no change is
-# common to all.
+# The search gives up once at least this many trials have all failed for the same reason (other than memory), unless they share
+# a change.
 NUM_SAME_FAILURES = 4
 MAX_CHANCES = 2  # attempts at a configuration whose trials are disturbed or cut off; a third would probably fare no better
 

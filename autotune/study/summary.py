@@ -70,7 +70,7 @@ def summarise(about: StudyRecord, records: list[TrialRecord], standing: Standing
 
 
 class _Study:
-    """A study as far as it has come.
+    """The trials and the state of a study, from which its summary is made.
 
     Attributes:
         everything: all trials.

@@ -637,7 +637,7 @@ def test_page_faults_lead_to_the_malloc_setting():
     document = made.lines(FORWARD_LINE, page_faults=10_000.0)
     finding = top(made.evidence(document, domains=domains))
     assert (finding.cause, finding.knob, finding.value) == ("page faults", "memory.malloc", "glibc_keep")
-    assert finding.evidence.startswith("10,000 pages a step")
+    assert finding.evidence.startswith("10,000 pages per step")
     assert finding.gain.mid == pytest.approx(1 / (1 - 10_000 * 1.3e-6 / 0.1) - 1)
     assert "MALLOC_MMAP_MAX_=0" in top(made.evidence(document)).code
     assert causes(made.evidence(document, host_context=GPU)) == []

@@ -1,4 +1,4 @@
-"""The pass "lines" notes what makes its steps slow but is no part of them, or no fault of the model."""
+"""The pass "lines" notes what makes its steps slow although it is not part of them, or not the model's fault."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_kernels_of_a_cuda_graph_belong_to_no_operator_but_count_in_the_whole(tm
     host = host_of(trace)
     rows, notes = operator_rows(trace, host, operators_of(trace, host))
     assert [(row["operator"], row["share_frac"]) for row in rows] == [("aten::copy_", pytest.approx(1 / 9.5))]
-    assert notes == ["89% of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"]
+    assert notes == ["89 % of the device's seconds were launched outside of operators, as by CUDA graphs or extensions"]
 
 
 def test_work_counts_for_the_call_that_autocast_makes_in_16_bits(tmp_path: Path) -> None:
@@ -203,6 +203,18 @@ def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (first["tensor_core_used"], first["tensor_core_eligible"], first["precision"]) == ("no", "yes", "compute_32bit")
     assert (rows[1]["kernel"], rows[1]["tensor_core_used"]) == ("odd kernel, =1+1", "unknown")
+
+
+def test_kernels_of_a_step_that_is_left_out_do_not_count(tmp_path: Path) -> None:
+    """As in a step with an evaluation, between two steps that count."""
+    made = Kineto()
+    for number, kernel_ms in enumerate((2, 7, 4)):
+        made.step(number, 50 * number, 50)
+        made.kernel(GEMM, 50 * number + 10, kernel_ms)
+    trace = made.trace(tmp_path)
+    trace.left_out = [1]
+    (row,), _ = kernel_rows(trace, host_of(trace))
+    assert (row["count"], row["total_s"]) == (1, pytest.approx(3e-3))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_note_on_the_category_named_other_lists_its_parts_and_slowest_line(tmp_p
     found = explained([tmp_path]).tables
     assert found.other_parts == {0: [("between backward and the end of the step", pytest.approx(0.02))]}
     assert found.tables["breakdown"].notes == [
-        "20.0% of the step is in category other: 20 ms between backward and the end of the step; the program's slowest line "
+        "20.0 % of the step is in category other: 20 ms between backward and the end of the step; the program's slowest line "
         "there is /p/train.py:12, 4 ms"
     ]
 

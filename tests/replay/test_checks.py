@@ -1,5 +1,7 @@
 """A damaged table is refused with the reason, before any study is replayed on it."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.errors import BadInput
@@ -53,3 +55,14 @@ def test_a_table_whose_baseline_was_not_measured_is_refused(tmp_path):
     write(table, tmp_path / "t.jsonl.gz")
     with pytest.raises(BadInput, match="its baseline was not measured"):
         usable(tmp_path / "t.jsonl.gz")
+
+
+def test_a_table_with_a_knob_that_is_inactive_in_the_baseline_is_usable(tmp_path):
+    table, prefetch = make_table(), "loader.prefetch_factor"  # without workers, there is nothing to prefetch
+    table.reference = {**table.reference, prefetch: 2}
+    table.space = {**table.space, prefetch: {"choice": [2, 4]}}
+    with_workers = [one for one in table.measurements if "loader.num_workers" in one.changed]
+    for number, one in enumerate(with_workers, len(table.measurements)):
+        table.measurements.append(replace(one, number=number, changed={**one.changed, prefetch: 4}))
+    write(table, tmp_path / "t.jsonl.gz")
+    assert len(usable(tmp_path / "t.jsonl.gz")[1].keys) == 36 + 24

@@ -201,7 +201,7 @@ LITTLE = {"loader.num_workers", "optimizer.implementation"}
 def test_changes_that_matter_little_and_need_no_compilation_are_reverted_together(
     bench, tmp_path, monkeypatch, minutes, reverted
 ):
-    """They were reverted together with changes that matter, so that nothing was known about any of them."""
+    """An earlier version reverted them together with changes that matter, so nothing was known about any of them."""
     monkeypatch.setattr("autotune.compare.noise.UNKNOWN_NOISE", BUSY_GPU_NOISE)
     monkeypatch.setattr(OnlyEverything, "wanted", COMPILED)
     monkeypatch.setattr("autotune.study.loop.Search", OnlyEverything)

@@ -219,6 +219,14 @@ def test_break_even_is_where_both_take_equally_long():
     assert 5 + found["samples"] / 100 == 35 + found["samples"] / 200
 
 
+def test_steps_of_a_break_even_use_the_samples_of_all_ranks():
+    ranks = {"world_size": 2, "by_rank": [{"step_s": 0.1}, {"step_s": None}]}
+    base = trial(0, 100.0, phases_s={"import": 5.0})
+    own = trial(1, 200.0, phases_s={"import": 35.0}, ranks=ranks)
+    found = break_even([base, own], [own], [base])
+    assert (found["samples"], found["steps"]) == (6000.0, 300.0)  # a step of 0.1 s has 2 x 10 samples
+
+
 def test_there_is_no_break_even_if_the_start_is_slower_only_by_noise():
     base, own = trial(0, 100.0, phases_s={"import": 20.0}), trial(1, 150.0, phases_s={"import": 23.0})
     assert break_even([base, own], [own], [base]) is None

@@ -55,7 +55,8 @@ RULES: dict[str, Rule] = {
     "page faults": memory.page_faults,
     debugging.ANOMALY: debugging.anomaly_detection,
 }
-# Causes that are, or may be, in the input itself. All others are in the work of the step, which the loader may hide.
+# Causes that are, or may be, in the input itself. All others are in the work of the step; if the loader limits the rate,
+# removing them gains less.
 OF_INPUT = {*pipeline.CAUSES, restarts.CAUSE, "rank skew"}
 
 
@@ -73,8 +74,8 @@ def found(evidence: Evidence) -> list[Finding]:
 def ranked(findings: Iterable[Finding]) -> list[Finding]:
     """Returns the findings whose middle gain is LEAST_GAIN or more, sorted by the mean of the middle and the lower end.
 
-    The middle alone would put a wild guess first. The lower end alone would put 40 % [1, 123] after 9 % [5, 13], which may gain
-    more and hardly less. A lower end below 0 counts as 0.
+    The middle alone would put a wild guess first. The lower end alone would put 40 % [1, 123] after 9 % [5, 13], although the
+    first may gain far more, and hardly less. A lower end below 0 counts as 0.
     """
     kept = [finding for finding in findings if finding.gain.mid >= LEAST_GAIN]
     return sorted(kept, key=lambda one: -(one.gain.mid + max(0.0, one.gain.low)))

@@ -33,7 +33,7 @@ def recompilation(evidence: Evidence) -> Iterator[Finding]:
         where=_place(top, evidence),
         evidence=f"{count} recompilations in {evidence.first.steps} steps, {step_time_text(seconds)} per step{_reason(top)}",
         gain=evidence.gain((0.5 * seconds, seconds + 0.5 * slowed_s, 1.15 * seconds + slowed_s), "predicted"),
-        basis="seconds of compiling in the observed steps, and half of the time by which forward exceeds half of backward",
+        basis="seconds of compiling in the observed steps, plus half of forward's excess over half of backward",
         code="keep the shapes the same in all steps: pad, drop the last batch, bucket lengths; or torch.compile(dynamic=True)",
         knob=DYNAMIC if value else "",
         value=value,
@@ -44,8 +44,8 @@ def _slowed_s(evidence: Evidence, compile_s: float) -> float:
     """Returns the seconds per step that the forward pass loses in addition to compiling.
 
     Every call checks the guards of all graphs made so far. Once there are as many as torch's limit, code runs uncompiled.
-    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products:
-    if forward takes 100 ms in addition to compiling, and backward 120 ms, forward has lost 40 ms.
+    Without these costs, a forward pass takes about half as long as the backward pass, which has twice as many matrix products.
+    So if forward takes 100 ms in addition to compiling, and backward 120 ms, forward has lost 40 ms.
     """
     phases = evidence.phases_s
     own_s = phases.get(FORWARD, 0.0) - compile_s / max(1, evidence.first.steps)

@@ -40,7 +40,7 @@ def synchronous_copies(evidence: Evidence) -> Iterable[Finding]:
 def exposed_copies(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if the GPU computes nothing while a batch is copied to it, although the host does not wait for the copy.
 
-    A copy on the stream that computes begins when the last step has ended, and the step begins when the copy has ended.
+    A copy on the stream that computes begins when the last step has ended, and the next step begins when the copy has ended.
     """
     operations = evidence.operations[0] if evidence.operations else None
     waited_s = math.fsum(site.seconds for site in evidence.first.syncs if site.kind == "copy")

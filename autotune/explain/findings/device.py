@@ -32,14 +32,14 @@ OPTIMIZER_KNOB, BATCH = "optimizer.implementation", "loader.batch_size"
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
-# If a GPU waits for the host, and calling the operators would take at least EXPLAINED_FRAC of this time, waiting for
-# LEAST_WAITING_FRAC of the step is enough for a finding. Otherwise, the host may do other work.
+# A GPU has to wait for its host for LAUNCH_FRAC of the step. LEAST_WAITING_FRAC is enough if calling the operators would take
+# at least EXPLAINED_FRAC of the waiting time. Otherwise, the host may do other work in that time.
 EXPLAINED_FRAC, LEAST_WAITING_FRAC = 0.5, 0.3
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most
 COMPILED_FRAC = (0.1, 0.5, 0.9)  # share of the calling time that compiled code saves: at least, usually, at most
 # An operator that uses a smaller share of the memory's bandwidth is limited by something else. For a GPU, the bandwidth is that
-# of the data sheet, of which a plain copy reaches about 80 % (79 % on an H200), so the same limit is a smaller share of it.
+# of the data sheet. A plain copy reaches only about 80 % of it (79 % on an H200), so the limit for a GPU is lower.
 LEAST_BANDWIDTH_FRAC, LEAST_DOCUMENTED_FRAC = 0.5, 0.4
 MEMORY_BOUND_FRAC = 0.1  # there is a finding only if memory-bound operators take at least this share of the step
 MAX_NAMED = 3  # maximum number of memory-bound operators that a finding names
@@ -101,7 +101,7 @@ def launch_bound(evidence: Evidence) -> Iterable[Finding]:
         basis = f"up to {OPERATOR_S * 1e6:.0f} us per operator; no untried setting would make operators fewer or larger"
     elif knob == BATCH:
         gain = gain_of_larger_batch(overhead_s / evidence.step_s, float(value) / evidence.batch)
-        each = f"{OPERATOR_S * 2.5e5:.0f} to {OPERATOR_S * 1e6:.0f} us"
+        each = f"{NOT_GROWING_FRAC[0] * OPERATOR_S * 1e6:.0f} to {OPERATOR_S * 1e6:.0f} us"
         basis = f"{each} for each call of an operator, and a call processes more samples in a larger batch"
     else:
         gain = evidence.gain((frac * overhead_s for frac in COMPILED_FRAC), "predicted")
@@ -220,9 +220,9 @@ def _largest(by_shape: Mapping[str, float], seconds: float) -> str:
 def padded_tokens(evidence: Evidence) -> Iterable[Finding]:
     """Yields a finding if forward and backward compute with much padding.
 
-    For the lower end, each batch is cut at the end of its longest sample, and half of the saving counts, because not all work
-    grows with the length. The estimate assumes batches of samples of similar length, in which BUCKETED_FRAC of the padding is
-    gone. The upper end assumes attention, whose work grows with the square of the length. The shares are those of one step.
+    For the lower end, each batch is cut at the end of its longest sample. Half of the saving counts, because not all work grows
+    with the length. The estimate assumes batches of samples of similar length, in which BUCKETED_FRAC of the padding is gone.
+    The upper end assumes attention, whose work grows with the square of the length. The shares are those of one step.
     """
     found = evidence.memory[0].padding if evidence.memory else {}
     padded, in_all = (min(1.0, found.get(name, 0.0)) for name in (PADDED, IN_ALL))

@@ -47,8 +47,8 @@ NOISE_TIMES = 2.0
 OFF_FRAC = 0.02
 FREED_FRAC = 0.35  # removing work may save this additional share of its seconds, because it frees caches and cores
 MOST_FRAC = 0.8  # a function can be skipped if lines of one cause take at least this share of its time
-# A function that needs to run, because a line of it trains, has more than this share of the line's time in INPUT, BACKWARD or
-# OPTIMIZER. A sample taken while the phase changes may get the wrong phase: one of 240 samples was seen.
+# A line trains if at least this share of its time is in INPUT, BACKWARD or OPTIMIZER. Then its function has to run. A smaller
+# share may be an error: a sample taken while the phase changes may get the wrong phase, as one of 240 samples did.
 STRAY_FRAC = 0.1
 # If slow lines with several causes take most of a function's time, they all get one cause (see `_purpose`). Between LOGGING and
 # PYTHON, it is LOGGING if the LOGGING lines take at least this share of the time of all these lines.
@@ -119,7 +119,7 @@ def collections(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             cause=COLLECTION,
             where=called.where if called else "garbage collector",
-            evidence=f"{evidence.first.gc_count:.2g} collections a step take {evidence.of_step(seconds)}",
+            evidence=f"{evidence.first.gc_count:.2g} collections per step take {evidence.of_step(seconds)}",
             gain=evidence.gain(_saved(evidence, seconds, (), share_error=0.0), "floor"),
             basis="the seconds that the collector reports",
             code=CODE[COLLECTION],
@@ -160,7 +160,7 @@ def _is_at(site: Site, line: Line) -> bool:
 
 
 def _without_waits(line: Line, evidence: Evidence) -> Line:
-    """Returns a line without the seconds in which it waits for the GPU, which computes then: this is no work of the host."""
+    """Returns a line without the seconds in which it waits for the GPU: the GPU computes then, and the host does not work."""
     if not evidence.is_cuda:
         return line
     waits = [site.seconds for site in evidence.first.syncs if _is_at(site, line) and site.phase == line.phase]

@@ -20,8 +20,8 @@ OBSERVED_STEPS = 2  # steps of the pass "memory" in which retries are counted
 # Seconds of a retry, which waits for the device, returns all cached blocks to the driver and requests them again: at least,
 # usually, at most. From the documented cost of cudaMalloc and cudaFree; not measured on a GPU yet.
 RETRY_S = (0.0, 0.005, 0.05)
-# Seconds of a page fault in a step: at least, usually, at most. For seven networks, the gain with glibc_keep was .8 to 1.8
-# microseconds for each page fault that it avoided (`python -m tests.benchmarks.allocator`, two cores of an AMD EPYC).
+# Seconds of a page fault in a step: at least, usually, at most. With seven networks, glibc_keep saved .8 to 1.8 microseconds
+# for each page fault that it avoided (`python -m tests.benchmarks.allocator`, two cores of an AMD EPYC).
 FAULT_S = (0.5e-6, 1.3e-6, 2.5e-6)
 LEAST_UNUSED_FRAC = 0.2  # there is a finding only if at least this share of the reserved memory is unused at the peak
 FULL_FRAC = 0.9  # share of the device's memory: if less is reserved, a larger batch fits anyway
@@ -76,7 +76,7 @@ def page_faults(evidence: Evidence) -> Iterator[Finding]:
     yield Finding(
         cause="page faults",
         where="memory allocator of the host",
-        evidence=f"{faults:,.0f} pages a step are requested from the kernel again after they were returned to it",
+        evidence=f"{faults:,.0f} pages per step are requested from the kernel again after they were returned to it",
         gain=evidence.gain((min(faults * seconds, evidence.step_s) for seconds in FAULT_S), "predicted"),
         basis="the usual cost of a page fault",
         **evidence.remedy(MALLOC, GLIBC_KEEP, code),

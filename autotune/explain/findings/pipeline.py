@@ -33,7 +33,7 @@ NUM_WORKERS, THREADS = "loader.num_workers", "threads.intra"
 LEAST_BLOCKED_FRAC = 0.1  # a stage's wait for storage is a separate cause if it takes at least this share of a sample's work
 WAITS_FRAC = 0.05  # the loader counts as fast enough if a step waits for input for less than this share of its time
 BEHIND_FRAC = 0.75  # if the workers need at least this share of a step's time to make its samples, the loader may set the pace
-# If workers limit the rate and share the cores of the training thread, they use this share of the time that it no longer needs.
+# If workers limit the rate and share the training thread's cores, they use this share of the time that the thread gives up.
 FOR_WORKERS_FRAC = 0.5
 # After a cost of the loader is removed, the loader's predicted seconds are multiplied by LOADER_TIMES, and the training
 # thread's predicted seconds by ALONE_TIMES: (highest, likeliest, lowest).
@@ -155,9 +155,9 @@ def is_behind(evidence: Evidence) -> bool:
 def limited_by_loader(evidence: Evidence, finding: Finding) -> Finding:
     """Returns a finding on other work than the input, with the gain that is left if the loader's workers limit the rate.
 
-    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. This
-    helps them as far as they compute. A step that does not wait yet can become as short as the time that the workers need for
-    its samples, which is known if they have cores of their own.
+    If they do, a step with less work only waits longer for its input, unless the workers get the cores that become free. Free
+    cores help workers only while they compute. A step that does not wait yet can become as short as the time that the workers
+    need for its samples. This time is known if they have cores of their own.
     """
     if not evidence.num_workers or (evidence.is_shared and not is_behind(evidence)):
         return finding

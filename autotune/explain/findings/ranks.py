@@ -61,7 +61,7 @@ def _own_s(lines: Lines) -> float:
 
 
 def _called_s(lines: Lines) -> float:
-    """Returns the seconds per step in collectives that the program itself calls, such as `dist.all_reduce(loss)`: they wait."""
+    """Returns the seconds per step in the program's own collectives, such as `dist.all_reduce(loss)`: a rank waits there."""
     return math.fsum(line.self_s for line in lines.lines if _is_collective(line))
 
 

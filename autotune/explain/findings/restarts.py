@@ -20,8 +20,8 @@ LEAST_FRAC = 0.5  # for the lower end of the gain: share of the estimate that is
 def restarted_workers(evidence: Evidence) -> Iterator[Finding]:
     """Yields a finding if the training loader starts new workers for each epoch, and epochs are short.
 
-    Workers that live on save the time to start and to end them. They also make the first batch of an epoch sooner, because they
-    have already imported the program and opened its data. The work for that batch remains.
+    Workers that are kept save the time to start and to end them. They also make the first batch of an epoch sooner, because
+    they have already imported the program and opened its data. The work for that batch remains.
     """
     found = evidence.first.restarts
     if found is None or not found.count or evidence.is_refuted(PERSISTENT, True):

@@ -26,9 +26,9 @@ Codes = NDArray[np.int64]  # [configuration, knob]: the index of the knob's leve
 
 NUM_RANGE_LEVELS = 9  # number of levels for a knob whose values are a range instead of a list
 BATCH = "loader.batch_size"
-# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these
-# values of t0 / t1, BATCH has a column with the logarithm of that curve: rate over batch size. Of those above 256, only values
-# up to the largest batch size count: the others would make small batches too uncertain.
+# If a step of b samples takes t0 + t1 b, half of the largest rate is reached at b = t0 / t1. For each of these values of t0 /
+# t1, BATCH has a column with the logarithm of that curve: rate over batch size. Values above 256 are used only up to the
+# largest batch size: beyond it, they would make small batches too uncertain.
 HALF_BATCHES = (4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0)
 # Prior variance of the effect of doubling a number, relative to that of changing an unordered value. So three doublings may
 # have as large an effect as one change of an unordered value.
@@ -168,8 +168,9 @@ class Levelled:
     def _places(self) -> Array:
         """Returns the positions of the numbers on a logarithmic scale, in doublings.
 
-        A step from 0 counts at most as a change of an unordered value. Often 0 leaves the choice to a library, and is not far
-        from the values that are listed: for a buffer of 16 MiB instead of the default, 24 doublings were expected to gain 30 %.
+        A step from 0 counts at most as a change of an unordered value. Often 0 leaves the choice to a library, and the library
+        chooses a value near those that are listed. Without this limit, a buffer of 16 MiB was 24 doublings away from the
+        default 0, and was expected to gain 30 %.
         """
         at = np.array([_place(value) for value in self.values])
         if len(at) > 1 and self.values[0] == 0:
@@ -183,7 +184,8 @@ class Coding:
     Args:
         distributions: the search space, by knob.
         seen: configurations whose values also become levels, if they lie inside a range.
-        best: the fastest of them. Halfway from its value in a range to the next level on each side that was seen lies one more.
+        best: the fastest of them. In a range, one more level lies halfway between its value and the next level on each side, if
+            that level was seen.
         ladders: {knob: (its values, its `Levelled.step`)}. Values are ordered so that each includes the previous one.
     """
 

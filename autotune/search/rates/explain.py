@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.knobs.base import value_text
+from autotune.quantities import percent_text
 from autotune.wording import knob_phrase
 
 MAX_CHANGES = 4  # changes that are listed by name; the rest are counted
@@ -39,7 +40,7 @@ def gain(expected: float, possible: float) -> str:
 
 def risk(chance_to_fit: float) -> str:
     """Returns the text that follows the gain of a risky proposal: ", 10 % likely to fit the memory"."""
-    return f", {chance_to_fit:.0%} likely to fit the memory".replace("%", " %")
+    return f", {percent_text(chance_to_fit)} likely to fit the memory"
 
 
 def _change(key: str, old: Any, new: Any) -> str:

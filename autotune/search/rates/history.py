@@ -18,7 +18,7 @@ from autotune.search.rates.memory import Peak
 
 MEASURED = "measured"  # user attribute of a trial: measurements besides the score, see `study.measured`
 MOST_TRIALS = 150  # models are fitted to at most this many trials: a fit's time grows with the cube of their number
-MEMORY, KEPT_FREE = "memory", "constraints.memory_free_frac"  # constraints that a trial violates which needs too much memory
+MEMORY, KEPT_FREE = "memory", "constraints.memory_free_frac"  # constraints that a trial violates if it needs too much memory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from autotune.search.rates.coding import BATCH, Array, Codes, Coding
 from autotune.search.rates.history import Seen
 from autotune.search.rates.model import LinearModel
 
-STEP_TIME = "step_p95_s"  # in proportion to batch size / rate; other metrics are learned without such a rule
+STEP_TIME = "step_p95_s"  # proportional to batch size / rate; other metrics are learned without such a rule
 
 
 def chances(

@@ -47,9 +47,9 @@ MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the sma
 # Share of the largest peak, less PROCESS_BYTES on a CPU, that does not grow with the batch: prior mean and standard deviation.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
-# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0 and the standard
-# deviation CLASS_FIXED_SPREAD, as a share of the largest peak, less PROCESS_BYTES on a CPU. What a number of threads adds on a
-# CPU, for stacks and buffers of the kernels, has at least the standard deviation THREADS_BYTES.
+# the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard
+# deviation is CLASS_FIXED_SPREAD, as a share of the largest peak, less PROCESS_BYTES on a CPU. For what a number of threads
+# adds on a CPU (stacks, buffers of the kernels), the standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
 THREADS_BYTES = 40e6
@@ -211,8 +211,8 @@ class MemoryModel:
     def _predicted(self, weights: Array, marks: Array, fixed: Array, batches: Array) -> tuple[Array, Array]:
         """Returns the expected shares [scale, configuration] and their derivatives [scale, configuration, weight].
 
-        The weights are the part that does not grow with the batch, what each class value and each other value adds to this
-        part, and the logarithm of the factor by which each class value multiplies the growing part.
+        The weights are: the part that does not grow with the batch; what each class value adds to this part; what each other
+        value adds to it; and the logarithm of the factor by which each class value multiplies the growing part.
         """
         num = marks.shape[1]
         level, added, others, factors = np.split(weights, [1, 1 + num, 1 + num + fixed.shape[1]], axis=1)

@@ -75,7 +75,7 @@ class LinearModel:
     def _likely(self, own: tuple[Array, Array], relative: Array, usual: Scales) -> Scales:
         """Returns the posterior root mean squares of the spreads of effects and pairs, and the most likely spread of noise.
 
-        After a few trials, the most likely spreads are too small: with them, only 3 of 4 intervals of 90 % contained the truth.
+        After a few trials, the most likely spreads are too small: with them, only three in four 90 % intervals held the truth.
         """
         grid, weights = [], []
         for factors in itertools.product(*FACTORS):

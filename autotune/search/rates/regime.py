@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.search.rates.coding import Array
 
-# The largest D that is considered is MOST_TIMES the rate. The largest uncertainty of D is LEAST_SURE times that of the rate.
+# The largest D that is considered is MOST_TIMES times the rate. The largest uncertainty of D is LEAST_SURE times the rate's.
 MOST_TIMES, LEAST_SURE = 20.0, 20.0
 # If threads and workers compete for cores, threads wait for one another, and only this share of the rate remains. Measured
 # with four programs on two cores: 0.5 to 0.85 with small operators, 1 with large ones.
@@ -76,7 +76,7 @@ def device_rate(
 ) -> tuple[Array, Array]:
     """Returns the D that explains a rate, given L and `waiting`, and the factor by which D is less certain than the rate.
 
-    D is found by bisection between the rate itself and MOST_TIMES the rate. If the loader alone limits the rate, any
+    D is found by bisection between the rate itself and MOST_TIMES times the rate. If the loader alone limits the rate, any
     large D explains it, and the factor is large.
     """
 

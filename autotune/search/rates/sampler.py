@@ -120,7 +120,7 @@ class RatesSampler(optuna.samplers.BaseSampler):
         self._num_unpromising = 0
 
     def ask_again(self) -> None:
-        """Allows one more proposal, because trials have ended for which earlier proposals assumed a result."""
+        """Allows one more proposal, because trials have ended whose results earlier proposals had to assume."""
         self._num_unpromising = min(self._num_unpromising, STOP_AFTER - 1)
 
     def proposed(self, number: int) -> Proposed | None:
@@ -347,10 +347,9 @@ class RatesSampler(optuna.samplers.BaseSampler):
         return num >= RESCALE_TIMES * self._num_scaled
 
     def _fitting(self, coding: Coding, known: Known, machine: Machine) -> AveragedForecast:
-        """Returns the forecast from D and L.
+        """Returns the forecast from D and L, or from the rates alone if too little is known of D and L.
 
-        If too little is known of D and L, or if their forecast has a large error and the rates alone give a smaller one,
-        returns the forecast from the rates alone.
+        Also returns the forecast from the rates alone if its error is smaller and that of the forecast from D and L is large.
         """
         forecast = self._fitted(coding, known, machine, may_decompose=self.options.decomposition)
         if not forecast.is_decomposed:

@@ -40,8 +40,8 @@ FIT_POWER = 2.0  # a gain is multiplied by this power of the chance to fit: runn
 SMALL_BATCH = 0.1
 COST_POWER = 0.5  # a gain is divided by this power of a trial's seconds; with 1, compilations come too late for the budget
 POSSIBLE_Z = 1.2816  # "up to" shows the forecast's 90 % quantile: the mean gain plus this many standard deviations
-# Besides the slower of loader and device, the other side also counts as limiting if the log rate would be higher by at least
-# this much without that side's cost.
+# The slower of loader and device limits the rate. The other side also counts as limiting if the log rate would be higher by at
+# least this much without that side's cost.
 RELIEF = 0.1
 BELONGS = 0.3  # a knob belongs to a side if its `scale` for the side is at least this
 
@@ -164,8 +164,8 @@ class Step:
         num_changes = {place: int((codes[place] != reference.codes[0]).sum()) for place in near}
         chosen = min(near, key=lambda place: (num_changes[place], -worth[place], -means[place]))
         if self._options.cost:
-            # Of several compilations of one configuration, the one that gains most per second comes first, so that a cheap one
-            # shows how much an expensive one can still add.
+            # Of several compilations of one configuration, the one that gains most per second comes first: a cheap one shows
+            # how much an expensive one can still add.
             others, columns = [place for place in near if num_changes[place] == num_changes[chosen]], self._plain_columns
             alike = [place for place in others if (codes[place][columns] == codes[chosen][columns]).all()]
             chosen = max(alike, key=lambda place: gains[place] / cost[place] ** (1 / COST_POWER))
@@ -182,7 +182,7 @@ class Step:
     def _are_needlessly_small(self, codes: Codes, means: Array, reference: _Reference) -> NDArray[np.bool_]:
         """Whether each configuration has a smaller batch than the best so far, on a GPU, without a reason.
 
-        Reasons are that it is expected to be faster than with the larger batch, or that this may not fit the memory.
+        A reason is that it is expected to be faster than with the larger batch, or that the larger batch may not fit.
         """
         found = np.zeros(len(codes), dtype=bool)
         place = next((place for place, knob in enumerate(self._coding.knobs) if knob.key == BATCH and knob.is_ordered), None)

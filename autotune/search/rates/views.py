@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Views:
     """What the models see of configurations.
 
-    Several forecasts share it. Results are kept for the last few arrays of configurations, by the identity of the array.
+    Several forecasts share one object. It keeps results for the last few arrays of configurations, by the array's identity.
 
     Args:
         coding: the levels of the knobs.
