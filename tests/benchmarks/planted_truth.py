@@ -133,7 +133,8 @@ class Truths:
     def __init__(self, path: Path = TRUTHS, *, is_calm: bool = False, attempts: int = ATTEMPTS) -> None:
         self.path, self.is_calm, self.attempts = path, is_calm, attempts
         facts = host_facts()
-        self.machine = f"{facts['cpu_model']}, {facts['num_cores']} cores"
+        # Hosts of one cloud share a model name ("AMD EPYC") although some lack bf16 or AVX-512 instructions.
+        self.machine = f"{facts['cpu_model']} with {' '.join(sorted(facts['isa']))}, {facts['num_cores']} cores"
         self.kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self.programs: dict[str, Any] = self.kept.setdefault(self.machine, {})
 
