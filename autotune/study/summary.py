@@ -19,12 +19,11 @@ from autotune.compare.trend import trend
 from autotune.compare.verify import verification
 from autotune.harness.protocol import APPLIED
 from autotune.knobs.loader import MULTIPROCESSING_CONTEXT
-from autotune.records import SCHEMA, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
+from autotune.records import SCHEMA, START_PHASES, Kind, StudyRecord, Summary, Tier, TrialRecord, objective_names
 from autotune.study.diagnosis import diagnose
 from autotune.study.effects import needed, together, with_estimates
 from autotune.study.recording import recorded
 from autotune.trials import finite
-from autotune.trials.budget import START_PHASES
 from autotune.trials.health import PAGE_CACHE, caveat, drift, shared
 from autotune.trials.objective import means
 from autotune.wording import cycles_text
