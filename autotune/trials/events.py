@@ -54,7 +54,9 @@ class Searching(Protocol):
 
 
 class Listener:
-    """Callbacks for the events of a study, all optional. They are called from the study's thread, in this order:
+    """Callbacks for the events of a study, all optional.
+
+    They are called from the study's thread, in this order:
 
     - `started`, then `resumed` if earlier runs of the study have left trials.
     - For each trial, `time_left` (from the second trial on), `trial_started`, `progress` several times a second, and

@@ -52,7 +52,7 @@ class Probe:
         self._limit_s, self._began_s = limit_s, time.monotonic()
         self._files = contextlib.ExitStack()
         # Files, because a pipe would have to be read while the probe runs.
-        self._stdout, self._stderr = (self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        self._stdout, self._stderr = (self._files.enter_context(tempfile.TemporaryFile()) for _ in range(2))  # noqa: SIM115
         self._failed = ""
         self._process: subprocess.Popen[bytes] | None = None
         try:
