@@ -97,6 +97,7 @@ MALLOC = Knob(
     default=malloc.GLIBC,
     choices=(malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.LIBRARIES),
     domain=_mallocs,
+    examples=(malloc.GLIBC, malloc.GLIBC_KEEP),
     expert=_expert_malloc,
     environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
     variables=("LD_PRELOAD", *KEEPING),
