@@ -143,12 +143,12 @@ def _searched(found: Knob, spaces: Mapping[str, Iterable[str]]) -> str:
         return "Only if you name it."
     others = [name for name in named if name != "default"]
     if len(others) < len(named):
-        return f"By default{f', and in {_listed(others)}' if others else ''}."
-    return f"If you name it, or with search_space={_listed(others, 'or')}."
+        return f"By default{f', and with search_space={_listed(others)}' if others else ''}."
+    return f"If you name it, or with search_space={_listed(others)}."
 
 
-def _listed(words: list[str], last: str = "and") -> str:
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _listed(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _here(found: Knob, host_context: HostContext) -> str:
@@ -163,7 +163,7 @@ def _here(found: Knob, host_context: HostContext) -> str:
 def _start(found: Knob) -> str:
     early = [name for name in found.variables if name not in found.set_later]
     if early and found.set_later:
-        return SOME_FRESH.format(_listed(early, "or"))
+        return SOME_FRESH.format(_listed(early))
     is_variable = bool(early) or found.key.startswith(PREFIX)
     return FRESH if is_variable or found.is_before_torch else WARM
 

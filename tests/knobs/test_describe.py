@@ -58,7 +58,7 @@ def test_page_is_the_same_whatever_is_installed_or_set_here(monkeypatch: pytest.
 
 def test_description_names_the_search_spaces_that_contain_the_knob() -> None:
     spaces = {"default": ["compile.mode"], "full": ["compile.mode", "step.accumulation"], "memory": ["step.accumulation"]}
-    assert "By default, and in full." in describe("compile.mode", spaces=spaces)
+    assert "By default, and with search_space=full." in describe("compile.mode", spaces=spaces)
     assert "If you name it, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
     assert "Only if you name it." in describe("threads.omp", spaces=spaces)
 
