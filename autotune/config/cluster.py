@@ -37,7 +37,10 @@ REFUSED = {
     "input i output o error e label l pty": ("autotune talks to its agent through srun's input and output", "Leave it out"),
     "kill-on-bad-exit K no-kill k wait W": ("autotune decides when the job ends", "Leave it out"),
     "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune's agent", "Leave it out"),
-    "clusters M": ("squeue and scancel must ask the same cluster", "Leave it out, and set SLURM_CLUSTERS in your shell"),
+    "clusters M": (
+        "autotune also calls squeue and scancel, which would ask another cluster",
+        "Leave it out, and set SLURM_CLUSTERS in your shell",
+    ),
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
 MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
