@@ -135,7 +135,7 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
 def problems_of_copies(environment: Mapping[str, str]) -> list[str]:
     """Returns a problem if srun or mpirun has started several autotunes: each would tune the program beside the others.
 
-    A shell of `srun --pty` is task 0 of its step, and the step's other tasks have no terminal.
+    A shell started by `srun --pty` is allowed: it is task 0, and the other tasks have no terminal in which to start autotune.
     """
     for starter, name, number in COPIED:
         num = environment.get(name, "")
