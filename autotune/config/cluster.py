@@ -34,9 +34,9 @@ REFUSED = {
         "autotune starts one task on each node",
         "Leave it out; for more nodes, give launch.slurm.nodes=N",
     ),
-    "input i output o error e label l pty": ("autotune talks to its agent through srun's input and output", "Leave it out"),
+    "input i output o error e label l pty": ("autotune needs srun's input and output itself", "Leave it out"),
     "kill-on-bad-exit K no-kill k wait W": ("autotune decides when the job ends", "Leave it out"),
-    "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune's agent", "Leave it out"),
+    "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune on the node", "Leave it out"),
     "clusters M": (
         "autotune also calls squeue and scancel, which would ask another cluster",
         "Leave it out, and set SLURM_CLUSTERS in your shell",
