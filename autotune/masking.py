@@ -28,8 +28,8 @@ _SECRET_WORDS = {
     "accesskey", "secretkey", "privatekey", "authorization", "cookie",
 }  # fmt: skip
 _SECRET_ENDS = ("password", "passwd", "passphrase", "apikey", "secret")  # PGPASSWORD, mysecret
-# Words that show that a name is not secret: the first set counts next to "token" (--eos_token_id, --max_token_length), the
-# second set if there is no other word before "key" (--image_key, --csv-img-key).
+# Words that show that a name is not secret. A name with "token" is not secret if it also has a word of the first set
+# (--eos_token_id). A name that ends in "key" is not secret if all words before it are in the second set (--csv-img-key).
 _OF_VOCABULARY = {
     "bos", "eos", "pad", "sep", "cls", "unk", "mask", "special", "placeholder", "initializer", "max", "min", "num", "length",
 }  # fmt: skip
@@ -143,7 +143,7 @@ class Secrets:
     def message(self, text: str) -> str:
         """Masks only credentials in URLs and known values.
 
-        `text` also searches by key, so in autotune's message "env.HF_TOKEN: is not set" it would mask the word "is".
+        The method `text` also masks by key. In autotune's message "env.HF_TOKEN: is not set", it would mask the word "is".
         """
         return _cut(text, [*_addresses(text), *self._values(text)])
 

@@ -81,7 +81,7 @@ def _refuse_key(name: str) -> None:
     if is_knob(name) or name not in LEAVES:
         return
     meaning = next((row.meaning for row in overview() if row.key.partition("=")[0] == name), "see its group").rstrip(".")
-    raise BadInput(f"knob: a key of the configuration, not a knob, got {name!r}: {meaning}. See `autotune run --help`.")
+    raise BadInput(f"knob: no such knob, got {name!r}. It is a key of the configuration: {meaning}. See `autotune run --help`.")
 
 
 def _print_families(families: dict[str, list[Row]], searched: list[str]) -> None:

@@ -36,7 +36,7 @@ class Decision:
 
     Attributes:
         finalist: search trial that was chosen and reported; None if no configuration came close to the baseline.
-        ratio: finalist over baseline, from the reporting rounds; None without a complete round.
+        ratio: finalist over baseline, from the reporting rounds, which follow its choice; None without a complete round.
         verdict: "faster", "same" or "ambiguous".
         reason: why there is no clear verdict; "" if there is one.
         margin: equivalence margin used.

@@ -48,7 +48,7 @@ class Provenance:
         verdict: the finals' verdict.
         baseline, best: measured rate of each of the two configurations.
         identity: facts about the study's machine and program, name -> value.
-        settings: configuration keys that decide what is measured -> value; includes the recipe if one was tuned.
+        settings: configuration key -> value, for the keys that decide what is measured; includes the recipe if one was tuned.
         command: argument list of the program with unfilled placeholders; [] for a recipe.
         cwd: working directory of the program.
         pinned: keys of the knobs that the user pinned.

@@ -34,10 +34,13 @@ REFUSED = {
         "autotune starts one task on each node",
         "Leave it out; for more nodes, give launch.slurm.nodes=N",
     ),
-    "input i output o error e label l pty": ("autotune talks to its agent through srun's input and output", "Leave it out"),
+    "input i output o error e label l pty": ("autotune needs srun's input and output itself", "Leave it out"),
     "kill-on-bad-exit K no-kill k wait W": ("autotune decides when the job ends", "Leave it out"),
-    "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune's agent", "Leave it out"),
-    "clusters M": ("squeue and scancel must ask the same cluster", "Leave it out, and set SLURM_CLUSTERS in your shell"),
+    "test-only multi-prog bcast usage help h version V": ("with it, srun does not start autotune on the node", "Leave it out"),
+    "clusters M": (
+        "autotune also calls squeue and scancel, which would ask another cluster",
+        "Leave it out, and set SLURM_CLUSTERS in your shell",
+    ),
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
 MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
@@ -132,7 +135,7 @@ def problems_of_export(command: Sequence[str], environment: Mapping[str, str]) -
 def problems_of_copies(environment: Mapping[str, str]) -> list[str]:
     """Returns a problem if srun or mpirun has started several autotunes: each would tune the program beside the others.
 
-    A shell of `srun --pty` is task 0 of its step, and the step's other tasks have no terminal.
+    A shell started by `srun --pty` is allowed: it is task 0, and the other tasks have no terminal in which to start autotune.
     """
     for starter, name, number in COPIED:
         num = environment.get(name, "")

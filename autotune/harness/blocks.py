@@ -67,9 +67,9 @@ def _quantile(ordered: List[float], q: float) -> float:
 
 CHUNKS = 10  # blocks are merged until fewer than twice this number of parts are left; longer parts are less correlated
 # If one window is suspicious (SUSPECT_FRAC, SUSPECT_F), a second one decides, together with the first and the steps between
-# (CERTAIN_F). In simulations with independent, autocorrelated (AR(1), 0.7) and bursty steps of 0.02 to 1.2 s, none of 4,800
-# steady programs was flagged, and 4 % needed a second window (a fifth of those with autocorrelated steps of 1 s, whose window
-# has only six steps).
+# (CERTAIN_F). Simulated were 4,800 steady programs with steps of 0.02 to 1.2 s: independent, autocorrelated (AR(1), 0.7) or
+# bursty. None was flagged, and 4 % needed a second window. Of the programs with autocorrelated steps of 1 s, a fifth needed it:
+# their windows have only six steps.
 SUSPECT_FRAC, SUSPECT_F = 0.03, 8.0
 CERTAIN_F = 30.0
 

@@ -44,7 +44,8 @@ PR_SET_PDEATHSIG = 1
 OF_TORCH = {"torch", "torchvision"}  # what these two leave behind is known to be harmless
 LONGEST = 1 << 16  # a trial prints at most this many bytes of what the imports have printed
 CHECK_S = 20.0  # how long `check` waits for a child's computation, which takes milliseconds
-ALLOCATOR = "jemalloc_bg_thd"  # pyarrow's: without this thread, jemalloc frees memory in the threads that allocate it
+# A thread of pyarrow that a forked process can do without: jemalloc then frees memory in the threads that allocate it.
+ALLOCATOR = "jemalloc_bg_thd"
 LEAVE_S = 0.5  # a thread that has ended may still be listed for a moment
 BAD_FORK = 3  # exit status of the child in `check` that could not use CUDA
 LARGE = 1 << 20  # elements; enough for torch to use several threads
@@ -110,8 +111,8 @@ class OfServer(bytes):
 def cuda_unused() -> Iterator[None]:
     """Lets torch check for CUDA without initialising it.
 
-    If torch is imported already, its function is replaced for the duration. Otherwise the variable is set for the duration. If
-    a library sets it meanwhile, it stays, as in a fresh process.
+    If torch is imported already, its function READS_CHECK is replaced until the context ends. Otherwise the variable CUDA_CHECK
+    is set until then. If a library sets the variable meanwhile, it stays, as in a fresh process.
     """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if hasattr(cuda, READS_CHECK):
@@ -131,7 +132,7 @@ def cuda_unused() -> Iterator[None]:
 
 
 def check_nothing_is_left(before: Set[str]) -> None:
-    """Checks that imports left nothing behind that forked processes lack or share.
+    """Checks that imports left no threads or child processes, which forked processes lack, and no sockets, which they share.
 
     Args:
         before: result of `held` before the imports.
@@ -142,7 +143,7 @@ def check_nothing_is_left(before: Set[str]) -> None:
     until_s = time.monotonic() + LEAVE_S
     while left := held() - before:
         if time.monotonic() > until_s:
-            raise RuntimeError(f"an import left behind {', '.join(sorted(left))}, which forked processes lack or share")
+            raise RuntimeError(f"an import left behind {', '.join(sorted(left))}: forked processes do not have it, or share it")
         time.sleep(0.01)
 
 

@@ -43,7 +43,8 @@ class Window:
         """Makes the meter; called at the first step, and again when the number of processes that train changes."""
         self.is_full = False
         context, spec = self._context, self._context.spec
-        # Ranks step together, so each gets its batch's share of the limits. Processes at their own pace have no limits: their
+        # The limits are rates of all ranks together, but this meter counts one batch, on which `num_together` ranks train.
+        # Ranks step together, so each batch has the same share of the limits. Processes at their own pace have no limits: their
         # shares of the rate are unknown.
         num_together = context.sharing.ranks_per_batch()
         race, promote = (
@@ -103,8 +104,8 @@ class Window:
         """Returns the steps to process now: those held back earlier, and the new ones up to the last that took a batch.
 
         A program that fetches one batch ahead takes none in the last step of an epoch, and two in the first step of the next.
-        If no epoch follows, the last step must not be measured, because its batch was counted before. Otherwise the samples are
-        spread evenly over such steps.
+        If no epoch follows, the last step must not be measured, because its batch was counted before. If one follows, the
+        samples of its first step are spread evenly over both steps.
         """
         if not self._held and (steps[-1].samples or self._context.loaders.unit_source != "loader"):
             return steps
@@ -169,7 +170,7 @@ class Window:
 
 
 def _spread(steps: List[Finished]) -> List[Finished]:
-    """Spreads the samples of a step that follows steps without samples evenly over all of them."""
+    """Divides the samples of each step equally among this step and the steps without samples right before it."""
     found: List[Finished] = []
     begin = 0
     for end, step in enumerate(steps, 1):

@@ -109,7 +109,8 @@ class Knob:
         choices: allowed values of a str knob; empty = any.
         numbers: allowed numbers, ascending; empty = any within the bounds.
         bounds: smallest and largest number allowed on this host; None = no bound on that side.
-        examples: values shown in the documentation if the domain is empty or depends on the program; () to show the domain.
+        examples: values shown in the documentation if the domain is empty, or depends on the program or on what is installed;
+            () to show the domain.
         blocked: why the knob cannot be set on this host; None if it can.
         expert: value that an expert would start with on this host; None for no preference.
         is_active: whether the knob has an effect, given the other knobs' values (prefetch_factor needs workers).

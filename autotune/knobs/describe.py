@@ -19,9 +19,14 @@ TIER_MEANS = {
 }
 # How a trial that sets the knob may start; see `launch.warm`.
 FRESH = "Read before torch is imported, so trials that set it start in a fresh interpreter."
-WARM = "Set after torch is imported, so trials that set it may start warm (`launch.warm`)."
-# A value of each type, with which a knob without choices is asked whether it needs a fresh start.
-_SOME: dict[type, bool | int | float | str] = {bool: True, int: 1, float: 0.5, str: "x"}
+WARM = (
+    "Set after torch is imported, so a trial with it may be forked from a process that has imported torch already, which saves "
+    "time (`launch.warm`)."
+)
+SOME_FRESH = (
+    "A trial starts in a fresh interpreter if a value sets {}. With any other value, it may be forked from a process that has "
+    "imported torch already, which saves time (`launch.warm`)."
+)
 
 PAGE_HEAD = """# Which settings can autotune change?
 
@@ -138,12 +143,12 @@ def _searched(found: Knob, spaces: Mapping[str, Iterable[str]]) -> str:
         return "Only if you name it."
     others = [name for name in named if name != "default"]
     if len(others) < len(named):
-        return f"By default{f', and in {_listed(others)}' if others else ''}."
-    return f"If you name it, or with search_space={_listed(others, 'or')}."
+        return f"By default{f', and with search_space={_listed(others)}' if others else ''}."
+    return f"If you name it, or with search_space={_listed(others)}."
 
 
-def _listed(words: list[str], last: str = "and") -> str:
-    return f" {last} ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def _listed(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _here(found: Knob, host_context: HostContext) -> str:
@@ -156,7 +161,11 @@ def _here(found: Knob, host_context: HostContext) -> str:
 
 
 def _start(found: Knob) -> str:
-    return FRESH if any(map(found.needs_fresh_start, found.choices or (_SOME[found.type],))) else WARM
+    early = [name for name in found.variables if name not in found.set_later]
+    if early and found.set_later:
+        return SOME_FRESH.format(_listed(early))
+    is_variable = bool(early) or found.key.startswith(PREFIX)
+    return FRESH if is_variable or found.is_before_torch else WARM
 
 
 def _values(found: Knob) -> str:

@@ -119,8 +119,8 @@ OPTIMIZER_IMPLEMENTATION = Knob(
     },
     summary=(
         "Which kernels update the weights: `default` is what torch picks (foreach on CUDA, a loop over parameters on the CPU), "
-        "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel. On CUDA, where it "
-        "would repeat the default, `foreach` is tried only with FSDP2."
+        "`foreach` batches one operation over many parameters, `fused` does the whole update in one kernel. On CUDA, `foreach` "
+        "is tried only with FSDP2: for all other parameters, it is torch's default."
     ),
     helps="Models with many small parameters, and Adam-like optimizers: the update is bound by launches and memory.",
     hurts=(
@@ -176,7 +176,7 @@ COMPILE_DYNAMIC = Knob(
         "Kernels made for one size are faster, so `true` loses time where sizes never change. `false` compiles for every size "
         "until the recompile limit and then runs eagerly. CUDA graphs are still recorded for each size."
     ),
-    start_cost="a compilation of its own",
+    start_cost="each value is compiled separately",
 )
 
 COMPILE_SCOPE = Knob(
@@ -206,7 +206,7 @@ COMPILE_SCOPE = Knob(
     ),
     hurts=(
         "Nothing is fused across blocks, and what lies outside of them stays eager. Blocks with different shapes, as in "
-        "convolutional networks, each need a compilation of their own, and past torch's recompile limit they run eagerly."
+        "convolutional networks, are compiled separately, and past torch's recompile limit they run eagerly."
     ),
     start_cost="the compilation of one block, if the blocks differ only in their weights",
 )

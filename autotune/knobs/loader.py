@@ -93,10 +93,10 @@ NUM_WORKERS = Knob(
     hurts=(
         "Training on a CPU: workers take cores from the step itself, and 0 often wins. Each worker copies the dataset object "
         "and holds prefetch_factor batches in shared memory (/dev/shm in containers is often 64 MiB). For tiny in-memory "
-        "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that draws "
-        "from a random generator other than the global ones or holds an open file, unless the loader has a worker_init_fn: "
-        "workers would draw the same numbers as each other, or read at each other's position. Not applicable, either, if the "
-        "data set or the collate function puts the batches on the GPU."
+        "datasets, passing batches between processes costs more than the workers save. Not applicable to a data set that has a "
+        "random generator of its own (all workers would draw the same numbers) or an open file (workers would share its "
+        "position), unless the loader has a worker_init_fn. Not applicable, either, if the data set or the collate function "
+        "puts the batches on the GPU."
     ),
     start_cost="0.1 s to several seconds at every epoch's start (each worker is started anew unless persistent_workers is on)",
 )
@@ -311,7 +311,8 @@ NON_BLOCKING = Knob(
     helps="The training process queues the step's kernels while the batch is copied, instead of waiting for the copy.",
     hurts=(
         "A program that writes into a batch on the host right after moving it, with NumPy say, would change what is copied. "
-        "With false, the program's own non_blocking=True is ignored. Not measured on a GPU yet."
+        "If the knob is set to false, the program's own non_blocking=True is ignored; if the knob is not set, it stays in "
+        "force. Not measured on a GPU yet."
     ),
 )
 

@@ -97,6 +97,7 @@ MALLOC = Knob(
     default=malloc.GLIBC,
     choices=(malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.LIBRARIES),
     domain=_mallocs,
+    examples=(malloc.GLIBC, malloc.GLIBC_KEEP),
     expert=_expert_malloc,
     environment=lambda value: malloc.variables_for(value, os.environ, malloc.installed()),
     variables=("LD_PRELOAD", *KEEPING),
@@ -125,8 +126,9 @@ MALLOC = Knob(
     ),
     hurts=(
         "Memory kept for reuse makes processes larger: with glibc_keep, up to twice as large if the shapes of batches differ. "
-        "Without autotune (`--format env`), loader workers that are forked in later epochs hold what their parent kept, too. A "
-        "GPU that does all of the work leaves little to gain."
+        "autotune returns freed memory to the kernel before workers are forked. If you set the variables yourself "
+        "(`export --format env`), workers that are forked in later epochs also hold what their parent kept. A GPU that does "
+        "all of the work leaves little to gain."
     ),
 )
 

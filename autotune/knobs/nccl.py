@@ -263,8 +263,8 @@ P2P_LEVEL = _nccl(
     ),
     helps="GPUs on PCIe, where NCCL is careful: direct transfers across the CPU can be faster or far slower than NCCL assumes.",
     hurts=(
-        "Direct transfers through a CPU or an IOMMU that does not support them well are slow, hang or corrupt data: losses are "
-        "compared with the baseline's before a value may win."
+        "Direct transfers through a CPU or an IOMMU that does not support them well are slow, hang or corrupt data. So "
+        "autotune compares the training loss with the baseline's before a value may win."
     ),
 )
 

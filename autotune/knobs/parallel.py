@@ -117,8 +117,8 @@ STATIC_GRAPH = Knob(
         "checkpointing under DDP."
     ),
     hurts=(
-        "A graph that changes with the data (branches, layers left out at random) trains wrongly or fails: losses are compared "
-        "with the baseline's before `true` may win. Without unused parameters it gains little."
+        "A graph that changes with the data (branches, layers left out at random) trains wrongly or fails. So autotune "
+        "compares the training loss with the baseline's before `true` may win. Without unused parameters it gains little."
     ),
 )
 

@@ -49,8 +49,8 @@ AMP = Knob(
     helps=(
         "Usually the largest single gain. Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "
         "newer) and AVX-512 BF16 (AMD Zen 4 and newer) compute at 2 to 16 times float32's rate. Activations take half the "
-        "memory. fp16 is for GPUs that have no bf16 (V100, T4), and for nn.DataParallel on several GPUs, which computes in "
-        "float16 whatever the format; it is tried only there."
+        "memory. fp16 is tried only on GPUs without bf16 (V100, T4) and with nn.DataParallel on several GPUs, which computes "
+        "in float16 even if autocast is given bfloat16."
     ),
     hurts=(
         "bf16 has 8 bits of mantissa: losses differ in the third digit, and sums that the program itself computes in bf16 can "

@@ -240,7 +240,7 @@ def copy(lease: Lease, target: Path) -> None:
 def remove_left(files: Iterable[Path]) -> None:
     """Removes the copies of these files that killed keepers left next to them, unfinished or no longer needed.
 
-    A copy's name contains the process id of its keeper. The keeper locks the copy.
+    A copy's name contains the id of the process that made it (keeper.py), which also locks the copy.
     """
     names: dict[Path, set[str]] = {}
     for file in files:

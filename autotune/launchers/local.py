@@ -101,7 +101,10 @@ class LocalLauncher(Launcher):
             raise BadInput(problem) from error
 
     def sweep(self, study: Path) -> list[str]:
-        """Ends every process with a mark of this study; on a slot, only those with the slot's mark. See `Launcher.sweep`."""
+        """Ends all processes of this study; on a slot, only those of the slot. See `Launcher.sweep`.
+
+        They are recognised by their mark, an environment variable (`mark_of`) that names the study, the slot and the trial.
+        """
         name = self.slot.name if self.slot else None
         found = _left_by(study, name)
         lines = [f"ended process {process_tree.describe(process)}, left by an earlier run of this study" for process in found]
@@ -110,7 +113,7 @@ class LocalLauncher(Launcher):
         return lines
 
     def close(self) -> None:
-        """Ends the supervisor, and with it all trials that still run. Then ends the keeper."""
+        """Ends the supervisor, and with it all trials that still run. Then ends the process that guards the user's files."""
         if self._supervisor:
             self._supervisor.close()
         self._files.close()
@@ -312,7 +315,8 @@ class LocalRunning(Running):
     def _orphans(self) -> list[psutil.Process]:
         """Returns the living processes of the trial once its supervisor is gone.
 
-        A forked trial has the mark of its warm server. So the server then counts as a process of the trial.
+        A trial that a warm server forked has the server's mark, so the two cannot be told apart. Then the processes with this
+        mark count as the trial's, even the server itself.
         """
         marks = {self._mark, mark_of(study_of(self._folder), SERVER, self._launch.slot)} if self._is_warm else {self._mark}
         return process_tree.members(lambda mark: mark in marks, process_tree.still_there(self._seen))

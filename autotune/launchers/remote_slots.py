@@ -44,7 +44,7 @@ class RemoteSlots(Launcher):
         return found
 
     def why_waiting(self) -> str:
-        """Returns why a slot waits for a node. Once all have been ready, only the first counts, where trials run alone."""
+        """Returns why a slot waits for a node. Once all have been ready, only the first slot counts: trials run alone on it."""
         parts = self._parts[:1] if self._are_ready else self._parts
         return next(filter(None, (part.why_waiting() for part in parts)), "")
 

@@ -123,7 +123,7 @@ def cancel_left(runs_dir: Path) -> list[str]:
     """Cancels the jobs of tuners that were killed together with their srun: Slurm does not know yet that these jobs are over.
 
     Whether a tuner on another host still runs is not visible here. Its job is cancelled only if it has run for more than
-    BEGIN_S and has no step: then the agent is gone, and therefore the tuner.
+    BEGIN_S and has no step. While a tuner runs, its agent (autotune's process on the node) is a step of the job.
 
     Returns:
         A line for the user about each job that may be left and was not cancelled.

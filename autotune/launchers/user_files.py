@@ -40,7 +40,7 @@ MANY_UNNAMED = 100  # if a folder has more files than this whose names have no d
 # What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
 TORCH_ZIP, TORCH_ENTRY, TORCH_PICKLE = b"PK\x03\x04", b"/data.pkl", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # In each root (the working directory, folders that the command names), at most MAX_FOLDERS folders are searched. In the search
-# for new files, subfolders with more than MAX_INSIDE entries are ignored; folders of logs have fewer.
+# for new files, subfolders with more than MAX_INSIDE entries are ignored. Folders in which programs write logs have fewer.
 MAX_FOLDERS, MAX_INSIDE = 100, 1000
 HEAD_BYTES = 8 << 10
 IGNORED = frozenset({"__pycache__"})

@@ -14,9 +14,10 @@ whole host counts, with all its processes, because any of them can take a core t
 A trial may be bound to fewer cores than the tuner (`autotune run -- taskset -c 0 ...`). Then only those cores count: what is
 used on other cores, by any process, takes nothing from the trial.
 
-Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots, which have
-the study's mark, are not foreign: the calibration measures how much they slow each other down. The agent of a node monitors it.
-If the tuner runs there, too, it is not foreign, either.
+Several slots of a study may share the cores of one node, each with a monitor of its own. Trials on the other slots are not
+foreign: the calibration measures how much they slow each other down. They are recognised by their mark, an environment variable
+that names the study. On a cluster, autotune's process on the node monitors it. If the tuner runs there, too, it is not foreign,
+either.
 """
 
 from __future__ import annotations

@@ -331,7 +331,8 @@ def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
 def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
     """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
-    If a check skipped stages (WITHOUT), the gain derived from that check stays, because it is a prediction, too.
+    Exception: a check of kind WITHOUT ran the program without the costly part. The gain derived from it stays, because it, too,
+    predicts what a fix would gain.
 
     Raises:
         BadInput: there is no such finding.

@@ -33,8 +33,8 @@ MARGIN_FRAC, MAX_MARGIN_FRAC = 2 * stats.MARGIN_FRAC, 0.05
 CLEAR_PAIRS, CLEAR_FRAC = 2, 0.1
 # From the second pair on, only as many machines are used as it takes to have at least this many slots. All slots of these
 # machines run, because neighbours compete for a machine's memory, disk and power. The first pair uses all machines, so it shows
-# whether trials slow each other through something that the machines share, like a file system. If it loses more than about 5 %,
-# the interval becomes so wide that trials do not run in parallel.
+# whether trials slow each other through something that the machines share, like a file system. If parallel trials are more than
+# about 5 % slower in this pair alone, the interval becomes so wide that trials do not run in parallel.
 SAMPLE_SLOTS = 16
 SLOT_MARGINS = 3  # the ratio of a single slot may fall below 1 by this many margins
 MAX_LOST = 2  # after this many pairs in a row without a measurement, the calibration is given up
@@ -75,8 +75,8 @@ class Calibration:
     def is_allowed(self) -> bool:
         """Whether neighbours certainly cost at most the margin on average, and at most SLOT_MARGINS margins on any slot.
 
-        Also False if a trial is certainly faster with neighbours. The reason is then that a slot gives it fewer threads, so the
-        two rates cannot be compared.
+        Also False if a trial is certainly faster with neighbours. This happens to trials that are faster with fewer threads,
+        because they have fewer on a slot than alone. So the two rates cannot be compared.
         """
         num, ci = self.ratio.num_rounds, self.ratio.ci
         return not self.slow and num >= MIN_PAIRS and ci is not None and 1 - self.margin <= ci[0] <= 1 + self.margin

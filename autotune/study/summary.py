@@ -194,7 +194,7 @@ class _Study:
         return decision if decision.finalist.number == record.number else None
 
     def _entry(self, record: TrialRecord, *, knobs: bool = False, overrides: bool = False) -> dict[str, Any]:
-        """Returns trial number, value and interval, from the reporting rounds if there are any, else from the search."""
+        """Returns trial number, value and interval: from the measurements in `_reported`, or else from the search."""
         rates, counted = self._scores(record), self._reported(record) or [record]
         entry: dict[str, Any] = {
             "trial": record.number,
@@ -215,9 +215,10 @@ class _Study:
         return entry
 
     def _reported(self, record: TrialRecord) -> list[TrialRecord]:
-        """Returns a configuration's reporting rounds, or its rounds as a point of the Pareto front.
+        """Returns the trials that measured a configuration again, to report the result.
 
-        If it has neither, because the finals ended before the first pair, returns its other measurements.
+        These are its reporting rounds (the rounds of the finals after those that choose the finalist) or, on a Pareto front,
+        its repeats. If it has neither, because the finals ended before the first pair, returns its other measurements.
         """
         scores = self._scores(record)
         found = [final for final in self.records if final.repeats == record.number and final.score in scores]
@@ -239,7 +240,10 @@ class _Study:
         return [one for one in measured if one.score and one.ci] or measured if again else []
 
     def _unpaired_ratio(self, top: TrialRecord) -> float | None:
-        """Returns the ratio to the baseline from unpaired measurements; None if one side's contradict each other."""
+        """Returns the rate of `top` over the baseline's, from unpaired measurements.
+
+        None if the measurements of one of the two configurations contradict each other.
+        """
         means_of = []
         for record in (top, self.records[0]):
             counted = self._unpaired(record) or [record]

@@ -22,7 +22,7 @@ def config(**options):
         ({"args": "--constraint='a"}, "launch.slurm.args: not the words of a command"),
         ({"args": "--exclude n7"}, "launch.slurm.args: not an option of srun, got 'n7'. Write --OPTION=VALUE"),
         ({"args": "--job-name mine"}, "launch.slurm.args: autotune finds the jobs of a killed autotune by their names"),
-        ({"args": "--output=log"}, "launch.slurm.args: autotune talks to its agent through srun's input and output"),
+        ({"args": "--output=log"}, "launch.slurm.args: autotune needs srun's input and output itself"),
         ({"args": "--wait"}, "launch.slurm.args: autotune decides when the job ends, got '--wait'. Leave it out."),
         ({"args": "--parsable"}, "launch.slurm.args: an option of sbatch, not of srun, got '--parsable'. Leave it out."),
         ({"args": "--array=1-4"}, "launch.slurm.args: an option of sbatch"),

@@ -228,7 +228,7 @@ OPTIONS: list[tuple[list[str], str]] = [
     (["verify", "claim.yaml", "--long", "--long-minutes", "nan"], "--long-minutes"),
     (["verify", "claim.yaml", "--runs-dir", "a", "runs_dir=b"], "runs_dir: given twice"),
     (["knobs", "loader.num_worker"], "knob: there is no such knob, got 'loader.num_worker'. Did you mean 'loader.num_workers'"),
-    (["knobs", "train.global_batch"], "a key of the configuration, not a knob"),
+    (["knobs", "train.global_batch"], "It is a key of the configuration"),
     (["knobs", "--page", "loader"], "--page: prints all knobs as Markdown, and cannot be combined with NAME or --json"),
     (["knobs", "--page", "--json"], "--page: prints all knobs as Markdown, and cannot be combined with NAME or --json"),
     (["knobs", ""], "knob: there is no such knob, got ''"),

@@ -8,9 +8,10 @@ import pytest
 
 from autotune.config.domains import domain_of, parse
 from autotune.errors import BadInput
+from autotune.knobs import malloc
 from autotune.knobs.base import HostContext
 from autotune.knobs.catalogue import CATALOGUE, knob
-from autotune.knobs.describe import describe, overview, uses
+from autotune.knobs.describe import describe, overview, page, uses
 from autotune.knobs.values import value_of
 
 
@@ -45,9 +46,19 @@ def test_overrides_shown_for_a_knob_are_accepted(key: str) -> None:
         assert word in describe(key, machine)
 
 
+def test_page_is_the_same_whatever_is_installed_or_set_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = set()
+    for libraries, preloaded in (({}, ""), ({"jemalloc": "/usr/lib/libjemalloc.so.2"}, "/usr/lib/libtcmalloc.so.4")):
+        monkeypatch.setattr(malloc, "installed", lambda found=libraries: found)
+        monkeypatch.setenv("LD_PRELOAD", preloaded)
+        pages.add(page({}))
+    assert len(pages) == 1
+    assert "A trial starts in a fresh interpreter if a value sets LD_PRELOAD." in pages.pop()
+
+
 def test_description_names_the_search_spaces_that_contain_the_knob() -> None:
     spaces = {"default": ["compile.mode"], "full": ["compile.mode", "step.accumulation"], "memory": ["step.accumulation"]}
-    assert "By default, and in full." in describe("compile.mode", spaces=spaces)
+    assert "By default, and with search_space=full." in describe("compile.mode", spaces=spaces)
     assert "If you name it, or with search_space=full or memory." in describe("step.accumulation", spaces=spaces)
     assert "Only if you name it." in describe("threads.omp", spaces=spaces)
 

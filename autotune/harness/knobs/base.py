@@ -16,8 +16,8 @@ class KnobHandler:
     """Handles one knob, or a family of knobs that are set in the same place. A subclass overrides what it needs.
 
     Handlers are made once torch is imported, in the order of `registry.Handlers`. Some families do other work as well: they
-    change the arguments of a DataLoader, or a module before its first call. Their handlers have methods for this, which the
-    class that watches loaders or modules calls.
+    change the arguments of a DataLoader, or a module before its first call. Their handlers have further methods for this, such
+    as `on_loader`. LoaderWatch and ModuleWatch call them.
 
     Attributes:
         keys: keys of the knobs, the same as on the tuner's side.
