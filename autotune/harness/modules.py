@@ -243,8 +243,11 @@ class ModuleWatch:
         # A program may enter autocast inside its module (libraries wrap `forward`), which is not visible in `_adopt`.
         def around(enter: Any) -> Any:
             def __enter__(context: Any) -> Any:
-                if self.nesting.depth and context._enabled and not hasattr(context, "is_autotunes_own"):
-                    self._knobs.note_inner_autocast(context)
+                if not hasattr(context, "is_autotunes_own"):
+                    if self._knobs.replaces_autocast:
+                        self._knobs.replace_autocast(context)
+                    elif self.nesting.depth and context._enabled:
+                        self._knobs.note_inner_autocast(context)
                 return enter(context)
 
             return __enter__
@@ -444,7 +447,7 @@ class ModuleWatch:
             self.is_looking = False
             self.uninstall()
             self._knobs.checkpointing.stop_watching()
-            if self._autocasts is not None:
+            if self._autocasts is not None and not self._knobs.replaces_autocast:
                 self._autocasts.uninstall()
 
     # --- facts ---

@@ -10,15 +10,32 @@ TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Vol
 
 
 def amp_expert(host_context: HostContext) -> KnobValue | None:
-    """Returns the 16-bit format that the device multiplies fast; None if there is none."""
+    """Returns the 16-bit format that the device multiplies fast; "off" if it has none and the program uses one; else None."""
     if has_fast_bf16(host_context) and "precision.amp=bf16" not in host_context.not_applicable:
         return "bf16"
-    return "fp16" if host_context.has_cuda and amp_blocked(host_context) is None else None
+    if host_context.has_cuda and below(host_context, TENSOR_CORES, "Volta") is None:
+        return "fp16"
+    return "off" if _emulates_bf16(host_context) else None
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is blocked on a GPU without Tensor Cores; None on all other devices, even CPUs without fast bf16."""
-    return below(host_context, TENSOR_CORES, "Volta")
+    """Returns why autocast is not searched.
+
+    It is not on a GPU without Tensor Cores, nor if the program itself enters it in a format that is fast here. It is on CPUs
+    without fast bf16.
+    """
+    own = host_context.observed.get("precision.amp", "off")
+    if own != "off" and "precision.amp" not in host_context.not_applicable and not _emulates_bf16(host_context):
+        return f"the program enters autocast({own}) itself"
+    return None if _emulates_bf16(host_context) else below(host_context, TENSOR_CORES, "Volta")
+
+
+def _emulates_bf16(host_context: HostContext) -> bool:
+    """Returns whether the program computes in bf16 on a device that only emulates it, such as a T4 or a CPU with AVX2.
+
+    torch.cuda.is_bf16_supported() is true there, too, so programs that ask torch choose bf16.
+    """
+    return host_context.observed.get("precision.amp") == "bf16" and not has_fast_bf16(host_context)
 
 
 AMP = Knob(
@@ -26,7 +43,7 @@ AMP = Knob(
     tier=Tier.numerics,
     default="off",
     choices=("off", "bf16", "fp16"),
-    domain=lambda here: ["off", fast] if (fast := amp_expert(here)) else ["off"],
+    domain=lambda here: list(dict.fromkeys(["off", amp_expert(here) or "off"])),
     blocked=amp_blocked,
     expert=amp_expert,
     usual_gain=0.35,
@@ -44,7 +61,9 @@ AMP = Knob(
         "Automatic mixed precision: forward passes run under torch.autocast, so matrix products and convolutions compute in "
         "bfloat16 or float16 while weights, optimizer state, losses and reductions stay in float32. bf16 has float32's range; "
         "under fp16 the loss is scaled, so that small gradients do not vanish: the program's steps go through a GradScaler, "
-        "which unscales before clipping, skips a step that overflowed and finds the scale by itself."
+        "which unscales before clipping, skips a step that overflowed and finds the scale by itself. If the program enters "
+        "autocast itself, in another format, the trial's format takes its place. Such programs are searched only where the "
+        "device emulates their bf16."
     ),
     helps=(
         "Usually the largest single gain. Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "

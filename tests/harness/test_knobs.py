@@ -35,7 +35,6 @@ def test_all_knobs_at_once_are_applied_and_observed(trial: Trial) -> None:
 @pytest.mark.parametrize(
     ("words", "knobs", "status", "reason"),
     [
-        (("autocast=1",), {"precision.amp": "off"}, OVERRIDDEN, "the program enters autocast(bf16) itself"),
         (("half=1",), {"precision.amp": "bf16"}, NOT_APPLICABLE, "the parameters are bf16 already"),
         (("compile=eager",), {"compile.mode": "default"}, OVERRIDDEN, "the program compiles this module itself"),
         ((), {"no.such_knob": 1}, NOT_APPLICABLE, "the harness does not know this knob"),
@@ -56,10 +55,20 @@ def test_optimizer_without_a_fused_implementation_may_use_the_others(trial: Tria
     assert told == {"optimizer.implementation=fused": "RMSprop has no fused implementation"}
 
 
-def test_autocast_inside_the_module_is_seen(trial: Trial) -> None:
-    found = trial("inner_autocast.py", knobs={"precision.amp": "fp16"}, mode="inspect").result()
-    assert found.observed["precision.amp"] == "bf16"
-    assert found.knobs["precision.amp"].status == OVERRIDDEN
+@pytest.mark.parametrize("place", ["inner", "outer"])
+def test_the_programs_own_autocast_is_seen(trial: Trial, place: str) -> None:
+    assert trial("own_autocast.py", place, mode="inspect").result().observed["precision.amp"] == "bf16"
+
+
+@pytest.mark.parametrize("place", ["inner", "outer"])
+@pytest.mark.parametrize(
+    ("asked", "computed"), [("off", "torch.float32"), ("bf16", "torch.bfloat16"), ("fp16", "torch.float16")]
+)
+def test_a_trials_precision_takes_the_place_of_the_programs_own(trial: Trial, place: str, asked: str, computed: str) -> None:
+    run = trial("own_autocast.py", place, knobs={"precision.amp": asked})
+    report = run.result().knobs["precision.amp"]
+    assert (report.status, report.observed) == (APPLIED, asked)
+    assert {line for line in run.stdout.splitlines() if line.startswith("torch.")} == {computed}
 
 
 @BY_NEW_API

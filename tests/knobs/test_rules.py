@@ -14,6 +14,7 @@ CPU = HostContext(num_cores=2)
 GPU = HostContext(num_cores=2, has_cuda=True, compute_capability=(9, 0))
 HOPPER = HostContext(num_cores=16, has_cuda=True, compute_capability=(9, 0))
 VOLTA = replace(HOPPER, compute_capability=(7, 0))
+PASCAL = replace(HOPPER, compute_capability=(6, 1))
 
 
 def at_batch(machine: HostContext, batch_size: int) -> HostContext:
@@ -183,3 +184,24 @@ def test_longer_metrics_interval_is_tried_only_on_a_gpu() -> None:
     assert knob("step.metrics_sync_interval").domain(CPU) == []
     assert knob("step.metrics_sync_interval").domain(HOPPER) == [100]
     assert knob("step.metrics_sync_interval").domain(replace(HOPPER, observed={"step.metrics_sync_interval": 500})) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "domain", "expert"),
+    [
+        (replace(CPU, cpu_isa=frozenset({"avx2"})), ["off"], "off"),
+        (replace(HOPPER, compute_capability=(7, 5)), ["off", "fp16"], "fp16"),
+        (PASCAL, ["off"], "off"),
+    ],
+)
+def test_autocast_in_emulated_bf16_may_be_replaced(machine: HostContext, domain: list[str], expert: str) -> None:
+    found, amp = replace(machine, observed={"precision.amp": "bf16"}), knob("precision.amp")
+    assert (amp.blocked(found), amp.domain(found), amp.expert(found)) == (None, domain, expert)
+
+
+@pytest.mark.parametrize("machine", [HOPPER, replace(CPU, cpu_isa=frozenset({"avx512_bf16"}))])
+def test_autocast_in_a_fast_format_is_left_to_the_program(machine: HostContext) -> None:
+    own = replace(machine, observed={"precision.amp": "bf16"})
+    assert knob("precision.amp").blocked(own) == "the program enters autocast(bf16) itself"
+    by_policy = replace(own, not_applicable={"precision.amp": "a policy of FSDP"})
+    assert knob("precision.amp").blocked(by_policy) is None  # the reason of the program itself counts

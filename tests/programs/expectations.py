@@ -9,7 +9,7 @@ from autotune.harness.protocol import NOT_APPLICABLE, OVERRIDDEN
 SEEN_AS: dict[str, tuple[str, dict[Any, Any]]] = {
     "loader.batch_size": ("batch", {}),
     "loader.num_workers": ("workers", {}),
-    "precision.amp": ("dtype", {"bf16": "bfloat16", "fp16": "float16"}),
+    "precision.amp": ("dtype", {"off": "float32", "bf16": "bfloat16", "fp16": "float16"}),
     "layout.channels_last": ("channels_last", {}),
     "optimizer.implementation": ("fused", {"fused": True}),
     "threads.intra": ("threads", {}),
@@ -112,10 +112,8 @@ PROGRAMS = (
     ),
     script(
         "own_precision",
-        blocked={"precision.amp": "the program enters autocast(bf16) itself"},
-        knobs={**USUAL, "precision.amp": "fp16"},
-        refused={"precision.amp": (OVERRIDDEN, "the program enters autocast(bf16) itself")},
-        saw={"outputs": "torch.bfloat16"},
+        knobs={**USUAL, "precision.amp": "off"},
+        saw={"outputs": "torch.float32"},
     ),
     script(
         "own_compile",

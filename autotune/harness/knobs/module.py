@@ -30,6 +30,7 @@ BF16 = f"{AMP}=bf16"  # a key of `applicability`, with the reason why "bf16" can
 DYNAMIC, SCOPE = "compile.dynamic", "compile.scope"
 CHECKPOINTING, FLOAT8 = "memory.activation_checkpointing", "precision.float8"
 KEYS = (AMP, LAYOUT, COMPILE, CHECKPOINTING, FLOAT8)
+OWN_FORMAT = "autotune_own_format"  # attribute of the program's autocast: its format, or "off"; it may be entered many times
 DYNAMICS = {"auto": None, "true": True, "false": False}
 DEFAULTS = {DYNAMIC: "auto", SCOPE: "model"}
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # values of COMPILE that record CUDA graphs
@@ -197,14 +198,23 @@ class ModuleKnobs(KnobHandler):
         if is_asked:
             self._reports[AMP] = KnobReport(NOT_APPLICABLE, why)
 
+    @property
+    def replaces_autocast(self) -> bool:
+        """Whether the trial sets the precision, so that autocast in another format does nothing where the program enters it."""
+        return AMP in self._knobs
+
+    def replace_autocast(self, context: Any) -> None:
+        """Lets an autocast that the program is about to enter change nothing if it has another format than the trial's."""
+        own = vars(context).setdefault(OWN_FORMAT, _short(context.fast_dtype) if context._enabled else "off")
+        if own not in ("off", self._knobs[AMP]):
+            context._enabled = torch.is_autocast_enabled(context.device)
+            context.fast_dtype = torch.get_autocast_dtype(context.device)
+
     def note_inner_autocast(self, context: Any) -> None:
         """Notes that the program enters its own autocast inside a root's call."""
-        own = _short(context.fast_dtype)
         for root in self._context.modules.roots:
             if root.observed[AMP] == "off" and context.device == device_of(root.module):
-                root.observed[AMP] = own
-        if self._knobs.get(AMP, own) != own:
-            self._reports[AMP] = KnobReport(OVERRIDDEN, f"the program enters autocast({own}) inside its module", own)
+                root.observed[AMP] = _short(context.fast_dtype)
 
     def observe(self) -> Dict[str, Any]:
         """Returns knob key -> the program's own value for its first root."""
@@ -258,10 +268,8 @@ class ModuleKnobs(KnobHandler):
             reasons[LAYOUT] = NO_CONVOLUTIONS
         elif any(o["is_sharded"] for o in observed):
             reasons[LAYOUT] = SHARDED
-        own = next((o for o in observed if o[AMP] != "off"), None)
-        if own:
-            is_by_policy = own[AMP] == own["policy"]
-            reasons[AMP] = BY_POLICY.format(own[AMP]) if is_by_policy else f"the program enters autocast({own[AMP]}) itself"
+        if policy := next((o["policy"] for o in observed if o["policy"]), None):
+            reasons[AMP] = BY_POLICY.format(policy)
         half = next((d for o in observed for d in o["parameter_dtypes"] if d in ("bf16", "fp16")), None)
         if half:
             reasons[AMP] = f"the parameters are {half} already"

@@ -1,0 +1,29 @@
+"""Enters autocast around its module or, as Accelerate does, inside forward; prints the format of each product."""
+
+import sys
+
+import torch
+from torch import nn
+
+own, none = torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    @(own if "inner" in sys.argv else lambda forward: forward)
+    def forward(self, x):
+        products = self.layer(x)
+        print(products.dtype, flush=True)
+        return products
+
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    with own if "outer" in sys.argv else none:
+        outputs = model(torch.ones(3, 4))
+    outputs.float().sum().backward()
+    optimizer.step()
