@@ -312,7 +312,7 @@ class StudyRecord:
             and how often each, {"configurations", "repeats"}; {} for a study that searches.
         target: the training loaders as the baseline found them, `RankResult.target`; None before that, or without a DataLoader.
         verifies: what the study verifies instead of searching: a `Verify`; {} for a study that searches.
-        warm_start: what the study reuses from earlier studies, see `study/inheritance.py`; {} for nothing.
+        warm_start: what the study reuses from earlier studies, see `study/earlier_studies.py`; {} for nothing.
         noise: variation from process to process as earlier studies measured it, a `stats.Noise`; {} without any.
         slots: how many search trials run in parallel, and the calibration: {"num", "ratio" (rate beside other trials
             divided by rate alone), "ci", "num_pairs", "why_one"}. If only some slots were calibrated, "num_sampled" is

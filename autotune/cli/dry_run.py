@@ -31,7 +31,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         BadInput: the request is invalid.
     """
     from autotune.machine import host_facts
-    from autotune.study.inheritance import check_named, foreseen
+    from autotune.study.earlier_studies import check_named, foreseen
 
     facts = host_facts()
     composed = compose_asked(asked, facts)

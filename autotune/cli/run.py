@@ -85,7 +85,7 @@ def prepare(asked: Asked) -> tuple[StudyInputs, StudyFolder]:
     """
     from autotune.machine import host_facts
     from autotune.studies import create
-    from autotune.study.inheritance import check_named
+    from autotune.study.earlier_studies import check_named
 
     facts = host_facts()
     composed = compose_asked(asked, facts)
@@ -103,7 +103,7 @@ def _limit_of_job(minutes: float | None) -> str:
 
     if minutes is None or JOB not in os.environ:
         return ""
-    from autotune.launchers.slurm_jobs import shorter_than
+    from autotune.launchers.slurm_cancel import shorter_than
 
     return shorter_than(60 * minutes, os.environ[JOB])
 

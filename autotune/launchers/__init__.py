@@ -40,7 +40,7 @@ def make_launcher(config: StudyConfig, command: CommandTemplate, facts: dict[str
     parts: list[RemoteLauncher]
     if config.launcher == "slurm":
         from autotune.launchers.slurm import SlurmLauncher
-        from autotune.launchers.slurm_jobs import LeftJobs
+        from autotune.launchers.slurm_cancel import LeftJobs
 
         left = LeftJobs(Path(config.runs_dir))
         parts = [SlurmLauncher(config.launch.slurm, place, patience_s=patience_s, left=left) for _ in range(num)]

@@ -32,7 +32,7 @@ from autotune.launchers.base import Slot
 from autotune.launchers.child import EXIT_S, ChildTransport, agent_command
 from autotune.launchers.local import Graces
 from autotune.launchers.remote import Place, RemoteLauncher, lock, own_prefix
-from autotune.launchers.slurm_jobs import (
+from autotune.launchers.slurm_cancel import (
     BEGIN_S,
     NAME,
     NOTE,

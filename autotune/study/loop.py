@@ -36,11 +36,11 @@ from autotune.report.writing import write_report
 from autotune.run_dir import FULL, StudyFolder
 from autotune.space import ResolvedSpace, resolve
 from autotune.studies import call
-from autotune.study.earlier import Earlier, read_earlier
+from autotune.study.earlier_studies import earlier_noise, inherit, why_nothing
 from autotune.study.explaining import Explaining, Wanted, explainable, planned_s
-from autotune.study.inheritance import earlier_noise, inherit, why_nothing
 from autotune.study.proposals import Search
 from autotune.study.recording import Recording
+from autotune.study.resuming import Earlier, read_earlier
 from autotune.study.summary import Standing, summarise, trial_entry
 from autotune.trackers.sync import incomplete
 from autotune.trials.budget import Budget, Costs

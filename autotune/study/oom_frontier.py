@@ -21,7 +21,7 @@ class Frontier:
     """Finds the out-of-memory trial of an earlier study that rules out a configuration.
 
     Args:
-        out: the entries that `inheritance.inherit` returns under "out_of_memory".
+        out: the entries that `earlier_studies.inherit` returns under "out_of_memory".
     """
 
     def __init__(self, out: Sequence[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from autotune.records import Kind, Knobs, Outcome, StudyRecord, TrialRecord
 from autotune.study.design import configurations
-from autotune.study.earlier import CUT_OFF_CAUSE
+from autotune.study.resuming import CUT_OFF_CAUSE
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 RECORDED = "recorded"  # `origin` of a recording's trials

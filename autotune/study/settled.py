@@ -9,9 +9,9 @@ from autotune.compare.parity import Parity
 from autotune.errors import NothingWorked
 from autotune.records import Knobs, KnobValue, Outcome, TrialRecord
 from autotune.study.culprits import Culprits
-from autotune.study.earlier import CUT_OFF_CAUSE
 from autotune.study.initial import Proposal
 from autotune.study.oom_frontier import Frontier
+from autotune.study.resuming import CUT_OFF_CAUSE
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 from autotune.wording import log_lines
 

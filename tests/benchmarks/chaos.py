@@ -52,7 +52,7 @@ import psutil
 from autotune.errors import NotMeasured
 from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import own_environment
-from autotune.launchers.slurm_jobs import NOTE, is_marked
+from autotune.launchers.slurm_cancel import NOTE, is_marked
 from autotune.records import Kind, Outcome, TrialRecord
 from autotune.run_dir import StudyFolder
 from autotune.trackers.sync import LAST_S

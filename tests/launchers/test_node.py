@@ -16,7 +16,7 @@ import pytest
 import autotune
 from autotune.errors import AutotuneError, BadInput
 from autotune.failures import classify
-from autotune.launchers import messages, node, remote, slurm_jobs, transport
+from autotune.launchers import messages, node, remote, slurm_cancel, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Outcome
@@ -258,7 +258,7 @@ def test_agent_given_up_by_the_tuner_ends_its_trial_before_the_lease_expires(mak
     with silenced(launcher.started[0].link):
         time.sleep(3.0)
         assert is_alive(pid), "the tuner has not given up the agent yet"
-        slurm_jobs.mark(note)
+        slurm_cancel.mark(note)
         assert gone(pid)
         assert launcher.started[0].process.wait(10) == 0
 

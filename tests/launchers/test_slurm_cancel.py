@@ -9,7 +9,7 @@ import pytest
 
 from autotune.config.schema import SlurmOptions
 from autotune.errors import BadInput
-from autotune.launchers import remote, slurm, slurm_jobs
+from autotune.launchers import remote, slurm, slurm_cancel
 from autotune.launchers.remote import Place
 from autotune.launchers.remote_slots import RemoteSlots
 from tests.support.waiting import wait_until
@@ -49,7 +49,7 @@ def scancel(tmp_path, monkeypatch):
 def test_job_is_forgotten_only_if_scancel_proves_that_it_is_over(scancel, words, status, is_over):
     scancel(f'echo "{words}" >&2; exit {status}')
     jobs = {"12"}
-    slurm_jobs.cancel(jobs)
+    slurm_cancel.cancel(jobs)
     assert jobs == (set() if is_over else {"12"})
 
 
@@ -80,17 +80,17 @@ def test_job_started_by_the_user_is_never_cancelled(scancel, tmp_path, monkeypat
 
 
 def test_job_is_remembered_if_scancel_hangs(scancel, monkeypatch):
-    monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.2)
+    monkeypatch.setattr(slurm_cancel, "SCANCEL_S", 0.2)
     scancel("exec sleep 60")
     jobs = {"12", "--name=autotune-1a2b3c4d"}
-    slurm_jobs.cancel(jobs)
+    slurm_cancel.cancel(jobs)
     assert jobs == {"12", "--name=autotune-1a2b3c4d"}
 
 
 def test_only_the_job_that_scancel_ended_is_forgotten(scancel):
     scancel('test "$2" = 12 || { echo "slurm_load_jobs error: Zero Bytes were transmitted" >&2; exit 1; }')
     jobs = {"12", "13"}
-    slurm_jobs.cancel(jobs)
+    slurm_cancel.cancel(jobs)
     assert jobs == {"13"}
 
 
@@ -103,11 +103,11 @@ def test_job_whose_tuner_was_killed_is_cancelled_by_the_next_tuner(scancel, tmp_
     alive = tmp_path / f".autotune-{platform.node()}-{os.getpid()}-autotune-5e6f7a8b.job"
     for note in (left, alive):
         note.touch()
-    slurm_jobs.cancel_left(tmp_path)
+    slurm_cancel.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == "--quiet --name=autotune-1a2b3c4d\n"
     assert left.exists(), "a controller that is killed now has not saved that the job has ended"
-    os.utime(left, (0, time.time() - slurm_jobs.SAVED_S - 1))
-    slurm_jobs.cancel_left(tmp_path)
+    os.utime(left, (0, time.time() - slurm_cancel.SAVED_S - 1))
+    slurm_cancel.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text() == 2 * "--quiet --name=autotune-1a2b3c4d\n"
     assert left.exists() is not is_over
     assert alive.exists()
@@ -132,7 +132,7 @@ def test_note_about_a_job_is_kept_until_the_job_was_cancelled(scancel, tmp_path,
 def test_lost_job_is_cancelled_again_while_the_next_job_waits(scancel, tmp_path, monkeypatch, dead, is_own):
     """A controller that is killed before it has saved a job's end assigns the nodes to that job again, permanently."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(slurm_jobs, "SAVED_S", 0.1)
+    monkeypatch.setattr(slurm_cancel, "SAVED_S", 0.1)
     monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.1)
     scancel(f'echo "$@" >>{tmp_path}/asked; rm -f {tmp_path}/again')
     scancel(f'for word; do test "$word" != "--name=$(cat {tmp_path}/again)" || echo 12; done', "squeue")
@@ -147,7 +147,7 @@ def test_lost_job_is_cancelled_again_while_the_next_job_waits(scancel, tmp_path,
     (note,) = runs.iterdir()
     scancel("cat >/dev/null", "srun")
     assert launcher.slots() == []
-    name = slurm_jobs.job_of(note)
+    name = slurm_cancel.job_of(note)
     assert (tmp_path / "asked").read_text().splitlines() == ["--quiet 12" if is_own else f"--quiet --name={name}"]
     (tmp_path / "again").write_text(name)  # the controller has been started again
     assert wait_until(lambda: launcher.slots() or not (tmp_path / "again").exists()) is True  # and no slot meanwhile
@@ -164,7 +164,7 @@ def test_job_of_a_tuner_running_in_another_container_is_not_cancelled(scancel, t
     srun = slurm.Srun(SlurmOptions(), runs_dir=tmp_path / "runs")
     monkeypatch.setattr(remote, "is_taken", lambda _: False)  # its id is free here
     try:
-        slurm_jobs.cancel_left(tmp_path / "runs")
+        slurm_cancel.cancel_left(tmp_path / "runs")
         assert srun.note.exists()
         assert not (tmp_path / "asked").exists()
     finally:
@@ -187,11 +187,11 @@ def noted(folder, host, pid, job):
 
 @pytest.mark.parametrize("silence", ["exec sleep 60", 'echo "scancel: error: Unable to contact slurm controller" >&2; exit 1'])
 def test_slurm_is_not_asked_about_more_jobs_after_it_did_not_answer(scancel, tmp_path, monkeypatch, dead, silence):
-    monkeypatch.setattr(slurm_jobs, "SCANCEL_S", 0.5)
+    monkeypatch.setattr(slurm_cancel, "SCANCEL_S", 0.5)
     scancel(f'echo "$@" >>{tmp_path}/asked; {silence}')
     scancel(f"touch {tmp_path}/squeued", "squeue")
     notes = [noted(tmp_path, platform.node(), dead, job) for job in ("1a", "2b", "3c")] + [noted(tmp_path, "far", 7, "4d")]
-    (line,) = slurm_jobs.cancel_left(tmp_path)
+    (line,) = slurm_cancel.cancel_left(tmp_path)
     assert (tmp_path / "asked").read_text().splitlines() == ["--quiet --name=autotune-1a"]
     assert not (tmp_path / "squeued").exists()
     assert "over: autotune-1a,autotune-2b,autotune-3c,autotune-4d. They may hold nodes" in line
@@ -216,7 +216,7 @@ def test_job_of_a_tuner_on_another_host_is_cancelled_only_if_its_agent_is_gone(s
     scancel(f'case "$*" in *--steps*) echo "{steps}";; *) echo "{job}";; esac', "squeue")
     scancel(f'echo "$@" >>{tmp_path}/asked')
     note = noted(tmp_path, "far-2", 7, "1a2b")
-    lines = slurm_jobs.cancel_left(tmp_path)
+    lines = slurm_cancel.cancel_left(tmp_path)
     assert note.exists() is (becomes != "cancelled")
     assert (tmp_path / "asked").exists() is (becomes == "cancelled")
     assert len(lines) == (becomes == "reported")
@@ -231,9 +231,9 @@ def test_job_of_a_tuner_on_another_host_is_not_queried_while_its_note_is_locked(
     scancel(f"touch {tmp_path}/asked", "squeue")
     with noted(tmp_path, "far", 7, "1a2b").open("w") as note:
         remote.lock(note.fileno())
-        assert slurm_jobs.cancel_left(tmp_path) == []
+        assert slurm_cancel.cancel_left(tmp_path) == []
     assert not (tmp_path / "asked").exists()
-    slurm_jobs.cancel_left(tmp_path)
+    slurm_cancel.cancel_left(tmp_path)
     assert (tmp_path / "asked").exists()
 
 
@@ -244,7 +244,7 @@ def test_slots_ask_slurm_once_and_report_unchecked_jobs_once(scancel, tmp_path, 
     runs = tmp_path / "runs"
     runs.mkdir()
     noted(runs, platform.node(), dead, "1a2b")
-    place, left = Place(cwd="/", program="true", runs_dir=str(runs)), slurm_jobs.LeftJobs(runs)
+    place, left = Place(cwd="/", program="true", runs_dir=str(runs)), slurm_cancel.LeftJobs(runs)
     slots = RemoteSlots([slurm.SlurmLauncher(SlurmOptions(), place, left=left) for _ in range(3)])
     try:
         (line,) = slots.sweep(tmp_path)
@@ -260,7 +260,7 @@ def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, mo
         monkeypatch.setenv(name, "PENDING")
     for command in ("scancel", "squeue"):
         scancel(f'cat >>{tmp_path}/given; test -z "$SCANCEL_STATE$SQUEUE_STATES"', command)
-        assert slurm_jobs.ask(command, timeout_s=5.0).returncode == 0
+        assert slurm_cancel.ask(command, timeout_s=5.0).returncode == 0
     assert (tmp_path / "given").read_text() == "", "standard input is empty, so no question of scancel is answered"
 
 
@@ -270,7 +270,7 @@ def test_user_defaults_for_squeue_and_scancel_do_not_apply(scancel, tmp_path, mo
 )
 def test_budget_that_is_longer_than_the_own_job_is_noted(scancel, left, ends, fitting):
     scancel(f"echo '11|0:05'; echo '12|{left}'", "squeue")  # as for the first task of an array
-    said = slurm_jobs.shorter_than(1800.0, "12")
+    said = slurm_cancel.shorter_than(1800.0, "12")
     assert bool(said) == bool(ends)
     assert not ends or f"job 12 ends in {ends}, before the budget of 30 min is used" in said
     assert not ends or f"Give study.budget.minutes={fitting}, or" in said

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.errors import BadInput
 from autotune.failures import classify
-from autotune.launchers import slurm_jobs
+from autotune.launchers import slurm_cancel
 from autotune.launchers.environment import own_environment
 from autotune.records import Outcome
 from tests.faults.disks import fill, in_memory
@@ -208,8 +208,8 @@ def test_leftover_jobs_are_found_and_cancelled_despite_the_defaults_of_the_user(
     slurm.ask("salloc", "--ntasks=1", f"--job-name={name}", "--no-shell")
     for variable, value in defaults.items():
         monkeypatch.setenv(variable, value)
-    assert list(slurm_jobs._held([name])) == [name]
-    slurm_jobs.cancel(jobs := {f"{slurm_jobs.NAME}{name}"})
+    assert list(slurm_cancel._held([name])) == [name]
+    slurm_cancel.cancel(jobs := {f"{slurm_cancel.NAME}{name}"})
     assert jobs == set()
     for variable in defaults:
         monkeypatch.delenv(variable)
@@ -234,7 +234,7 @@ def test_job_of_a_tuner_killed_with_its_srun_is_cancelled_by_the_next_tuner(make
     assert nothing_left(folder.parent.parent, pids, here, 40)
     assert slurm.jobs(), "Slurm does not know that the agent has ended"
     if is_elsewhere:  # the next tuner runs on another login node
-        monkeypatch.setattr("autotune.launchers.slurm_jobs.BEGIN_S", 1.0)
+        monkeypatch.setattr("autotune.launchers.slurm_cancel.BEGIN_S", 1.0)
         (note,) = Path(place(folder.parent).runs_dir).glob(".autotune-*.job")
         note.rename(note.with_name(note.name.replace(platform.node(), "login2")))
         assert nothing_left(folder.parent.parent, [], lambda: slurm.ask("squeue", "--noheader", "--steps").split(), 60)

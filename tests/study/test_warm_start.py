@@ -9,7 +9,7 @@ import pytest
 from autotune.errors import BadInput
 from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
 from autotune.study import resume_study
-from autotune.study.inheritance import Source, _out_of_memory, check_named, foreseen
+from autotune.study.earlier_studies import Source, _out_of_memory, check_named, foreseen
 from autotune.study.initial import EARLIER, NUM_EARLIER_SEEDS
 from autotune.study.oom_frontier import dominates
 from autotune.wording import warm_start_text
