@@ -34,11 +34,11 @@ from autotune.compare.effects import estimated, estimated_together
 from autotune.compare.noise import assumed_noise, known_noise
 from autotune.compare.tiers import is_barred
 from autotune.harness.protocol import MeasureRules
+from autotune.knobs.catalogue import OUTSIDE_GRAPHS
 from autotune.knobs.catalogue import knob as knob_of
 from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
 from autotune.knobs.precision import AMP, MATMUL
 from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
-from autotune.trials.budget import OUTSIDE_GRAPHS
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs

@@ -13,6 +13,7 @@ FAMILIES = (
     loader.KNOBS, precision.KNOBS, execution.KNOBS, step.KNOBS, threads.KNOBS, memory.KNOBS, parallel.KNOBS, nccl.KNOBS,
 )  # fmt: skip
 CATALOGUE: dict[str, Knob] = {knob.key: knob for family in FAMILIES for knob in family}
+OUTSIDE_GRAPHS = frozenset(key for key, one in CATALOGUE.items() if one.is_outside_graphs)
 GROUPS = list(dict.fromkeys(key.partition(".")[0] for key in CATALOGUE))
 
 

@@ -105,6 +105,7 @@ def _implementations(here: HostContext) -> list[KnobValue]:
 OPTIMIZER_IMPLEMENTATION = Knob(
     key=IMPLEMENTATION,
     tier=Tier.numerics,
+    is_outside_graphs=True,
     default="default",
     choices=("default", "foreach", "fused"),
     domain=_implementations,
@@ -214,6 +215,7 @@ COMPILE_SCOPE = Knob(
 SET_TO_NONE = Knob(
     key="optimizer.set_to_none",
     tier=Tier.numerics,
+    is_outside_graphs=True,
     default=True,
     domain=lambda _: [True, False],
     usual_spread=0.03,

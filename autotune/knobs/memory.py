@@ -31,6 +31,7 @@ def configuration(value: str) -> dict[str, str]:
 ALLOCATOR = Knob(
     key="memory.allocator",
     tier=Tier.exact,
+    is_outside_graphs=True,
     default="default",
     choices=tuple(CONFIGURATIONS),
     domain=lambda _: ["default", "expandable_segments", "roundup_8"],
@@ -94,6 +95,7 @@ def _expert_malloc(here: HostContext) -> KnobValue | None:
 MALLOC = Knob(
     key="memory.malloc",
     tier=Tier.exact,
+    is_outside_graphs=True,
     default=malloc.GLIBC,
     choices=(malloc.GLIBC, malloc.GLIBC_KEEP, *malloc.LIBRARIES),
     domain=_mallocs,

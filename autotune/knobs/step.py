@@ -48,6 +48,7 @@ ACCUMULATION = Knob(
 METRICS_SYNC_INTERVAL = Knob(
     key=METRICS_SYNC,
     tier=Tier.exact,
+    is_outside_graphs=True,
     default=1,
     # SELDOM is worth trying if the program's own interval is shorter.
     domain=lambda c: [SELDOM] if c.has_cuda and observed_int(c, METRICS_SYNC) < SELDOM else [],

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.clock import Clock
 from autotune.harness.protocol import MeasureRules
+from autotune.knobs.catalogue import OUTSIDE_GRAPHS
 from autotune.records import Knobs, KnobValue, TrialRecord
 from autotune.trials.events import Outlook
 
@@ -58,13 +59,6 @@ COMPILE_S = 60.0  # assumed cost of a compilation until one was seen: resnet18's
 CACHED_FRAC = 0.25  # assumed share of a compilation's time that a full compile cache does not save; 0.1 for resnet18
 NUM_LATEST, NUM_NEAR = 5, 3  # trials from which a cost is predicted: the latest, or those with the nearest batch sizes
 _BATCH = "loader.batch_size"
-# Knobs that change neither what is compiled nor for which shapes. A configuration that differs only in these from one that was
-# compiled finds its graphs in the study's compile cache.
-OUTSIDE_GRAPHS = frozenset({
-    "loader.num_workers", "loader.prefetch_factor", "loader.pin_memory", "loader.persistent_workers", "loader.in_order",
-    "loader.multiprocessing_context", "loader.sharing_strategy", "loader.non_blocking", "loader.device_prefetch",
-    "optimizer.implementation", "optimizer.set_to_none", "memory.allocator", "memory.malloc", "step.metrics_sync_interval",
-})  # fmt: skip
 
 
 @dataclass(kw_only=True)
