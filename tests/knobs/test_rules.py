@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
+from torch.utils.data import DataLoader
 
+from autotune.export.in_code import loader_keys
 from autotune.knobs.base import HostContext
-from autotune.knobs.catalogue import knob
+from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.records import Knobs
 
 CPU = HostContext(num_cores=2)
@@ -205,3 +208,8 @@ def test_autocast_in_a_fast_format_is_left_to_the_program(machine: HostContext) 
     assert knob("precision.amp").blocked(own) == "the program enters autocast(bf16) itself"
     by_policy = replace(own, not_applicable={"precision.amp": "a policy of FSDP"})
     assert knob("precision.amp").blocked(by_policy) is None  # the reason of the program itself counts
+
+
+def test_knobs_that_are_arguments_of_the_dataloader_are_exported_as_such() -> None:
+    arguments = inspect.signature(DataLoader.__init__).parameters
+    assert loader_keys(CATALOGUE) == [key for key in CATALOGUE if key.startswith("loader.") and knob(key).name in arguments]
