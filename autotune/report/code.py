@@ -39,8 +39,8 @@ class Code:
 
 
 def codes(study: Study) -> list[Code]:
-    """Returns the best configuration in every format, the Python code first; [] if nothing is changed."""
-    if not has_winner(study.summary) or study.summary.get("verification"):
+    """Returns the best configuration in every format, the Python code first; [] if nothing is changed, or not by a search."""
+    if not has_winner(study.summary) or study.summary.get("verification") or study.summary.get("recording"):
         return []
     names = sorted(FORMATS, key=lambda name: list(USES).index(name) if name in USES else len(USES))
     made = []

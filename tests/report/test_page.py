@@ -454,6 +454,7 @@ def test_report_of_a_recording_proposes_a_replay_and_no_settings(folder):
     said = text_of(page_of(folder, recording={"configurations": 4, "trials": 12}))
     assert "compare searches on the recorded table: autotune replay" in said
     assert "use the best settings" not in said
+    assert "lines for the training script" not in said
 
 
 def test_secrets_of_the_environment_are_masked(folder):
