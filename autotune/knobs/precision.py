@@ -6,6 +6,7 @@ from autotune.knobs.base import OTHER, HostContext, Knob, below, below_ampere, h
 from autotune.records import KnobValue, Tier
 
 FLOAT8_CORES = (8, 9)  # first compute capability with float8 Tensor Cores (Ada)
+FP16_INSTRUCTIONS = frozenset({"avx512_fp16", "amx_fp16"})
 TENSOR_CORES = (7, 0)  # first compute capability with float16 Tensor Cores (Volta)
 
 
@@ -15,7 +16,7 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
         return "bf16"
     if host_context.has_cuda and below(host_context, TENSOR_CORES, "Volta") is None:
         return "fp16"
-    return "off" if _emulates_bf16(host_context) else None
+    return "off" if _is_emulated(host_context) else None
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
@@ -25,17 +26,20 @@ def amp_blocked(host_context: HostContext) -> str | None:
     without fast bf16.
     """
     own = host_context.observed.get("precision.amp", "off")
-    if own != "off" and "precision.amp" not in host_context.not_applicable and not _emulates_bf16(host_context):
+    if own != "off" and "precision.amp" not in host_context.not_applicable and not _is_emulated(host_context):
         return f"the program enters autocast({own}) itself"
-    return None if _emulates_bf16(host_context) else below(host_context, TENSOR_CORES, "Volta")
+    return None if _is_emulated(host_context) else below(host_context, TENSOR_CORES, "Volta")
 
 
-def _emulates_bf16(host_context: HostContext) -> bool:
-    """Returns whether the program computes in bf16 on a device that only emulates it, such as a T4 or a CPU with AVX2.
+def _is_emulated(host_context: HostContext) -> bool:
+    """Returns whether the program computes in a format that the device only emulates: bf16 on a T4, or on a CPU with AVX2.
 
     torch.cuda.is_bf16_supported() is true there, too, so programs that ask torch choose bf16.
     """
-    return host_context.observed.get("precision.amp") == "bf16" and not has_fast_bf16(host_context)
+    own = host_context.observed.get("precision.amp")
+    if own == "fp16":
+        return not host_context.has_cuda and not host_context.cpu_isa & FP16_INSTRUCTIONS
+    return own == "bf16" and not has_fast_bf16(host_context)
 
 
 AMP = Knob(
@@ -63,7 +67,7 @@ AMP = Knob(
         "under fp16 the loss is scaled, so that small gradients do not vanish: the program's steps go through a GradScaler, "
         "which unscales before clipping, skips a step that overflowed and finds the scale by itself. If the program enters "
         "autocast itself, in another format, the trial's format takes its place. Such programs are searched only where the "
-        "device emulates their bf16."
+        "device emulates their format."
     ),
     helps=(
         "Usually the largest single gain. Tensor Cores (compute capability 8.0 and newer), AMX (Intel Sapphire Rapids and "

@@ -147,6 +147,7 @@ def test_report_masks_secrets_of_the_environment(tmp_path, monkeypatch):
     assert "train.py ***" in page
 
 
+@pytest.mark.thorough
 def test_running_study_has_no_speedup_yet(command, tmp_path):
     seen = []
     autotune.run(

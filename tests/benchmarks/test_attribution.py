@@ -1,8 +1,11 @@
 """The attribution benchmark judges which planted effects a study found."""
 
+import pytest
+
 from tests.benchmarks import attribution
 
 
+@pytest.mark.thorough
 def test_a_simulated_study_finds_the_large_effects(capsys):
     status = attribution.simulated(1, minutes=8, noise=0.005, seed=0)
     printed = capsys.readouterr().out

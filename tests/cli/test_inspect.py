@@ -159,6 +159,7 @@ def test_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program)
     shutil.rmtree(copy.parent)
 
 
+@pytest.mark.thorough
 def test_overwritten_content_is_kept_when_the_inspection_is_stopped(cli):
     source = "import pathlib, time; pathlib.Path('best.pt').write_text('new'); pathlib.Path('done').touch(); time.sleep(600)"
     (cli.cwd / "tmp").mkdir()
@@ -186,6 +187,7 @@ def test_program_that_reads_standard_input_gets_advice_that_works(cli, program):
     assert cli("inspect", *words).returncode == 0
 
 
+@pytest.mark.thorough
 def test_program_that_needs_a_terminal_gets_advice_that_works(cli, program):
     source = "import os\n_, width = os.popen('stty size').read().split()\n"
     (cli.cwd / "train.py").write_text(source + PROGRAM, encoding="utf-8")

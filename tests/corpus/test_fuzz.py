@@ -12,7 +12,7 @@ from tests.benchmarks.fuzz.cases import KINDS
 from tests.benchmarks.fuzz.damage import Case
 from tests.benchmarks.fuzz.runs import fuzz, fuzz_place
 
-CASES = 25  # of each kind
+CASES = 15  # of each kind
 
 
 @pytest.fixture(scope="module")

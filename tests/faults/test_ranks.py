@@ -53,6 +53,7 @@ def ended(faults, folder_of):
     return found
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_decides_the_outcome_and_is_named(tmp_path_factory):
     fault = "rank is killed"
     check(ended([fault], tmp_path_factory.mktemp)[fault], fault)

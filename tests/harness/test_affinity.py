@@ -118,6 +118,7 @@ def test_kernel_shows_workers_and_training_steps_on_separate_cores(trial: Trial)
     assert f"trained on cores {own} by threads {len(own)}\n" in run.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
 def test_rank_gets_its_own_block_of_cores_even_if_its_launcher_was_bound(trial: Trial) -> None:
     environment = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", affinity.CORES_VARIABLE: ",".join(map(str, CORES))}

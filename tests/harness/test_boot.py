@@ -66,6 +66,7 @@ def test_trial_records_do_not_reach_the_account_or_server_that_the_program_names
     assert len(list(store.glob("*/*/metrics/loss"))) == 1
 
 
+@pytest.mark.thorough
 def test_program_logs_to_its_own_server_if_trials_are_to_be_recorded(trial: Trial, tmp_path: Path) -> None:
     found, store = recorded(trial, tmp_path, WANDB_MODE="online", MLFLOW_TRACKING_URI="http://127.0.0.1:9", **IMPATIENT)
     assert not found.has_result

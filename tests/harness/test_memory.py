@@ -42,6 +42,7 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.thorough
 def test_an_allocator_is_preloaded_and_seen_in_the_process(trial: Trial, library: Path) -> None:
     environment = malloc.variables_for("jemalloc", {}, malloc.found_in([library.parent]))
     assert environment == {"LD_PRELOAD": str(library)}

@@ -128,6 +128,7 @@ def test_an_argument_of_a_model_may_have_any_name(trial: Trial) -> None:
     assert seen(trial("models.py", "named")) == {}
 
 
+@pytest.mark.thorough
 def test_program_that_compiles_its_model_gets_one_graph_as_without_the_harness(trial: Trial) -> None:
     assert seen(trial("models.py", "compiled", is_fresh=True)) == {"graphs": 1, "keeps_original": True}
 

@@ -197,7 +197,7 @@ def test_longer_metrics_interval_is_tried_only_on_a_gpu() -> None:
         (PASCAL, ["off"], "off"),
     ],
 )
-def test_autocast_in_emulated_bf16_may_be_replaced(machine: HostContext, domain: list[str], expert: str) -> None:
+def test_autocast_in_bf16_may_be_replaced_where_it_is_emulated(machine: HostContext, domain: list[str], expert: str) -> None:
     found, amp = replace(machine, observed={"precision.amp": "bf16"}), knob("precision.amp")
     assert (amp.blocked(found), amp.domain(found), amp.expert(found)) == (None, domain, expert)
 

@@ -114,6 +114,7 @@ def test_harness_protects_checkpoints_without_a_keeper(cwd, code):
     assert (place_of(cwd) / protocol.SPARED_FILE).read_text() == f"{path}\0"
 
 
+@pytest.mark.thorough
 def test_trial_may_change_files_that_it_saved_itself(files, cwd):
     """The trial may overwrite, read and remove such files."""
     code = SAVE + "\nfor n in range(9): torch.save(torch.full((1,), float(n)), 'own.pt')\n"
@@ -337,6 +338,7 @@ def test_file_left_by_an_earlier_trial_is_not_guarded(files, cwd):
     assert path.read_bytes() == b"worthless" * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["out/part", *more("out/last.pt")])
 def test_checkpoint_of_an_earlier_trial_that_is_continued_is_reported(files, cwd, name):
     state = "{'model': {}, 'optimizers': [torch.optim.SGD([torch.zeros(1)], 0.1).state_dict()]}"

@@ -94,6 +94,7 @@ def test_failed_allocation_on_the_cpu_is_host_oom(train):
     assert "DefaultCPUAllocator" in reason
 
 
+@pytest.mark.thorough
 def test_diverging_training_is_nonfinite(train):
     outcome, _ = train("while True: step(float('inf'))")
     assert outcome is Outcome.nonfinite

@@ -113,6 +113,7 @@ def test_name_of_a_strategy_with_keys_wraps_between_words(tables, capsys):
     assert {"default:", "memory_model", "off:", "measure.racing", "off"} <= set(words)
 
 
+@pytest.mark.thorough
 def test_ablations_are_printed_as_one_markdown_table(tables, capsys):
     command = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "ablations", "--markdown"]
     assert main([*command, "--seeds", "1", "--trials", "2", "--jobs", "1"]) == 0
@@ -147,6 +148,7 @@ def test_results_do_not_depend_on_the_number_of_processes(tables, capsys):
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)])
 def test_killed_or_terminated_replay_leaves_no_process_behind(tables, end):
     words = ["replay", str(tables / "one.jsonl.gz"), "--sampler", "default", "--seeds", "5000", "--jobs", "2"]

@@ -43,6 +43,7 @@ def test_failed_study_leaves_a_report_with_the_end_of_the_log(tmp_path):
     assert "no such file" in report_of(bench)
 
 
+@pytest.mark.thorough
 def test_explaining_a_study_writes_its_report_again(tmp_path):
     bench = made.bench(tmp_path)
     bench.run()

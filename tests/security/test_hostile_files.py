@@ -295,6 +295,7 @@ def plant_modules(folder: Path) -> None:
         (folder / f"{name}.py").write_text(f"open({str(folder / PWNED)!r}, 'w')\nraise SystemExit(3)\n")
 
 
+@pytest.mark.thorough
 def test_commands_import_nothing_from_the_current_folder(place):
     plant_modules(place)
     make_study(place / "runs")

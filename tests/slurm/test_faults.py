@@ -222,6 +222,7 @@ def test_srun_defaults_of_the_user_do_not_break_the_link(make, monkeypatch, vari
     ready(make(), 20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_elsewhere", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_job_of_a_tuner_killed_with_its_srun_is_cancelled_by_the_next_tuner(make, slurm, folder, monkeypatch, is_elsewhere):
     tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), '{"cpus": 4}', *program(FAMILY)], env=own_environment())

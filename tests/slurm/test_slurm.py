@@ -107,6 +107,7 @@ def test_slot_without_room_in_the_allocation_is_refused(slurm, tmp_path):
     assert slurm.is_idle()
 
 
+@pytest.mark.thorough
 def test_a_second_tuner_of_a_study_is_refused_before_it_asks_for_a_node(slurm, tmp_path):
     study = QuickStudy(tmp_path, trial_s=1.0)
     first = study.start("launcher=slurm", "launch.slurm.cpus=4", "explain.auto=false")

@@ -113,12 +113,14 @@ def test_failed_parity_run_leaves_the_winner_unchecked_and_says_so(bench, space)
     assert [run.outcome for run in of_kind(one.trials, Kind.parity)] == [Outcome.error]
 
 
+@pytest.mark.thorough
 def test_configured_tolerance_decides_which_losses_pass(bench, space):
     losses = falls_unless("precision.amp", "bf16", then=0.98)
     strict = bench(Surface(gains=GAINS, losses=losses), *space, "parity.tolerance=1.0", minutes=20).run()
     assert strict["best"]["overrides"]["precision.amp"] == "bf16"
 
 
+@pytest.mark.thorough
 def test_parity_steps_0_disables_the_comparison(bench, space):
     losses = falls_unless("precision.amp", "bf16")
     summary = bench(Surface(gains=GAINS, losses=losses), *space, "parity.steps=0", minutes=20).run()

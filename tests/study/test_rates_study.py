@@ -63,6 +63,7 @@ def test_search_ends_if_no_improvement_is_expected_and_says_so(bench, tmp_path):
     assert going_on.run()["reason"] != NO_IMPROVEMENT
 
 
+@pytest.mark.thorough
 def test_configurations_expected_to_run_out_of_memory_are_not_tried(bench):
     class Filling(Surface):
         def peak_bytes(self, knobs):
@@ -87,6 +88,7 @@ def test_batch_size_that_fills_the_memory_is_tried_after_a_larger_one_was_the_be
     assert [trial.knobs["loader.batch_size"] for trial in filling] == [256]
 
 
+@pytest.mark.thorough
 def test_compilation_is_tried_on_a_good_eager_configuration(bench):
     study = bench(Surface(gains={**FAST, ("compile.mode", "default"): 1.4}), "study.budget.trials=16", minutes=60)
     summary = study.run()
@@ -109,6 +111,7 @@ def test_value_that_seemed_too_expensive_is_not_called_untried_if_it_was_tried(b
     assert left_out == []
 
 
+@pytest.mark.thorough
 def test_tpe_proposes_if_the_objective_is_not_the_rate(bench):
     surface = Surface(gains=FAST, power_w=lambda knobs: 200.0 + 100.0 * (knobs.get("precision.amp") == "bf16"))
     asked = ["objective=energy_per_sample", "study.budget.trials=24"]

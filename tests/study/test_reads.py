@@ -46,6 +46,7 @@ def end(study, trial, rng):
     study.tell(trial, rate)
 
 
+@pytest.mark.thorough
 def test_proposal_in_a_long_study_reads_no_more_trials_than_in_a_short_one(tmp_path, read):
     rng, sampler = random.Random(0), make_sampler("rates", seed=0, distributions=SPACE)
     study = begin_study(tmp_path / "optuna.journal", "s", sampler)

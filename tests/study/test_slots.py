@@ -258,6 +258,7 @@ def interrupted_in_the_search(study, after):
     return len(calibrating(study)), len(study.trials), len(notices(study))
 
 
+@pytest.mark.thorough
 def test_a_study_resumed_in_the_search_keeps_a_calibration_of_the_same_machines(bench):
     study = bench(Surface(**QUIET), *ENOUGH, minutes=60, num_slots=4, slots_per_host=2)
     num, before, said = interrupted_in_the_search(study, after=8)
@@ -278,6 +279,7 @@ def test_a_study_resumed_on_other_machines_is_calibrated_again(bench):
     assert len(calibrating(study)) >= num + 5 * MIN_PAIRS
 
 
+@pytest.mark.thorough
 def test_a_resumed_study_whose_neighbours_disturb_goes_on_alone_without_a_new_calibration(bench):
     study = bench(Surface(**LOUD), *ENOUGH, minutes=60, num_slots=4)
     num, _, said = interrupted_in_the_search(study, after=8)
@@ -388,6 +390,7 @@ def test_next_trial_number_is_counted_in_memory(bench):
     assert type(study.folder)(study.folder.path).next_number() == 10000
 
 
+@pytest.mark.thorough
 def test_doubted_configuration_is_repeated_in_only_one_slot(bench, tiny, monkeypatch):
     doubted = {"loader.num_workers": 2, "precision.amp": "bf16"}
     monkeypatch.setattr(RatesSampler, "doubted", lambda *_: doubted)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 PROGRAM = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -49,6 +51,7 @@ print("status", summary["status"], flush=True)
 """
 
 
+@pytest.mark.thorough
 def test_second_ctrl_c_keeps_the_measurements_and_leaves_no_process(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     lines = []

@@ -87,6 +87,7 @@ def test_runs_go_to_the_experiment_that_the_study_names(runs):
     assert [len(client.search_runs([experiment])) for experiment in experiments] == [0, 9]
 
 
+@pytest.mark.thorough
 def test_artifacts_of_another_sqlite_file_are_put_beside_it(runs, monkeypatch, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
