@@ -145,6 +145,7 @@ def test_program_that_does_not_train_exits_with_3_and_shows_its_last_output(cli)
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.thorough
 def test_previous_content_of_an_overwritten_file_is_kept_and_named(cli, program):
     source = PROGRAM.replace("for _ in", "with open('best.pt', 'w') as file:\n    file.write('new')\nfor _ in")
     (cli.cwd / "train.py").write_text(source, encoding="utf-8")

@@ -88,6 +88,7 @@ def test_the_printed_address_shows_the_trials_with_knobs_and_outcomes(ui, page):
     page.get_by_text("0003 batch 4096").first.wait_for()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("shoot")
 def test_compare_page_shows_the_parameters_of_the_trials(ui, page):
     found = ui.runs()

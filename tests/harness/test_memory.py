@@ -116,6 +116,7 @@ def test_the_c_library_keeps_freed_memory() -> None:
     assert page_faults(f"{KEEP_LATER}{BLOCKS}", "glibc") < 0.1 * usual
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at_start", [{}, KEEPING, {**KEEPING, "GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}])
 def test_glibc_keep_is_read_back_in_the_process(trial: Trial, at_start: dict[str, str]) -> None:
     """This includes a process whose user has set GLIBC_TUNABLES, which takes precedence over autotune's variables."""

@@ -147,6 +147,7 @@ def test_uninstalling_all_patches_restores_every_function() -> None:
     assert done == "as it was"
 
 
+@pytest.mark.thorough
 def test_patched_functions_of_torch_can_still_be_pickled_and_called() -> None:
     done = run(
         """

@@ -271,6 +271,7 @@ def test_agent_leaves_no_process_when_its_pipes_close(launcher, folder):
     assert marked_processes(folder.parent.parent) == []
 
 
+@pytest.mark.thorough
 def test_silent_agent_counts_as_lost_after_a_time_limit(launcher, folder, monkeypatch):
     monkeypatch.setattr(transport, "SILENT_S", 2.5)
     monkeypatch.setattr(transport, "LOST_S", 3.5)

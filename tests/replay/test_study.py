@@ -115,6 +115,7 @@ def test_strategy_accepts_configuration_keys_and_refuses_wrong_ones():
             strategy(text)
 
 
+@pytest.mark.thorough
 def test_parallel_search_makes_as_many_trials_in_less_time():
     alone, parallel = run("default", trials=15), run("default:launch.slots=4", trials=15)
     assert run("default:launch.slots=1", trials=15).steps == alone.steps

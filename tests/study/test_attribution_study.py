@@ -300,6 +300,7 @@ def test_best_of_a_lower_tier_is_measured_in_the_finals_if_time_allows(bench, tm
     assert "from the search" not in text
 
 
+@pytest.mark.thorough
 def test_attribution_also_runs_if_only_a_slower_winner_meets_the_constraints(planted):
     study = planted(0.01, "constraints.max_step_p95_s=0.2", minutes=20)
     study.surface.gains["env.A", "1"] = 0.6

@@ -386,6 +386,7 @@ def test_failure_of_a_trial_that_skips_a_stage_is_noted_and_not_repeated(bench, 
         ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("failure", "outcome"),
     [(OUT_OF_MEMORY, "device_oom"), *more((Failure(cause="deadline"), "timeout"), (Failure(signal="SIGSEGV"), "crash"))],
@@ -458,6 +459,7 @@ def test_function_that_cannot_be_skipped_is_reported_without_a_trial(bench, tiny
     assert Kind.check not in kinds(made_bench)
 
 
+@pytest.mark.thorough
 def test_earlier_checks_do_not_count_against_the_limit_of_checks(bench, tiny, monkeypatch):
     gain = Gain(low=0.1, mid=0.5, high=0.9, kind="predicted")
     causes = [f"cause {number}" for number in range(MAX_CHECKS + 1)]

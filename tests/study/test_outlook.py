@@ -40,6 +40,7 @@ def test_plan_is_accurate_and_the_time_left_decreases_before_each_trial(bench):
     assert [one.search_s is None for one in left] == [kind is not Kind.search for kind in kinds]
 
 
+@pytest.mark.thorough
 def test_time_left_still_decreases_when_the_passes_use_their_reserved_time(bench, tiny):
     study = bench(Surface(gains=FAST, documents=documents), "explain.auto=true", *tiny, minutes=20)
     study.run()

@@ -100,6 +100,7 @@ def test_without_losses_nothing_is_compared_and_the_winner_is_not_checked(bench,
     assert of_kind(one.trials, Kind.parity) == []
 
 
+@pytest.mark.thorough
 def test_failed_parity_run_leaves_the_winner_unchecked_and_says_so(bench, space):
     def failures(trial, knobs):
         is_parity = one.launcher.launches[-1].spec.mode == "parity"

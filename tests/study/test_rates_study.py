@@ -37,6 +37,7 @@ def sampled(study):
     return [trial for trial in study.trials if trial.origin == "sampler rates"]
 
 
+@pytest.mark.thorough
 def test_every_proposal_gives_its_reason_in_one_line(bench):
     study = bench(Surface(gains=FAST, loader_per_s=40.0), "study.budget.trials=8", minutes=30)
     study.run()

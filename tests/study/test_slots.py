@@ -522,6 +522,7 @@ def test_trials_run_alone_once_only_one_slot_is_left(bench):
     assert {trial.slot for trial in of_kind(study, Kind.search)[-3:]} == {""}
 
 
+@pytest.mark.thorough
 def test_calibration_goes_on_after_single_pairs_in_which_a_trial_failed(bench):
     crash = Failure(signal="SIGSEGV", cause="exit")
     surface = Surface(**QUIET, failures=lambda number, knobs: crash if number in (2, 3, 11, 12) else None)

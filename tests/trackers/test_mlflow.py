@@ -333,6 +333,7 @@ def test_second_push_reads_only_changed_trials_and_asks_only_for_recent_runs(run
     assert sync(folder).written == 0
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_deleted_while_a_trial_was_written_counts_as_missing(runs, monkeypatch):
     folder = make_study(runs, num_trials=2, status="running")
     tracker = MlflowTracker(store.embedded_uri(runs), runs)
