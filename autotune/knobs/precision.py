@@ -20,15 +20,16 @@ def amp_expert(host_context: HostContext) -> KnobValue | None:
 
 
 def amp_blocked(host_context: HostContext) -> str | None:
-    """Returns why autocast is not searched.
+    """Returns why autocast is not searched: no Tensor Cores, or the program enters it itself in a format that is fast here.
 
-    It is not on a GPU without Tensor Cores, nor if the program itself enters it in a format that is fast here. It is on CPUs
-    without fast bf16.
+    None if it is searched, also on CPUs without fast bf16, and wherever the program's own format is emulated.
     """
+    if _is_emulated(host_context):
+        return None
     own = host_context.observed.get("precision.amp", "off")
-    if own != "off" and "precision.amp" not in host_context.not_applicable and not _is_emulated(host_context):
+    if own != "off" and "precision.amp" not in host_context.not_applicable:
         return f"the program enters autocast({own}) itself"
-    return None if _is_emulated(host_context) else below(host_context, TENSOR_CORES, "Volta")
+    return below(host_context, TENSOR_CORES, "Volta")
 
 
 def _is_emulated(host_context: HostContext) -> bool:

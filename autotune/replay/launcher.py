@@ -11,12 +11,12 @@ from autotune import stats
 from autotune.clock import VirtualClock
 from autotune.harness.protocol import MeasureRules, Progress, RankResult, Spec, Window
 from autotune.launchers.base import Cause, Ended, Launch, Launcher, Running, Slot
-from autotune.records import Outcome
+from autotune.records import START_PHASES, Outcome
 from autotune.replay.results import ended_of
 from autotune.replay.table import Key, Measurement, Table, key_of
 from autotune.replay.world import World
 
-START_PHASES = ("spawn", "import", "init", "first_batch", "compile")
+BEFORE_STEPS = (*START_PHASES, "compile")
 RACE_CONFIDENCE = 0.99  # as in the harness, which stops a trial if the upper end of its rate's 99 % interval is too low
 OF_THE_PROGRAM = ("facts", "observed", "applicability")  # recorded only with the baseline, since they are equal in all trials
 
@@ -98,7 +98,7 @@ class ReplayLauncher(Launcher):
         steps_s = 0.0
         if first.window and first.window.steps:
             steps_s = (spec.max_steps or 0) * first.window.seconds / first.window.steps
-        start_s = sum(first.phases_s.get(phase, 0.0) for phase in START_PHASES)
+        start_s = sum(first.phases_s.get(phase, 0.0) for phase in BEFORE_STEPS)
         ended.seconds = min(ended.seconds, start_s + min(steps_s, spec.max_s or steps_s))
 
 
@@ -132,7 +132,7 @@ def cut(result: RankResult, left_s: float) -> float:
         result: as recorded, with its whole window; changed in place.
         left_s: seconds from the trial's launch until its window must be over.
     """
-    room_s = left_s - sum(result.phases_s.get(phase, 0.0) for phase in (*START_PHASES, "warmup"))
+    room_s = left_s - sum(result.phases_s.get(phase, 0.0) for phase in (*BEFORE_STEPS, "warmup"))
     if result.window is None or not result.window.block_s or room_s >= result.window.seconds:
         return 0.0
     ends_s = list(itertools.accumulate(result.window.block_s))
