@@ -24,7 +24,7 @@ def apply(file: str | os.PathLike[str]) -> None:
     if os.environ.get(protocol.SPEC_VARIABLE):
         _leave_out(os.fspath(file))
         return
-    from autotune.config.best import read_best
+    from autotune.config.best_file import read_best
     from autotune.launchers.real_run import announce, spec_text, variables
 
     best = read_best(Path(file))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from autotune.cli.verify import meant
-from autotune.config.best import ANYWHERE, Best, read_best
+from autotune.config.best_file import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol

@@ -1,152 +1,187 @@
-"""Reads the `provenance` of a best.yaml, for `apply`, `verify` and warm starts. No other module parses it.
+"""Reads a best.yaml for a real run: its knobs, its loaders and where it was made. Nothing in the file is executed.
 
-Nothing in the file is executed or trusted: missing entries and entries of the wrong type are left out. This module also runs in
-the user's own process (`autotune.apply`), so it must not import OmegaConf, psutil or NumPy.
+This module also runs in the user's own process (`autotune.apply`), whose environment may lack all of autotune's dependencies
+except PyYAML. So this module must not import OmegaConf, psutil or NumPy.
 """
 
 from __future__ import annotations
 
-import re
-import sys
+import os
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from autotune import shapes
-from autotune.config.literals import plain
-from autotune.plain_json import mapped
+from autotune.config import yaml_file
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
+from autotune.config.literals import DOUBLED, PLACEHOLDER, is_reference, plain
+from autotune.errors import BadInput, one_of
+from autotune.knobs.base import HostContext
+from autotune.knobs.catalogue import CATALOGUE, clash_words, clashes, is_knob, knob
+from autotune.knobs.environment import PREFIX
+from autotune.knobs.values import shown, value_of
+from autotune.masking import MASK, is_masked, is_secret
+from autotune.plain_text import one_line
+from autotune.records import Knobs, KnobValue
 
-PROVENANCE = "provenance"
-EXPORTED = "Give a study, or a file that `autotune export STUDY -o best.yaml` wrote"
-MAX_NAME = 60
-NUMBER = re.compile(r"\d{1,9}")
-RECIPE_KEYS = {"model.name", "model.factory"}
-# Keys that identify a loader whose knobs were set in the study; only the first two are in every file.
-TARGET_KINDS = {"site": str, "ordinal": int, "code": str, "nth": int, "is_unshared": bool}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A claimed measurement of one configuration.
-
-    Attributes:
-        value: rate in samples (or tokens) per second, even if the study's objective was another; None if unknown.
-        ci: 95 % interval; None if unknown.
-    """
-
-    value: float | None = None
-    ci: tuple[float, float] | None = None
+MAX_WORDS = 200  # maximum number of characters that a message quotes from a file
+# A file made elsewhere may ask for more workers than this machine has cores. Such values are reported, not rejected.
+# Only values that no machine could use are rejected.
+ANYWHERE = HostContext(num_cores=2**20)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """Where a best.yaml comes from; what the file lacks is "", None or empty.
+class Best:
+    """What a best.yaml sets, and where it comes from.
 
     Attributes:
-        study, date: name and day of the study.
-        ratio, ci: speed-up of best over baseline in the finals, and its 95 % interval.
-        num_rounds, freedom: rounds and degrees of freedom from which the interval was computed.
-        verdict: the finals' verdict.
-        baseline, best: measured rate of each of the two configurations.
-        identity: facts about the study's machine and program, name -> value.
-        settings: configuration key -> value, for the keys that decide what is measured; includes the recipe if one was tuned.
-        command: argument list of the program with unfilled placeholders; [] for a recipe.
-        cwd: working directory of the program.
-        pinned: keys of the knobs that the user pinned.
-        secret: keys of the knobs whose values are secret.
-        target: loaders whose knobs were set in the study, as in `Spec.target`.
-        version: version of autotune that wrote the file.
+        file: path as the user gave it.
+        knobs: knob key -> value, including the pins.
+        target: loaders whose knobs were set in the study, as in `Spec.target`; None if unknown.
+        identity: facts about the study's machine and program, name -> value; {} if unknown.
+        command: the study's argument list with unfilled placeholders; [] for a recipe or if unknown.
+        is_recipe: whether the file names a built-in recipe to train.
+        origin: study, ratio and day, each "" if unknown.
     """
 
-    study: str = ""
-    date: str = ""
-    ratio: float | None = None
-    ci: tuple[float, float] | None = None
-    num_rounds: int = 0
-    freedom: float | None = None
-    verdict: str = ""
-    baseline: Rate = field(default_factory=Rate)
-    best: Rate = field(default_factory=Rate)
-    identity: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
-    cwd: str = ""
-    pinned: list[str] = field(default_factory=list)
-    secret: list[str] = field(default_factory=list)
+    file: str
+    knobs: Knobs
     target: list[dict[str, Any]] | None = None
-    version: str = ""
+    identity: dict[str, Any] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    is_recipe: bool = False
+    origin: tuple[str, str, str] = ("", "", "")
 
-    @classmethod
-    def of(cls, said: Any) -> Provenance:
-        """Returns the provenance from a file's `provenance` entry. The entry can have any type and content."""
-        # `export` escapes each `${`: in a recorded command, it is the user's text, not a reference. This undoes the escapes.
-        said = mapping(mapped(said, lambda value: plain(value) if isinstance(value, str) else value))
-        program, speedup = mapping(said.get("program")), mapping(said.get("speedup"))
-        return cls(
-            study=str(said.get("study") or "")[:MAX_NAME],
-            date=str(said.get("date") or ""),
-            ratio=number(speedup.get("ratio")),
-            ci=interval(speedup.get("ci")),
-            num_rounds=int(number(speedup.get("num_rounds")) or 0),
-            freedom=number(speedup.get("freedom")),
-            verdict=str(speedup.get("verdict") or ""),
-            baseline=_rate(said.get("baseline")),
-            best=_rate(said.get("best")),
-            identity=mapping(said.get("identity")),
-            settings=mapping(said.get("settings")),
-            command=words(program.get("command")),
-            cwd=str(program.get("cwd") or ""),
-            pinned=words(said.get("pinned")),
-            secret=words(said.get("secret")),
-            target=_target(said.get("target")),
-            version=str(mapping(said.get("versions")).get("autotune") or "")[:MAX_NAME],
+    @property
+    def shown_knobs(self) -> Knobs:
+        """The knobs with secrets masked, for display."""
+        return {key: MASK if _is_secret(key, value) else value for key, value in self.knobs.items()}
+
+    @property
+    def open_knobs(self) -> Knobs:
+        """The knobs that are not secret."""
+        return {key: value for key, value in self.knobs.items() if not _is_secret(key, value)}
+
+    def environment(self) -> dict[str, str]:
+        """Returns the environment variables that the knobs set."""
+        return {name: text for key, value in self.knobs.items() for name, text in knob(key).environment(value).items()}
+
+    def handed_over(self, words: Sequence[str], *, known: Collection[str] = ()) -> tuple[Knobs, list[str]]:
+        """Returns the knobs that a command sets through literal arguments, and what is wrong with the command.
+
+        The study may have passed knobs as arguments (`--batch-size {loader.batch_size=64}`). If its best batch size is 128, a
+        command without `--batch-size 128` would train with another value.
+
+        Args:
+            words: the command to check, or the arguments of this process.
+            known: knobs for which the command has placeholders.
+        """
+        passed: Knobs = {}
+        problems = []
+        for at, part in enumerate(self.command):
+            keys = [match[1] for match in PLACEHOLDER.finditer(part) if match[1] in self.knobs and match[1] not in known]
+            if not keys:
+                continue
+            option = [] if PLACEHOLDER.sub("", part) or not at else [self.command[at - 1]]
+            if _holds(words, [*option, _filled(part, self.knobs)]):
+                passed.update({key: self.knobs[key] for key in keys})
+                continue
+            asked = one_line(" ".join([*option, part]), MAX_WORDS)
+            problems.append(
+                f"COMMAND: does not set {', '.join(keys)} as it did when {self.file} was made. Use `{asked}` in the command."
+            )
+        return passed, problems
+
+
+def read_best(path: Path) -> Best:
+    """Returns the content of a best.yaml.
+
+    Raises:
+        BadInput: the file cannot be read, or has unknown keys, unusable values or no knobs; lists every problem.
+    """
+    document = yaml_file.read(path, "BEST", EXPORTED)
+    if document is not None and not isinstance(document, dict):
+        raise BadInput(f"BEST: not a mapping of keys to values, got {shown(document)} in {shown(str(path))}. {EXPORTED}.")
+    document = {**(document or {})}
+    raw_said = document.pop(PROVENANCE, None)
+    said = Provenance.of(raw_said)
+    knobs: Knobs = {}
+    problems = []
+    if len(document) > 1 and not any(is_knob(key) for key, _ in _flat(document)):
+        keys = ", ".join(list(document)[:3])
+        raise BadInput(f"BEST: not a best.yaml, got {shown(str(path))}, whose keys are not knobs ({keys}, ...). {EXPORTED}.")
+    for key, raw in _flat(document):
+        try:
+            if raw is not None:
+                knobs[key] = _value(key, raw)
+        except BadInput as error:
+            problems += [f"{problem} See {path}." for problem in error.problems]
+    if not raw_said and not knobs and not problems:
+        problems.append(f"BEST: nothing to apply, got {shown(str(path))} without any knob. {EXPORTED}.")
+    problems += [f"{clash_words(*pair)} Both are in {path}." for pair in clashes(knobs)]
+    problems += _missing_secrets(said.secret, knobs, path)
+    if problems:
+        if said.is_newer:
+            problems.append(f"BEST: made by a newer version of autotune, got {shown(said.version)} in {path}. Update autotune.")
+        raise BadInput(problems)
+    doubt = ", ambiguous" if said.verdict == "ambiguous" else ""
+    return Best(
+        file=str(path),
+        knobs=knobs,
+        target=said.target,
+        identity=said.identity,
+        command=said.command,
+        is_recipe=said.is_recipe,
+        origin=(said.study, f"{said.ratio:.2f}x{doubt}" if said.ratio is not None and knobs else "", said.date),
+    )
+
+
+def _value(key: str, raw: Any) -> KnobValue:
+    if not is_knob(key):
+        allowed = one_of(key, [*CATALOGUE, "env.NAME"], show=6)
+        raise BadInput(f"{key}: not a knob, got {shown(raw)}. {allowed} Remove it: a real run takes only knobs.")
+    text = plain(raw) if isinstance(raw, str) else raw
+    if text == raw and is_reference(raw):
+        raise BadInput(f"{key}: a reference, got {shown(raw)}. Replace it with the value itself.")
+    if is_masked(raw):
+        raise BadInput(
+            f"{key}: a secret that is masked in the file, got {shown(raw)}. Remove it from a copy of the file. {_set_here(key)}"
         )
-
-    @property
-    def is_newer(self) -> bool:
-        """Whether a newer version of autotune wrote the file."""
-        own: str = sys.modules[__name__.partition(".")[0]].__version__  # an import would be circular
-        theirs, ours = (tuple(map(int, NUMBER.findall(text)[:3])) for text in (self.version, own))
-        return theirs > ours
-
-    @property
-    def is_recipe(self) -> bool:
-        """Whether the file names a built-in recipe to train."""
-        return not RECIPE_KEYS.isdisjoint(self.settings)
+    return value_of(knob(key), text, ANYWHERE)
 
 
-def mapping(said: Any) -> dict[str, Any]:
-    """Returns a mapping, with text as keys; {} for anything else."""
-    return {str(key): value for key, value in said.items()} if isinstance(said, dict) else {}
-
-
-def words(said: Any) -> list[str]:
-    """Returns the entries of a list as text; [] for anything else."""
-    return [str(word) for word in said] if isinstance(said, list) else []
-
-
-def number(said: Any) -> float | None:
-    """Returns a number as a float; None for anything else ("2.5", True, nan) and for numbers too large to compute with."""
-    return float(said) if shapes.number(said) else None
-
-
-def interval(said: Any) -> tuple[float, float] | None:
-    """Returns two ascending positive numbers; None for anything else."""
-    if not isinstance(said, list | tuple) or len(said) != 2:
-        return None
-    low, high = number(said[0]), number(said[1])
-    return None if low is None or high is None or not 0 < low <= high else (low, high)
-
-
-def _rate(said: Any) -> Rate:
-    return Rate(value=number(mapping(said).get("value")), ci=interval(mapping(said).get("ci")))
-
-
-def _target(said: Any) -> list[dict[str, Any]] | None:
-    """Returns the loaders that a file names; None if there are none, or if any is unusable."""
-    entries = [mapping(entry) for entry in said] if isinstance(said, list) else []
-    found = [
-        {name: entry[name] for name, kind in TARGET_KINDS.items() if isinstance(entry.get(name), kind)} for entry in entries
+def _missing_secrets(secret: list[str], knobs: Knobs, path: Path) -> list[str]:
+    """Returns a problem for each secret of the study that is neither in the file nor in this environment."""
+    return [
+        f"{key}: a secret whose value is neither in {shown(str(path))} nor in this environment. {_set_here(key)}"
+        for key in secret
+        if key.startswith(PREFIX) and key not in knobs and key.removeprefix(PREFIX) not in os.environ
     ]
-    if not found or any({"site", "ordinal"} - entry.keys() or ("code" in entry) != ("nth" in entry) for entry in found):
-        return None
-    return found
+
+
+def _set_here(key: str) -> str:
+    return f"Set the variable yourself: export {key.removeprefix(PREFIX)}=..."
+
+
+def _is_secret(key: str, value: KnobValue) -> bool:
+    return key.startswith(PREFIX) and is_secret(key.removeprefix(PREFIX), str(value))
+
+
+def _filled(part: str, knobs: Knobs) -> str:
+    """Returns a word of a command with its placeholders filled; a knob that is not in `knobs` gets the baseline's value."""
+    text = PLACEHOLDER.sub(lambda match: str(knobs.get(match[1], match[2] or "")), part)
+    return DOUBLED.sub(r"\1", text)
+
+
+def _holds(words: Sequence[str], few: list[str]) -> bool:
+    """Returns whether `words` contains the sequence `few`; "--size 8" also matches "--size=8"."""
+    spans = [list(words[at : at + len(few)]) for at in range(len(words))]
+    return few in spans or (len(few) > 1 and "=".join(few) in words)
+
+
+def _flat(document: dict[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for group, inside in document.items():
+        if isinstance(inside, dict):
+            yield from ((f"{group}.{name}", value) for name, value in inside.items())
+        else:
+            yield str(group), inside

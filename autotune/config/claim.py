@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
-from autotune.config.best_file import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
+from autotune.config.provenance import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
 from autotune.config.conflicts import problems_of_secrets
 from autotune.config.keys import is_setting
 from autotune.config.literals import is_reference, literal, plain

@@ -19,7 +19,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.best_file import Provenance
+from autotune.config.provenance import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_nodes
 from autotune.config.command import BATCH_SIZE, CommandTemplate, recipe_command, study_name, title, user_command

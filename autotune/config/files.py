@@ -11,7 +11,7 @@ from typing import Any
 
 import autotune
 from autotune.config import yaml_file
-from autotune.config.best_file import EXPORTED, PROVENANCE, Provenance
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance
 from autotune.config.keys import GROUPS, LEAVES, check_value, unknown_key
 from autotune.config.literals import is_reference
 from autotune.errors import BadInput

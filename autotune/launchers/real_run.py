@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from autotune.config.best import Best
+from autotune.config.best_file import Best
 from autotune.harness import protocol
 from autotune.launchers.injection import INJECT, first_on
 from autotune.plain_text import one_line

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.main import main
-from autotune.config.best import read_best
+from autotune.config.best_file import read_best
 from autotune.errors import BadInput
 from tests.support.studies import make_study
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.config.best import read_best
+from autotune.config.best_file import read_best
 from autotune.export.formats import render
 from tests.support.studies import make_study
 

@@ -14,7 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from autotune.cli.main import main
-from autotune.config.best import read_best
+from autotune.config.best_file import read_best
 from autotune.config.recorded import recorded
 from autotune.errors import BadInput
 from autotune.replay.table import read

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.cli.apply import _of_another_program, _shutting_out
 from autotune.cli.main import main
-from autotune.config.best import Best
+from autotune.config.best_file import Best
 from autotune.run_dir import StudyFolder
 from tests.support.studies import make_study
 

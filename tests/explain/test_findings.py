@@ -309,6 +309,30 @@ def test_predicted_gain_of_16_bits_follows_the_timed_products_of_the_program(isa
     assert untraced.evidence.startswith("40 % of the step")
 
 
+def emulated(narrow_s: float, *, domain: tuple[str, ...] = ("off",), host: HostContext = made.HOST) -> list:
+    """Returns the findings on a program that computes in bf16: products take `narrow_s` s, in 32 bits 10 ms."""
+    documents = made.lines(FORWARD_LINE, phases_s=made.phases(forward=0.05, backward=0.05))
+    timed = {"float32": 0.01, "bfloat16": narrow_s, "casts": 0.001, "timed_frac": 1.0}
+    given = {"memory": [made.memory(flops=1e10, products_in_16_bits=timed)], "knobs": {"precision.amp": "bf16"}}
+    every = found(made.evidence(documents, domains={"precision.amp": domain}, host_context=host, **given))
+    return [one for one in every if one.cause == "slow 16-bit arithmetic"]
+
+
+def test_products_that_are_slower_in_the_programs_16_bits_are_found():
+    """A CPU without bf16 instructions, or a T4, emulates the format, although torch says that it is supported."""
+    (finding,) = emulated(0.08)
+    assert (finding.knob, finding.value) == ("precision.amp", "off")
+    assert finding.evidence == "80 % of the step in 16-bit products, which take 8 times as long as in 32 bits"
+    assert finding.gain.mid == pytest.approx(100 / (100 - 70) - 1)
+    assert finding.gain.low == pytest.approx(100 / (100 - 35) - 1)
+    assert finding.gain.high == pytest.approx(100 / (100 - 87.5) - 1)
+    assert emulated(0.011) == []
+    (on_gpu,) = emulated(0.08, domain=("off", "fp16"), host=GPU)
+    assert (on_gpu.knob, on_gpu.value) == ("precision.amp", "fp16")
+    (in_code,) = emulated(0.08, domain=(), host=GPU)
+    assert in_code.code == "train in float32, or in float16 with a GradScaler, which this GPU computes fast"
+
+
 MOVES = {
     "operator": "aten::native_batch_norm", "kind": "normalisation", "bound": "memory", "roofline_frac": 0.8, "count": 1.0,
 }  # fmt: skip
@@ -795,7 +819,7 @@ def test_a_finding_survives_a_round_trip_through_json():
 
 
 def test_a_new_rule_requires_a_new_test_in_this_file():
-    assert len(RULES) == 29
+    assert len(RULES) == 30
 
 
 @pytest.mark.parametrize(("measured", "is_held"), [(0.41, True), (0.29, False), (0.5, False)])

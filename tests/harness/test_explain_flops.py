@@ -14,7 +14,7 @@ from autotune.harness.explain import peaks as peaks_of_device
 from autotune.harness.explain.documents import BYTES, CASTS, NARROW, TIMED_FRAC, WIDE
 from autotune.harness.explain.flops import StepFlops
 from autotune.harness.explain.peaks import least_s, peaks
-from autotune.harness.explain.products import ATTENTION
+from autotune.harness.explain.products import ATTENTION, _dtype
 
 WITHIN = 0.02
 
@@ -117,9 +117,24 @@ def test_attention_is_timed_again_in_both_directions() -> None:
     assert all(0 < found[name] < 1 for name in (WIDE, NARROW, CASTS))
 
 
-def test_products_in_16_bits_are_not_timed_again() -> None:
-    model = nn.Linear(64, 64).to(torch.bfloat16)
-    assert counted(model, torch.randn(8, 64).to(torch.bfloat16), mean).products.timed("cpu") == {}
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_in_16_bits_are_timed_apart_from_those_in_32(dtype: torch.dtype) -> None:
+    products = counted(nn.Linear(64, 64).to(dtype), torch.randn(8, 64).to(dtype), mean).products
+    found = products.timed_in_16_bits("cpu")
+    assert found[TIMED_FRAC] == pytest.approx(1.0)
+    assert found[WIDE] > 0 < found[NARROW]
+    assert products.timed("cpu") == {}
+    assert counted(nn.Linear(64, 64), torch.randn(8, 64), mean).products.timed_in_16_bits("cpu") == {}
+
+
+def test_products_under_the_programs_own_autocast_are_timed_in_its_type() -> None:
+    model = Gpt(64, 2, 4, 500)
+    with torch.autocast("cpu", torch.bfloat16):
+        products = counted(model, torch.randint(0, 500, (2, 64)), mean).products
+    found = products.timed_in_16_bits("cpu")
+    assert found[TIMED_FRAC] == pytest.approx(1.0)
+    in_16_bits = {name for (name, _), seen in products._seen.items() if _dtype(seen[1]) == NARROW}
+    assert in_16_bits >= {"addmm", *ATTENTION}
 
 
 def test_peaks_of_this_device_are_plausible() -> None:

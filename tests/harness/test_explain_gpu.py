@@ -104,5 +104,5 @@ def test_products_are_timed_in_the_16_bit_type_that_the_gpu_multiplies_fast(
     assert narrow_type("cuda") == name
     assert narrow_type("cpu") == "bfloat16"
     matrix = torch.ones(2, 2)
-    products._timed(torch.mm, [matrix, matrix], "cuda")
+    products._timed(torch.mm, [matrix, matrix], getattr(torch, narrow_type("cuda")), "cuda")
     assert timed == [torch.float32, getattr(torch, name), None]  # the third is the conversion

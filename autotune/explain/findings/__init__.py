@@ -44,6 +44,7 @@ RULES: dict[str, Rule] = {
     "recompilation": compiling.recompilation,
     "graph breaks": compiling.graph_breaks,
     "32-bit arithmetic": products.low_precision,
+    "slow 16-bit arithmetic": products.slow_16_bits,
     "layout conversions": products.layout_conversions,
     "unaligned products": products.unaligned_products,
     "unfused optimizer": device.unfused_optimizer,

@@ -27,6 +27,7 @@ from autotune.quantities import flops_text, percent_text
 CHANNELS_LAST = "layout.channels_last"
 PRODUCT_KINDS = ("matmul", "convolution")
 FAST_16_BIT = {"amx_bf16", "avx512_bf16", "avx10_2", "sve_bf16"}
+LEAST_SLOWDOWN = 1.25  # 16-bit products are slow if they take this many times as long as in 32 bits
 LEAST_FLOPS_PER_S = 2e10  # a CPU that does fewer FLOPs per second is assumed to compute no large matrix products
 MATRIX_FRAC = 0.7  # assumed share of matrix products in the time of forward and backward, if no trace shows it
 # How many times as fast 16-bit matrix products are, if the program's own products were not timed: at least, usually, at most.
@@ -135,6 +136,31 @@ def _traced_matrix_frac(evidence: Evidence, *, is_attention_timed: bool) -> floa
     wide = [entry for entry in computing if entry.get("dtype") in (WIDE, None)]  # autocast changes no other dtype
     matrix_s = math.fsum(entry["seconds"] for entry in wide if operator_kind(str(entry["operator"])) in kinds)
     return matrix_s / total_s if total_s else None
+
+
+def slow_16_bits(evidence: Evidence) -> Iterable[Finding]:
+    """Yields a finding if the program computes products in 16 bits, and they are slower than in 32 bits on this device.
+
+    Such devices only emulate the format: CPUs without an instruction for it, and GPUs older than Ampere with bfloat16. The
+    operators between the products are emulated, too, so for the upper end, they become as much faster as the products.
+    """
+    times = evidence.memory[0].products_in_16_bits if evidence.memory else {}
+    if not times.get(WIDE) or times[NARROW] < LEAST_SLOWDOWN * times[WIDE] or waits_for_host(evidence):
+        return
+    products_s = min(times[NARROW] / times.get(TIMED_FRAC, 1.0), computing_phases_s(evidence))
+    saved_frac = 1 - times[WIDE] / times[NARROW]
+    saved_s = (LEFT_FRAC * products_s * saved_frac, products_s * saved_frac, computing_phases_s(evidence) * saved_frac)
+    value = next((each for each in ("fp16", "off") if evidence.may_set(AMP, each)), "off")
+    code = "train in float32" + (", or in float16 with a GradScaler, which this GPU computes fast" if evidence.is_cuda else "")
+    yield Finding(
+        cause="slow 16-bit arithmetic",
+        where="convolutions and matrix products",
+        evidence=f"{percent_text(products_s / evidence.step_s)} of the step in 16-bit products, which take "
+        f"{times[NARROW] / times[WIDE]:.2g} times as long as in 32 bits",
+        gain=gain_on_device(evidence, saved_s, "predicted"),
+        basis="the program's products, timed alone in both",
+        **evidence.remedy(AMP, value, code),
+    )
 
 
 def layout_conversions(evidence: Evidence) -> Iterable[Finding]:

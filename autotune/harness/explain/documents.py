@@ -29,7 +29,7 @@ MAIN, WORKER, THREAD = "main", "worker", "thread"  # where a line ran: the train
 # Stages of the input pipeline, in order; the stages of a Compose are "transform: ToTensor" and so on.
 READ, DECODE, TRANSFORM, ITEM, COLLATE, HANDOVER, PIN = ("read", "decode", "transform", "item", "collate", "hand-over", "pin")
 FUNCTION = "function"  # in `Spec.skipped`, "function: FILE: NAME" stands for one of the program's own functions
-# Keys of `Traced.peaks` and `Memory.products`.
+# Keys of `Traced.peaks`, `Memory.products` and `Memory.products_in_16_bits`.
 WIDE, NARROW, BYTES, CASTS, TIMED_FRAC = ("float32", "bfloat16", "bytes", "casts", "timed_frac")
 PADDED, IN_ALL = "padded_frac", "in_all_frac"  # keys of `Memory.padding`
 
@@ -269,6 +269,8 @@ class Memory:
             the timed products take in this type (on a GPU older than Ampere, "bfloat16" stands for float16); "casts" -> seconds
             to convert their inputs to 16 bits; "timed_frac" -> FLOPs of the timed products, divided by those of all. {} without
             such products, or if they could not be run (see `notes`).
+        products_in_16_bits: the same for products with inputs in bfloat16 or float16, whichever has more of them; "bfloat16"
+            stands for this type. {} without such products.
         padding: "padded_frac" -> share of that step's tokens that are padding; "in_all_frac" -> share of its tokens that are at
             positions where all samples are padded. {} if no tokens are looked up in a table, or if they are packed afterwards.
         timeline: [[seconds since the step began, allocated bytes, reserved bytes]], at most 500 points; CUDA only.
@@ -293,6 +295,7 @@ class Memory:
     samples: float
     unit: str
     products: Dict[str, float] = dataclasses.field(default_factory=dict)
+    products_in_16_bits: Dict[str, float] = dataclasses.field(default_factory=dict)
     padding: Dict[str, float] = dataclasses.field(default_factory=dict)
     timeline: List[List[float]] = dataclasses.field(default_factory=list)
     at_peak: List[Dict[str, Any]] = dataclasses.field(default_factory=list)

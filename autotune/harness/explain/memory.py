@@ -149,7 +149,13 @@ class MemoryPass(Pass):
         parts = (self._weights.num_bytes, saved.gradient_bytes, self._state.num_bytes, saved.saved_bytes, inputs)
         peak_bytes = max(sum(parts), base + seen.peak_bytes)
         self.notes += seen.notes
-        flops, device = self._flops, (context.device, context.device_index)
+        flops = self._flops
+
+        def again(which: str) -> Dict[str, float]:
+            if flops is None:
+                return {}
+            return self.tried(NO_PRODUCTS, lambda: getattr(flops.products, which)(context.device, context.device_index))
+
         return Memory(
             rank=context.rank,
             world_size=context.world_size,
@@ -165,7 +171,8 @@ class MemoryPass(Pass):
             flops=flops.total if flops is not None else None,
             samples=self._flops_samples,
             unit=context.loaders.unit,
-            products={} if flops is None else self.tried(NO_PRODUCTS, functools.partial(flops.products.timed, *device)),
+            products=again("timed"),
+            products_in_16_bits=again("timed_in_16_bits"),
             padding={} if flops is None else self.tried("padding", flops.padding.result),
             timeline=seen.timeline,
             at_peak=seen.at_peak,

@@ -19,6 +19,7 @@ from .peaks import least_s, narrow_type, untouched
 # (torch 2.14), which can cost more than all other products gain.
 ATTENTION = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward")
 NAMES = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", *ATTENTION)
+IN_16_BITS = (NARROW, "float16")
 LOGSUMEXP = 5  # position of the argument of attention's backward pass that stays in 32 bits
 MAX_S = 2.0  # after this time no further product is timed; products with the most FLOPs come first
 
@@ -32,7 +33,10 @@ class Described(NamedTuple):
 
 
 class Products:
-    """The matrix products, convolutions and attention calls of one step whose input tensors are all in 32 bits."""
+    """The matrix products, convolutions and attention calls of one step whose input tensors are all of one type.
+
+    The types that count are float32 and, where a program computes in 16 bits itself, bfloat16 and float16.
+    """
 
     def __init__(self) -> None:
         # (name, arguments as text) -> [operator, arguments, FLOPs of all calls, number of calls]
@@ -42,7 +46,9 @@ class Products:
         """Records a call of an operator of `torch.ops.aten`, with its positional arguments and its FLOPs."""
         name = str(operator).rpartition(".")[2]
         described = tuple(_described(each) for each in arguments) if name in NAMES else ()
-        if not described or any(isinstance(each, Described) and each.dtype != WIDE for each in described):
+        kept = _kept(operator)
+        dtypes = {each.dtype for place, each in enumerate(described) if isinstance(each, Described) and place != kept}
+        if len(dtypes) != 1 or not dtypes <= {WIDE, *IN_16_BITS}:
             return
         seen = self._seen.setdefault((name, repr(described)), [operator, described, 0.0, 0])
         seen[2] += flops
@@ -50,21 +56,42 @@ class Products:
 
     def timed(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
         """Returns the value of `Memory.products`; see `TrialContext` for device and index."""
+        return self._timed(WIDE, narrow_type(device), device, index)
+
+    def timed_in_16_bits(self, device: str, index: Optional[int] = None) -> Dict[str, float]:
+        """Returns the value of `Memory.products_in_16_bits`."""
+        dtypes = [_dtype(described) for _, described, _, _ in self._seen.values()]
+        own = max(IN_16_BITS, key=dtypes.count)
+        return self._timed(own, own, device, index)
+
+    def _timed(self, dtype: str, narrow: str, device: str, index: Optional[int]) -> Dict[str, float]:
+        """Times the operations with inputs of type `dtype`, both in 32 bits and in the 16-bit type `narrow`."""
         found = {WIDE: 0.0, NARROW: 0.0, CASTS: 0.0, TIMED_FRAC: 0.0}
-        whole, ends_s = sum(seen[2] for seen in self._seen.values()), time.perf_counter() + MAX_S
+        ours = [seen for seen in self._seen.values() if _dtype(seen[1]) == dtype]
+        whole, ends_s = sum(seen[2] for seen in ours), time.perf_counter() + MAX_S
         with untouched(device, index):
-            for operator, described, flops, count in sorted(self._seen.values(), key=lambda seen: -float(seen[2])):
+            for operator, described, flops, count in sorted(ours, key=lambda seen: -float(seen[2])):
                 if time.perf_counter() >= ends_s:
                     break
-                for key, seconds in _timed(operator, [_made(each, device) for each in described], device).items():
+                wide = [_made(each, device) for each in described]
+                for key, seconds in _timed(operator, wide, getattr(torch, narrow), device).items():
                     found[key] += count * seconds
                 found[TIMED_FRAC] += flops / whole
         return found if found[TIMED_FRAC] else {}
 
 
-def _timed(operator: Any, wide: List[Any], device: str) -> Dict[str, float]:
-    kept = LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
-    dtype = getattr(torch, narrow_type(device))
+def _kept(operator: Any) -> Optional[int]:
+    """Returns the position of the argument that stays in 32 bits; None if there is none."""
+    return LOGSUMEXP if str(operator).endswith(ATTENTION[1]) else None
+
+
+def _dtype(described: Tuple[Any, ...]) -> str:
+    """Returns the type of an operator's input tensors."""
+    return next(each.dtype for each in described if isinstance(each, Described))
+
+
+def _timed(operator: Any, wide: List[Any], dtype: Any, device: str) -> Dict[str, float]:
+    kept = _kept(operator)
     narrow = _narrowed(wide, dtype, kept)
     return {
         WIDE: least_s(functools.partial(operator, *wide), device),
