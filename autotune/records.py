@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -436,6 +436,11 @@ def check_schema(raw: Any, what: str, *, reads: int = SCHEMA) -> None:
 
 class NewerVersion(ValueError):
     """A document has a schema that only a newer version of autotune can read."""
+
+
+def last_round(records: Iterable[TrialRecord], kind: Kind | None = None) -> int:
+    """Returns the number of the latest round, of trials of this kind or of all trials; 0 if there was none."""
+    return max((record.round or 0 for record in records if kind in (None, record.kind)), default=0)
 
 
 # The document of `autotune show --json`, kept as a plain dict because it is an interface; summaries.py describes it.

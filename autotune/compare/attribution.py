@@ -38,7 +38,7 @@ from autotune.knobs.catalogue import OUTSIDE_GRAPHS
 from autotune.knobs.catalogue import knob as knob_of
 from autotune.knobs.loader import BATCH_SIZE, NUM_WORKERS
 from autotune.knobs.precision import AMP, MATMUL
-from autotune.records import CHOOSING, Kind, Knobs, TrialRecord
+from autotune.records import CHOOSING, Kind, Knobs, TrialRecord, last_round
 from autotune.trials.session import ConfigurationKey, Session, attribution_of, configuration_key
 
 UNTIMED_ROUNDS = 8  # without a time budget, at most this many ablation rounds run: as many as the finals have pairs
@@ -116,7 +116,7 @@ class Attributor:
 
     def _measure(self, winner: TrialRecord, kept: Kept) -> None:
         session, evidence = self._session, self._evidence(winner)
-        number = max((r.round or 0 for r in session.records if r.kind is Kind.attribution), default=0)
+        number = last_round(session.records, Kind.attribution)
         order = random.Random(session.inputs.config.study.seed + number)
         knobs = self._affordable(winner, evidence, kept.rounds_s)
         skipped = [knob for knob in winner.changed if knob not in knobs]

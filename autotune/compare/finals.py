@@ -32,7 +32,7 @@ from autotune.compare.decision import (
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import assumed_noise, known_noise, noise_besides, rounds_of
 from autotune.compare.parity import Parity
-from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord
+from autotune.records import CHOOSING, REPORTED, Kind, Outcome, TrialRecord, last_round
 from autotune.trials.session import ConfigurationKey, OutOfTime, Session, attribution_of, configuration_key
 
 MIN_PAIRS = 3
@@ -69,7 +69,7 @@ class Finals:
         self._parity = Parity(session)
         finals = [record for record in session.records if record.kind is Kind.final]
         self._earlier = countable(session.records)
-        self._round = max((record.round or 0 for record in finals), default=0)
+        self._round = last_round(finals)
         self._random = random.Random(session.inputs.config.study.seed + self._round)
         self._rules = session.inputs.config.measure.finals
         self._lost: Counter[ConfigurationKey] = Counter()  # rounds of the finals in which a configuration failed

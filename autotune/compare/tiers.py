@@ -11,7 +11,7 @@ from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_
 from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
-from autotune.records import Kind, Outcome, Tier, TrialRecord
+from autotune.records import Kind, Outcome, Tier, TrialRecord, last_round
 from autotune.trials.session import ConfigurationKey, Session, configuration_key
 
 TIERS = "finals, best of a tier"  # the `why` of a trial that measures the best of a tier
@@ -74,8 +74,7 @@ class TierFinals:
 
     def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int) -> None:
         session = self._session
-        finals = [record for record in session.records if record.kind is Kind.final]
-        begun = max((record.round or 0 for record in finals), default=0)
+        begun = last_round(session.records, Kind.final)
         rules, numbers = session.finals_rules(session.budget.left_s / (2 * num_rounds)), itertools.count(2 * begun + 2)
 
         def measure(first: TrialRecord) -> TrialRecord:

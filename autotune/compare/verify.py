@@ -14,7 +14,7 @@ from autotune.config.claim import Claim, Verify
 from autotune.harness.protocol import MeasureRules
 from autotune.plain_text import one_line
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Outcome, StudyRecord, TrialRecord
+from autotune.records import Kind, Outcome, StudyRecord, TrialRecord, last_round
 from autotune.trials.session import Session
 
 VERIFIED = "the rounds were measured"
@@ -93,7 +93,7 @@ class Verification:
     def __init__(self, session: Session, verify: Verify) -> None:
         self._session, self._verify = session, verify
         self._random = random.Random(session.inputs.config.study.seed)
-        self._round = max((record.round or 0 for record in session.records), default=0)
+        self._round = last_round(session.records)
         self.decision = Decision()
         self._is_overrun_reported = False
 

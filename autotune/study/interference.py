@@ -19,7 +19,7 @@ from typing import Any
 from autotune import stats
 from autotune.config.program import program_of
 from autotune.quantities import seconds_text
-from autotune.records import Kind, Outcome, TrialRecord
+from autotune.records import Kind, Outcome, TrialRecord, last_round
 from autotune.trials.budget import CACHED_FRAC
 from autotune.trials.places import Place, slot_number
 from autotune.trials.session import Session
@@ -242,7 +242,7 @@ class Interference:
         pairs: list[tuple[float, dict[str, float]]] = []
         failing = {place.number for place in places}  # slots on which every trial failed
         while num_lost < MAX_LOST and len(places) > 1:
-            number = 1 + max((one.round or 0 for one in session.records if one.kind is Kind.check), default=0)
+            number = 1 + last_round(session.records, Kind.check)
             is_alone_first = bool(number % 2)
             order: list[Sequence[Place]] = [[], places] if is_alone_first else [places, []]  # [] is the trial alone
             measured = [_rates(session.calibrate(best, on, round_number=number)) for on in order]

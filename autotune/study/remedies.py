@@ -16,7 +16,7 @@ from autotune.explain.findings import Finding
 from autotune.explain.trials import configuration_with, noise_or_usual
 from autotune.explained import WITHOUT
 from autotune.quantities import seconds_text
-from autotune.records import SKIPPED, Kind, Knobs, Outcome, TrialRecord
+from autotune.records import SKIPPED, Kind, Knobs, Outcome, TrialRecord, last_round
 from autotune.studies import call
 from autotune.trials.session import OutOfTime, Session
 
@@ -205,7 +205,7 @@ def measured_pairs(record: TrialRecord, cause: str, sides: Sequence[Side], ends_
         ends_s: when no further trial may start, as the study's clock shows it; None if nothing limits them.
     """
     records = sides[0].session.records
-    number = 1 + max((one.round or 0 for one in records if one.kind is Kind.check), default=0)
+    number = 1 + last_round(records, Kind.check)
     scores: list[float] = []
     with contextlib.suppress(OutOfTime):
         for is_new in ORDER:
