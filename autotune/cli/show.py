@@ -139,11 +139,14 @@ def print_study(folder: StudyFolder, *, as_json: bool) -> int:
     out.print(Text.assemble((escaped(summary["study"]), "name"), f"  {summary.get('title', '')}"), overflow="fold")
     out.print(Text(machine_text(summary.get("machine") or {}), style="quiet"))
     out.print()
-    out.print(trials.rows(summary.get("trials") or [], width=width, summary=summary))
-    out.print()
-    for line in (trials.legend(width, summary), trials.left_out(width), trials.starts(summary.get("trials") or [])):
-        if line:
-            out.print(line)
+    if ended := summary.get("trials") or []:
+        out.print(trials.rows(ended, width=width, summary=summary))
+        out.print()
+        for line in (trials.legend(width, summary), trials.left_out(width), trials.starts(ended)):
+            if line:
+                out.print(line)
+    else:
+        out.print(Text("no trial has ended"))
     if cycles := summary.get("cycles"):
         out.print(Text(str(cycles), style="quiet"))
     out.print()

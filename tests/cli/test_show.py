@@ -125,6 +125,15 @@ def test_show_offers_no_export_for_a_running_study(cli):
     assert "autotune export" not in said
 
 
+def test_show_of_a_study_without_trials_explains_no_columns(tmp_path, monkeypatch, capsys):
+    make_study(tmp_path / "runs", status="interrupted", num_trials=0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["show"]) == 0
+    said = capsys.readouterr().out
+    assert "no trial has ended" in said
+    assert "rate of the training step alone" not in said
+
+
 @pytest.mark.thorough
 def test_next_commands_name_another_runs_folder(cli):
     make_study(cli.cwd / "elsewhere")
