@@ -129,7 +129,8 @@ class StudyFolder:
 
     def _taken(self, owned: Owned) -> BadInput:
         host, gone = owned.owner.get("host"), ""
-        if host and host != platform.node():  # the lock of a host that was lost may remain, or there are no locks
+        # A lock may outlive a host that crashed. Without locks, this file alone says that the study is taken.
+        if host and host != platform.node():
             gone = f" If {escaped(host[:MAX_HOST])} does not run it any more, remove {self.path / OWNER_FILE}."
         return BadInput(
             f"STUDY: another autotune is working on it, got {self.name!r} ({owned}). Wait until it has ended, or end it with "
@@ -298,7 +299,7 @@ class StudyFolder:
         why, again = error.strerror or str(error), f"autotune resume {self._typed()}{where(self.path.parent)}"
         kept = "What was measured before is kept"
         if error.errno in GONE and error.filename and self._claim is not None and not self._claim.is_lost:
-            place = Path(error.filename).parent  # folder of the file being written
+            place = Path(os.fsdecode(error.filename)).parent  # folder of the file being written
             return FolderLost(f"{place}: gone ({why}), deleted or moved while the study ran. {kept}. To continue: {again}")
         if error.errno in GONE:
             return FolderLost(

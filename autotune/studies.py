@@ -80,7 +80,7 @@ def check_output(file: Path, option: str) -> None:
     own = place and file.relative_to(place).parts[0]
     if file.name in RESERVED_NAMES or own in RECORDS:
         whose = f"the study {place.name!r}" if place and own in RECORDS else "MLflow"
-        raise BadInput(f"{option}: a record of {whose}, got {str(file)!r}. Give another file: -o FILE.")
+        raise BadInput(f"{option}: a record of {whose}, got {str(file)!r}. Give another file.")
 
 
 def check_name(name: str) -> None:

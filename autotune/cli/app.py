@@ -226,7 +226,7 @@ def explain(
     ] = None,
     is_retrying: Annotated[
         bool,
-        typer.Option("--retry", help="Repeat the checks in which the program failed because some of its code was skipped."),
+        typer.Option("--retry", help="Repeat checks that leave out a part of the program, and in which it failed therefore."),
     ] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,

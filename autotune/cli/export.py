@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from autotune.cli.output import STDOUT, check_ours, output_file, write
+from autotune.cli.output import STDOUT, check_ours, encoded, output_file, write
 from autotune.cli.show import read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput, one_of
@@ -54,7 +54,7 @@ def export(
         sys.stdout.write(exported.text)
     else:
         if not is_forced:
-            check_ours(exported.text, file)
+            check_ours(encoded(exported.text), file)
         print(plain(write(exported.text, file)), file=sys.stderr)
     for line in exported.header:
         print(line, file=sys.stderr)

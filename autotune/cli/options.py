@@ -35,7 +35,7 @@ RunsDir = Annotated[
     optional("--runs-dir", metavar="DIR", help="Folder of the studies: 'runs' when not given."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
-IsForced = Annotated[bool, typer.Option("--force", help="Replace the file even if autotune did not write it.")]
+IsForced = Annotated[bool, typer.Option("--force", help="Replace the file even if it does not look like one of autotune's.")]
 IsQuiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and the verdict.")]
 Study = Annotated[
     str, typer.Argument(metavar="STUDY", help="A study's name (the latest of that name), its folder, or a file in it.")

@@ -11,7 +11,8 @@ from autotune.errors import BadInput
 from autotune.studies import around, check_output
 
 STDOUT = "-"
-OURS = (b"# autotune: the best configuration", b'content="autotune ')  # occur in the first bytes of our exports and reports
+# Occur in the first bytes of our exports, reports and pictures.
+OURS = (b"# autotune: the best configuration", b'content="autotune ', b"Software\0autotune")
 HEAD_BYTES = 4096
 
 
@@ -46,20 +47,19 @@ def write(text: str, file: Path) -> str:
         BadInput: it cannot be written, or it is a record of a study.
     """
     made = next((folder for folder in reversed(file.parents) if not os.path.exists(folder)), None)
-    write_bytes(_encoded(text), file, "--output")
+    write_bytes(encoded(text), file, "--output")
     return f"wrote {file}" + (f", in the new folder {made}" if made else "")
 
 
-def check_ours(text: str, file: Path) -> None:
-    """Checks that a file may be replaced: it is missing, empty, already has this text, or has one of OURS near its beginning.
+def check_ours(content: bytes, file: Path, option: str = "--output") -> None:
+    """Checks that a file may be replaced: it is missing, empty, already as wanted, or has one of OURS near its beginning.
 
     Exports without comments, such as `ds_config.json`, have none of OURS.
 
     Raises:
         BadInput: it has other content, or is a record of a study.
     """
-    check_output(file, "--output")
-    content = _encoded(text)
+    check_output(file, option)
     try:
         if not file.is_file():
             return
@@ -69,12 +69,13 @@ def check_ours(text: str, file: Path) -> None:
         return  # `write` reports the problem
     if old and old != content and not any(mark in old[:HEAD_BYTES] for mark in OURS):
         raise BadInput(
-            f"--output: the file exists and was not written by autotune, got {str(file)!r}. Give another file, or --force to "
-            "replace it."
+            f"{option}: the file exists and does not look like one of autotune's, got {str(file)!r}. Give another file, or --force "
+            "to replace it."
         )
 
 
-def _encoded(text: str) -> bytes:
+def encoded(text: str) -> bytes:
+    """Returns the content of a text file, in UTF-8 whatever the locale."""
     return text.encode("utf-8", "backslashreplace")  # a file name may contain bytes that are not UTF-8
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli import began
-from autotune.cli.output import STDOUT, check_ours, output_file, write, write_bytes
+from autotune.cli.output import STDOUT, check_ours, encoded, output_file, write, write_bytes
 from autotune.cli.show import chosen, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
@@ -52,18 +52,22 @@ def report(asked: Asked, *, as_json: bool) -> int:
 
     studies = [read(folder, summary) for folder, summary in zip(folders, summaries, strict=True)]
     text = page(studies)
+    content = encoded(text)
     for problem in (problem for study in studies for problem in study.unread):
         print(f"autotune: {plain(problem)}", file=sys.stderr)
     if asked.output == STDOUT:
-        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))  # UTF-8, whatever the locale
+        sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return 0
-    if asked.output and not asked.is_forced:
-        check_ours(text, file)
+    if not asked.is_forced and (asked.output or len(folders) > 1):  # a study's own report.html is always ours
+        check_ours(content, file)
     if asked.picture:  # first: if taking the picture fails, nothing is written
         from autotune.report.picture import WIDTH_PX, take
 
-        write_bytes(take(text, asked.picture, width_px=asked.width_px or WIDTH_PX), asked.picture, "--picture")
+        taken = take(text, asked.picture, width_px=asked.width_px or WIDTH_PX)
+        if not asked.is_forced:
+            check_ours(taken, asked.picture, "--picture")
+        write_bytes(taken, asked.picture, "--picture")
     wrote = write(text, file)
     if as_json:
         picture = {"picture": str(asked.picture)} if asked.picture else {}
@@ -71,7 +75,7 @@ def report(asked: Asked, *, as_json: bool) -> int:
             {
                 "studies": [folder.name for folder in folders],
                 "file": str(file),
-                "bytes": len(text.encode("utf-8", "backslashreplace")),
+                "bytes": len(content),
                 **picture,
             }
         )
@@ -99,7 +103,8 @@ def _folders(asked: Asked, *, as_json: bool) -> list[StudyFolder]:
         )
     if asked.output == STDOUT and (not sys.stdout or "stdout" in began.closed):
         problems.append("--output: standard output is closed, got '-'. Give -o FILE.")
-    if asked.picture and asked.output and os.path.abspath(asked.picture) == os.path.abspath(asked.output):
+    named = output_file(asked.output, REPORT)
+    if asked.picture and named and os.path.abspath(asked.picture) == os.path.abspath(named):
         problems.append(f"--picture: the same file as --output, got {str(asked.picture)!r}. Give another file.")
     folders = [chosen(asked.runs, name) for name in asked.studies or (None,)]
     paths = [folder.path.resolve() for folder in folders]

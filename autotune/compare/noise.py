@@ -1,9 +1,9 @@
 """Estimates how much measurements of the same configuration vary on this machine from process to process.
 
-Two pairs have one degree of freedom, so their interval reaches from a tenth to ten times the ratio. But a study makes other
-measurements, too: the rounds that choose the winner, the ablation rounds, and the search. The search counts as one more round
-of the configurations that were measured again. Earlier studies on the same machine add evidence as well. All evidence is
-pooled, weighted by degrees of freedom.
+The finals measure the baseline and the winner in pairs. An interval that is computed from two or three pairs alone is very
+wide. But a study makes other measurements, too: the rounds that choose the winner, the ablation rounds, and the search. The
+search counts as one more round of the configurations that were measured again. Earlier studies on the same machine add evidence
+as well. All evidence is pooled, weighted by degrees of freedom.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OTHER_PROGRAM_FREEDOM = 2.0  # for studies of other programs, whose noise may be
 # Used in plans and estimates until a configuration has been measured twice, but never in the verdict. Development machines had
 # 1 to 5 %.
 UNKNOWN_NOISE = Noise(spread=0.03, freedom=2.0)
-# The same if the GPU sets the pace. On an H200, three processes each of GPT-2 small differed by 0.1 and 0.3 %. A GPU that
-# waits for its host or for input varies as much as a CPU (there, 3.9 %).
+# The same if the GPU sets the pace. On an H200, three processes of GPT-2 small differed by 0.1 % in one configuration and by
+# 0.3 % in another. A GPU that waits for its host or for input varies as much as a CPU (there, 3.9 %).
 BUSY_GPU_NOISE = Noise(spread=0.01, freedom=2.0)
 BUSY_GPU_FRAC = 0.95  # a GPU sets the pace if a kernel runs for at least this share of the time
 
@@ -35,8 +35,8 @@ Round = Mapping[Hashable, float]
 def rounds_of(records: Sequence[TrialRecord]) -> list[Round]:
     """Returns the rounds in which configurations were measured next to each other, as dicts from configuration to score.
 
-    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it can only
-    increase the estimated spread.
+    The search counts as one round of the configurations that were measured again. Its windows are shorter, so it rather
+    increases the estimated spread.
     """
     found: dict[Hashable, dict[Hashable, float]] = {}
     for record in records:

@@ -200,8 +200,9 @@ def _notes_of_command(command: Sequence[str], secrets: Secrets) -> list[str]:
         if equals and "." in key and (key in LEAVES or is_knob(key)):
             notes.append(f"{key}: after '--' it is an argument of your program. A setting of autotune goes before '--'.")
     masked = secrets.words(command)
-    if at := next((at for at, word in enumerate(masked) if is_masked(word)), 0):
-        got = shlex.join(masked[at - 1 : at + 1])
+    at = next((at for at, word in enumerate(masked) if is_masked(word)), None)
+    if at is not None:
+        got = shlex.join(masked[max(0, at - 1) : at + 1])
         notes.append(
             f"COMMAND: contains a secret, got `{got}`. It is not stored, so this study can be neither resumed nor "
             "explained later. If that matters, let the program read it from an environment variable."

@@ -2,8 +2,8 @@
 
 Not every call brings new samples to train on. In reinforcement learning, a policy also acts, mostly on a single observation. A
 program may test its model without disabling gradients. No backward pass reaches such calls. A solver of differential equations,
-or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples. A radiance field
-is called with chunks of the points on a batch of rays.
+or an unrolled cellular automaton, calls its model many times with what it has computed from the same samples. A radiance field,
+in contrast, is called with one chunk of points after the other, and all of them count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Calls:
         self.closed_step = -1
         self._largest = 0.0  # most samples of a call
         self._least_trained = math.inf  # fewest samples of a call that a backward pass has reached
-        self._is_fed_back = False  # whether an input has continued the samples of the call before
+        self._is_fed_back = False  # whether an input was ever computed from what an earlier call returned
         self._is_reached = self._is_mixed = False  # whether a backward pass has reached calls; whether it has missed others
         self._num_steps = 0
         self._watched: List[Call] = []  # calls since the last step, in the first steps
@@ -62,7 +62,8 @@ class Calls:
 
         A call that is smaller than the largest call, and than all calls that a backward pass has reached, counts only once a
         backward pass reaches it. If backward passes reach only some calls of the first steps, this holds for all later calls.
-        A call whose input `continues` brings no new samples, unless a backward pass has come since the call before.
+        A call whose input was computed from an earlier call's outputs brings no new samples, unless a backward pass has come
+        since the call before.
         """
         samples = self._sizes.count(args, kwargs)
         if self._sizes.continues:
@@ -117,8 +118,8 @@ class Calls:
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Samples that were set aside count only if there are no others. Then the other optimizer steps in the same iteration, before
-    the counted one.
+    Samples that were set aside count only if there are no others: then two optimizers step on the same samples, and the one
+    whose steps are not counted comes first.
     """
     for name in ("samples", "set_aside"):
         for number, calls in enumerate(all_calls):

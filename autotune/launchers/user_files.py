@@ -27,6 +27,7 @@ from autotune.harness.protocol import MARK_VARIABLE
 from autotune.launchers.environment import KEEPER, mark_of, own_environment, study_of
 from autotune.launchers.keeper import CHECKPOINTS, MAX_LOGS, is_log
 from autotune.launchers.process_tree import exit_status
+from autotune.run_dir import is_study
 from autotune.studies import RESERVED_NAMES, foreign
 
 ANSWER_S = 30.0  # longest wait for the keeper's answer; generous, since the machine may be swapping
@@ -207,7 +208,7 @@ class Folders:
         # Paths that the command names and that do not exist yet. `_roots` covers those in the working directory.
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
-        self._names = {folder: names for root in self._roots for folder, names in _names_below(root)}
+        self._names = {folder: names for root in self._roots for folder, names in _names_below(root, self._study.parent)}
 
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
@@ -283,12 +284,12 @@ class Folders:
             for folder in _looked_into(root, self._study):
                 inside = _names(folder)
                 if folder == self._study.parent:  # `runs`, which TensorBoard's writer uses as well
-                    ours = {name for name in inside if _is_ours(folder / name)}
+                    ours = {name for name in inside if _is_ours(folder / name, folder)}
                     inside -= ours
                     found.update(path for name in ours - set(RESERVED_NAMES) for path in foreign(folder / name))
                 if len(inside) <= MAX_INSIDE:
                     found |= {folder / name for name in inside}
-        return {path for path in found if not _is_ours(path)}
+        return {path for path in found if not _is_ours(path, self._study.parent)}
 
 
 def _paths(word: str, cwd: Path) -> Iterator[Path]:
@@ -308,11 +309,14 @@ def _looked_into(root: Path, study: Path) -> list[Path]:
     return found[:MAX_FOLDERS]
 
 
-def _names_below(root: Path) -> Iterator[tuple[Path, frozenset[str]]]:
-    """Yields a folder and those below it, within MAX_FOLDERS and MAX_DEPTH, with the names of the files in each."""
+def _names_below(root: Path, runs: Path) -> Iterator[tuple[Path, frozenset[str]]]:
+    """Yields a folder and those below it, within MAX_FOLDERS and MAX_DEPTH, with the names of the files in each.
+
+    Leaves out the studies in the folder `runs`.
+    """
     for at, folders, names in itertools.islice(os.walk(root), MAX_FOLDERS):
         is_deep = len(Path(at).relative_to(root).parts) >= MAX_DEPTH
-        kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name))]
+        kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name), runs)]
         folders[:] = [] if is_deep else kept
         yield Path(at), frozenset(names)
 
@@ -344,10 +348,15 @@ def _modified_s(path: Path) -> float:
         return 0.0
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether an entry is a study's folder, or one that autotune makes next to the studies: its notes, the tracking store."""
+def _is_ours(path: Path, runs: Path) -> bool:
+    """Whether an entry is a study's folder, or one that autotune makes next to the studies: its notes, the tracking store.
+
+    In the folder `runs`, a folder with a folder "trials" is a study, maybe one that has just begun. Elsewhere, a program's own
+    files may lie in a folder of this name.
+    """
     is_store = path.name.removeprefix(".").startswith(RESERVED_NAMES) or path.name == STORE_LOCK
-    return is_store or path.name.startswith(NOTES) or (path / "study.json").exists() or (path / "trials").is_dir()
+    is_new = path.parent == runs and (path / "trials").is_dir()
+    return is_store or path.name.startswith(NOTES) or is_new or is_study(path)
 
 
 def _temporary_places() -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,20 +27,27 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
 
 
 def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program sees, in CUDA's order. A GPU that cannot be identified is {}.
+    """Returns the GPUs that a program sees, in the order of CUDA_VISIBLE_DEVICES. A GPU that cannot be identified is {}.
+
+    Like CUDA, stops at the first number beyond the last GPU.
 
     Args:
-        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
+        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them. CUDA's numbers follow this order if all GPUs are
+            alike, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
         environment: its CUDA_VISIBLE_DEVICES may hold numbers, UUIDs or the beginnings of UUIDs.
     """
     visible = visible_devices(environment)
     if visible is None:
         return [dict(gpu) for gpu in gpus]
 
+    def is_there(entry: str) -> bool:
+        index = whole_number(entry)
+        return index is None or not gpus or index < len(gpus)
+
     def named(entry: str) -> dict[str, Any]:
         if (index := whole_number(entry)) is not None:
-            return dict(gpus[index]) if index < len(gpus) else {}
+            return dict(gpus[index]) if gpus else {}
         found = [gpu for gpu in gpus if str(gpu.get("uuid")).startswith(entry)]
         return dict(found[0]) if len(found) == 1 else {}
 
-    return [named(entry) for entry in visible]
+    return [named(entry) for entry in itertools.takewhile(is_there, visible)]

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from autotune.errors import BadInput
 
@@ -64,7 +64,9 @@ def _taken(page: str, file: Path, folder: Path, browser: str, width_px: int) -> 
     try:
         with Image.open(made) as whole:
             taken = whole.convert("RGB").crop((0, 0, width_px, HEIGHT_PX))
-        taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True)
+        origin = PngImagePlugin.PngInfo()
+        origin.add_text("Software", "autotune")  # shows later that the file may be replaced
+        taken.quantize(NUM_COLOURS).save(content, format="PNG", optimize=True, pnginfo=origin)
     except (OSError, SyntaxError) as error:  # no picture, or half a picture because the disk is full
         raise BadInput(
             f"--picture: {browser} made no whole picture, got {str(file)!r}. Free some space in {folder.parent}, or try "

@@ -11,6 +11,7 @@ by a tag: the best; other trials that may win, by ratio; trials whose rate does 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
@@ -29,7 +30,7 @@ TAG = "mlflow.sharedViewState."
 ALL = "autotune"  # key of the view of all programs
 FAILURES = "-failures"
 ORDER = "order"  # tag by which the tables are sorted
-BEST = "best"  # tag of the study's best trial; on the study's run, which trial that is
+BEST = "best"  # tag: "yes" on the run of the best trial; on the run of the study, which trial that is
 MAX_PROGRAM_CHARACTERS = 120
 MAX_TAG_CHARACTERS = 5000  # limit of MLflow for a tag of an experiment
 MAX_KNOBS, MAX_AXES = 8, 5  # maximum number of knobs in a table, and in the chart of parallel coordinates
@@ -103,8 +104,12 @@ def _note(experiment_id: str, views: Mapping[str, str]) -> str:
     """Returns the experiment's description in Markdown, with links to the pages of the newest programs."""
     text, about = "", f"\n\n{_ABOUT}"
     keys = [tag.removeprefix(TAG) for tag in views if tag.startswith(f"{TAG}{ALL}-") and not tag.endswith(FAILURES)]
-    newest = sorted((-json.loads(views[TAG + view])["createdAt"], json.loads(views[TAG + view])["name"], view) for view in keys)
-    for name, view in [*((name, view) for _, name, view in newest), ("all programs", ALL)]:
+    newest = []
+    for view in keys:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged, or another program's
+            state = json.loads(views[TAG + view])
+            newest.append((-state["createdAt"], str(state["name"]), view))
+    for name, view in [*((name, view) for _, name, view in sorted(newest)), ("all programs", ALL)]:
         pages = [("table", page(experiment_id, view)), ("charts", page(experiment_id, view, charts=True))]
         pages += [("failures", page(experiment_id, view + FAILURES))] if view != ALL else []
         line = f"- {name}: {' · '.join(f'[{title}]({address})' for title, address in pages)}\n"

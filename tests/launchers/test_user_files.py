@@ -429,6 +429,14 @@ def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(fi
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
+def test_checkpoint_next_to_a_folder_of_trials_that_is_no_study_is_guarded(files, cwd):
+    path = cwd / "experiments" / "best.pt"
+    (cwd / "experiments" / "trials").mkdir(parents=True)
+    path.write_bytes(PRECIOUS)
+    assert trial(files, cwd, WRITE, path).kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+
+
 @pytest.mark.parametrize("name", ["checkpoint.th", "epoch_3.pyth", "net.t7", "yolo.weights", "g_00100000"])
 @pytest.mark.parametrize("is_zip", [True, False])
 def test_checkpoint_of_any_usual_name_is_guarded(files, cwd, name, is_zip):

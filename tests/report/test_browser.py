@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from autotune.cli.output import check_ours
 from autotune.report.page import page as page_of
 from autotune.report.picture import take
 from autotune.report.study import read
@@ -207,5 +208,8 @@ def test_a_picture_of_the_top_is_a_small_png(reports, tmp_path):
         taken = Image.open(io.BytesIO(content))
         assert (taken.format, taken.size) == ("PNG", (width_px, 900))
         assert 5_000 < len(content) < 150_000
+        check_ours(b"", tmp_path / "missing.png", "--picture")
+        (tmp_path / "top.png").write_bytes(content)
+        check_ours(b"", tmp_path / "top.png", "--picture")
         below = taken.convert("L").crop((0, 850, width_px, 900))
         assert below.getextrema()[0] < 128  # the page fills the picture down to its lower edge

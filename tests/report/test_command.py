@@ -123,6 +123,15 @@ def test_a_picture_without_a_browser_says_how_to_get_one(here, capsys, monkeypat
     assert "apt-get install chromium" in refused(capsys, "resnet18", "--picture", "x.png")
 
 
+def test_a_picture_replaces_no_file_of_the_user_without_force(here, capsys, monkeypatch):
+    monkeypatch.setattr(picture, "take", lambda *_, **__: b"taken")
+    (here / "mine.png").write_bytes(b"mine")
+    assert "--picture: the file exists and does not look like" in refused(capsys, "resnet18", "--picture", "mine.png")
+    assert (here / "mine.png").read_bytes() == b"mine"
+    assert main(["report", "resnet18", "--picture", "mine.png", "--force"]) == 0
+    assert (here / "mine.png").read_bytes() == b"taken"
+
+
 @pytest.mark.parametrize("num_bytes", [0, 60])
 def test_incomplete_picture_is_refused(here, capsys, monkeypatch, num_bytes):
     """A browser leaves such a picture on a full disk."""

@@ -83,5 +83,11 @@ def test_second_program_is_added_to_the_list_of_pages():
         assert f"(#/experiments/7/runs?viewStateShareKey={views.key(named)}&workflowType=machine_learning)" in more[views.NOTE]
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", '{"name": "x"}', '{"createdAt": "late", "name": "x"}'])
+def test_damaged_view_of_another_program_is_left_out_of_the_list(damaged):
+    other = f"{views.TAG}{views.ALL}-other"
+    assert views.tags(study(), FIRST, "7", {other: damaged})[views.NOTE] == views.tags(study(), FIRST, "7", {})[views.NOTE]
+
+
 def test_description_by_the_user_is_kept():
     assert views.NOTE not in views.tags(study(), FIRST, "7", {views.NOTE: "ours, do not touch"})

@@ -67,7 +67,7 @@ class Forecast:
         views: what the models see of configurations.
         measured: past trials with a rate, at least one.
         codes: their configurations.
-        waiting: how much threads wait for the workers' cores, see `regime.combined`.
+        waiting: how much a loader worker that takes a core delays the step's threads, from 0 to 1, see `regime.combined`.
         may_decompose: whether to learn D and L separately.
         scales: spreads from an earlier forecast; {} to find the most likely ones.
         min_device_rates: D and L are learned separately if at least this many trials have a D.
