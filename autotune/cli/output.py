@@ -69,8 +69,8 @@ def check_ours(content: bytes, file: Path, option: str = "--output") -> None:
         return  # `write` reports the problem
     if old and old != content and not any(mark in old[:HEAD_BYTES] for mark in OURS):
         raise BadInput(
-            f"{option}: the file exists and does not look like one of autotune's, got {str(file)!r}. Give another file, or --force "
-            "to replace it."
+            f"{option}: the file exists and does not look like one of autotune's, got {str(file)!r}. Give another file, or "
+            "--force to replace it."
         )
 
 

@@ -57,7 +57,7 @@ def test_a_file_is_replaced_only_if_autotune_wrote_it_or_with_force(cli, words):
     make_study(cli.cwd / "runs")
     file = cli.cwd / "out"
     file.write_text("# mine\n")
-    message = "--output: the file exists and does not look like one of autotune's, got 'out'. Give another file, or --force to replace"
+    message = "--output: the file exists and does not look like one of autotune's, got 'out'. Give another file, or --force"
     assert message in cli.refused(*words, "-o", "out")
     assert file.read_text() == "# mine\n"
     written = cli(*words, "-o", "out", "--force")

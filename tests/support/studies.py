@@ -71,7 +71,8 @@ def make_study(runs: Path, name: str = "resnet18", *, status: str = "complete", 
     folder = create(runs, name)
     folder.write_study(dataclasses.replace(_study(folder.name), base=folder.base, sequence=folder.sequence))
     folder.config_file.write_text("model:\n  name: resnet18\ntracker:\n  uri: null\n", encoding="utf-8")
-    trials = [add_trial(folder, number) for number in range(num_trials or len(_ROWS))]
+    num = len(_ROWS) if num_trials is None else num_trials
+    trials = [add_trial(folder, number) for number in range(num)]
     folder.write_summary(summary_of(folder.name, trials, status=status))
     if status == "complete":
         folder.best_file.write_text("# @package _global_\nprecision:\n  amp: bf16\n", encoding="utf-8")

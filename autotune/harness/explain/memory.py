@@ -7,7 +7,6 @@ third step shows what autograd saves, and the fourth how many FLOPs a step has.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple
 
