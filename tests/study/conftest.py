@@ -44,7 +44,11 @@ def fake_inputs(composed, launcher, machine, **more):
 
 
 class Bench:
-    """A study on the fake launcher, ready to run."""
+    """A study on the fake launcher, ready to run.
+
+    Unless `is_kept`, it writes its summary only at its end, and neither a best.yaml nor a report: to write them after every
+    trial takes longer than the study itself. It then knows no earlier studies, either.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Bench:
         machine=MACHINE,
         num_slots=1,
         slots_per_host=None,
+        is_kept=False,
         **inputs,
     ):
         self.clock, self.listener, self.cpu, self._read = VirtualClock(), RecordingListener(), FakeCpu(), {}
@@ -67,6 +72,7 @@ class Bench:
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
+        self.folder.is_kept = is_kept
         device = MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice()
         given = {"poll_s": 0.25, "device": device, "cpu": self.cpu, **inputs}
         self.inputs = fake_inputs(composed, self.launcher, machine, **given)

@@ -227,7 +227,7 @@ def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_distur
 
 
 def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
     before = made_bench.run()
     after = explain(made_bench, passes=("lines",))
     assert passes(made_bench) == [(before["best"]["trial"], "lines")]

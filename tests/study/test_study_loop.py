@@ -59,7 +59,7 @@ def test_trial_budget_counts_only_search_trials(bench):
 
 
 def test_pinned_knobs_apply_to_the_baseline_and_all_other_trials(bench):
-    study = bench(Surface(gains=FAST), "loader.num_workers=2")
+    study = bench(Surface(gains=FAST), "loader.num_workers=2", is_kept=True)
     summary = study.run()
     assert study.launcher.launches[0].spec.knobs == {"loader.num_workers": 2}
     assert all(launch.spec.knobs["loader.num_workers"] == 2 for launch in study.launcher.launches)
@@ -84,7 +84,7 @@ def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
 
 def test_verdict_is_same_or_ambiguous_if_nothing_beats_the_baseline(bench):
     worse = {("precision.amp", "bf16"): 0.4, ("layout.channels_last", True): 0.8, ("threads.intra", 4): 0.9}
-    study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002))
+    study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002), is_kept=True)
     summary = study.run()
     assert summary["speedup"]["verdict"] in ("same", "ambiguous")
     assert summary["best"]["trial"] == 0
