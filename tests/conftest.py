@@ -64,3 +64,11 @@ def _compositions_are_copied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_hydra", copied)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _disk_is_not_waited_for() -> Iterator[None]:
+    """Saves waiting for the disk after every document, which takes milliseconds on some machines. Other processes do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
