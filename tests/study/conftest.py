@@ -109,7 +109,11 @@ def bench(tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Overrides for a search space of four configurations."""
-    file = tmp_path / "tiny.yaml"
+    return tiny_space(tmp_path)
+
+
+def tiny_space(folder):
+    """Returns overrides for a search space of four configurations; writes it to a file in `folder`."""
+    file = folder / "tiny.yaml"
     file.write_text("loader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\n")
     return [f"search_space={file}"]
