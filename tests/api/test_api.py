@@ -40,20 +40,21 @@ def command(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A finished study, and the lines that were printed. Tests must not change it."""
+    """The folder of a program, its finished study, the calls of `on_trial`, and what was printed. Tests must not change it."""
     folder, called = tmp_path_factory.mktemp("finished"), []
     make_program(folder)
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
         patch.chdir(folder)
         study = autotune.run(*SMALL, command=COMMAND, on_trial=lambda study, trial: called.append((study.name, trial.number)))
-    return study, called, printed.getvalue()
+    return folder, study, called, printed.getvalue()
 
 
 @pytest.fixture
 def study(finished, monkeypatch):
     """The finished study; makes the folder of its program the working directory."""
-    monkeypatch.chdir(finished[0].path.resolve().parents[1])
-    return finished[0]
+    folder, study, _, _ = finished
+    monkeypatch.chdir(folder)
+    return study
 
 
 def test_study_run_from_python_returns_best_knobs_speedup_and_effects(study):
@@ -96,7 +97,7 @@ def test_study_is_found_by_name_by_folder_and_by_runs_folder(study):
 
 
 def test_on_trial_is_called_after_every_trial_and_lines_are_printed(finished, study):
-    _, called, printed = finished
+    _, _, called, printed = finished
     assert called == [("s", trial.number) for trial in study.trials]
     assert "0000  baseline starts" in printed
     assert "verdict  faster: 1.5" in printed
