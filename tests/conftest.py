@@ -19,8 +19,12 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = ("tests/ray/", "tests/trackers/", "tests/slurm/")  # one worker runs all tests of such a folder: they share a server
-# Folders whose tests start real programs. They begin first, in this order, so that no long file is left for a single worker.
-LONG = ["ray", "programs", "trackers", "slurm", "faults", "packaging", "harness", "launchers", "api", "apply", "export"]
+# Folders whose tests start real programs, a browser or whole studies. They begin first, in this order, so that no long file is
+# left for a single worker.
+LONG = [
+    "ray", "programs", "trackers", "slurm", "faults", "packaging", "harness", "launchers", "api", "apply", "export", "report",
+    "replay", "study", "cli",
+]  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
