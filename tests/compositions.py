@@ -4,7 +4,7 @@ A full composition takes a tenth of a second, mostly for files that never change
 compositions.
 """
 
-import pickle
+import copy
 from collections.abc import Callable
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,7 +15,7 @@ from autotune.config.keys import LEAVES
 from autotune.config.overrides import Split
 
 in_full: Callable[[Split], DictConfig] = compose._hydra
-_known: dict[str, bytes] = {}  # pickled, because a copy made by `copy.deepcopy` takes several times as long
+_known: dict[str, DictConfig] = {}
 
 
 def copied(given: Split) -> DictConfig:
@@ -25,8 +25,8 @@ def copied(given: Split) -> DictConfig:
     key = repr((rest.hydra, rest.files))
     try:
         if key not in _known:
-            _known[key] = pickle.dumps(in_full(rest))
-        made: DictConfig = pickle.loads(_known[key])
+            _known[key] = in_full(rest)
+        made = copy.deepcopy(_known[key])
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
