@@ -36,7 +36,8 @@ while True:
 
 class TestLocalLauncher(SharedLauncherContract):
     @pytest.fixture(scope="class")
-    def launcher(self, study: Path) -> Iterator[Launcher]:
+    @classmethod
+    def launcher(cls, study: Path) -> Iterator[Launcher]:
         made = LocalLauncher(SHORT)
         yield made
         made.close()

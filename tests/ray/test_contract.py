@@ -14,7 +14,8 @@ from tests.support.launcher_contract import SharedLauncherContract
 
 class TestRayLauncher(SharedLauncherContract):
     @pytest.fixture(scope="class")
-    def launcher(self, ray: PrivateRay, study: Path) -> Iterator[Launcher]:
+    @classmethod
+    def launcher(cls, ray: PrivateRay, study: Path) -> Iterator[Launcher]:
         made = launcher_on(ray, place(study.parent))
         yield ready(made)
         made.close()

@@ -16,7 +16,8 @@ from tests.support.launcher_contract import SHORT, SharedLauncherContract
 
 class TestSlurmLauncher(SharedLauncherContract):
     @pytest.fixture(scope="class")
-    def launcher(self, _slurm: PrivateSlurm, study: Path) -> Iterator[Launcher]:
+    @classmethod
+    def launcher(cls, _slurm: PrivateSlurm, study: Path) -> Iterator[Launcher]:
         with pytest.MonkeyPatch.context() as patch:
             connect(_slurm, patch)
             made = SlurmLauncher(SlurmOptions(), place(study.parent), graces=SHORT)

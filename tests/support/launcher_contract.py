@@ -21,6 +21,7 @@ from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.launchers.local import Graces
 from autotune.records import Outcome
+from tests.support.rows import more
 from tests.support.stub_programs import IGNORES_SIGTERM, SLEEP, program
 from tests.support.waiting import comes, wait_until
 
@@ -272,8 +273,10 @@ class LauncherContract:
 
     @pytest.mark.parametrize(
         ("phase", "limit"),
-        [(phase, "start") for phase in protocol.PHASES[:4]]
-        + [("compile", "compile"), ("warmup", "step"), ("steady", "step"), ("exit", "step")],
+        [
+            *((protocol.PHASES[0], "start"), ("compile", "compile"), ("steady", "step"), ("exit", "step")),
+            *more(*((phase, "start") for phase in protocol.PHASES[1:4]), ("warmup", "step")),
+        ],
     )
     def test_hang_ends_at_the_limit_of_its_phase(self, launcher: Launcher, folder: Path, phase: str, limit: str) -> None:
         """All other limits are long."""
@@ -396,7 +399,8 @@ class SharedLauncherContract(LauncherContract):
     """
 
     @pytest.fixture(scope="class")
-    def study(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    @classmethod
+    def study(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         """Yields the folder of the study to which all trials belong; fails if a process is left at the end."""
         study = trial_folder(tmp_path_factory.mktemp("shared")).parent.parent
         yield study
