@@ -15,22 +15,12 @@ from autotune.launchers.environment import server_environment
 from autotune.launchers.local import LocalLauncher
 from autotune.records import Kind
 from autotune.trials.warm import WarmStarts
-from tests.support.launcher_contract import (
-    SHORT,
-    LauncherContract,
-    a_launch,
-    gone,
-    is_alive,
-    marked_processes,
-    started,
-    trial_folder,
-    wait,
-)
+from tests.support.launcher_contract import SHORT, LauncherContract, a_launch, gone, is_alive, marked_processes, started, wait
 from tests.support.stub_programs import SLEEP, program
 
 INLINE = ["-S", "-c"]  # how the stub programs are started
 NO_TORCH = ("json",)  # a server that imports nothing heavy
-NUMBERS = itertools.count()
+SCRIPTS = itertools.count()
 
 
 class WarmLauncher(LocalLauncher):
@@ -42,7 +32,7 @@ class WarmLauncher(LocalLauncher):
 
     def start(self, launch):
         if launch.argv[1:3] == INLINE:
-            script = self.scripts / f"program{next(NUMBERS)}.py"
+            script = self.scripts / f"program{next(SCRIPTS)}.py"
             script.write_text(launch.argv[3])
             launch.argv = [launch.argv[0], str(script), *launch.argv[4:]]
         launch.warm = NO_TORCH
@@ -53,14 +43,6 @@ class WarmLauncher(LocalLauncher):
 def launcher(tmp_path_factory):
     made = WarmLauncher(tmp_path_factory.mktemp("scripts"))
     yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def running_study(tmp_path_factory):
-    """A launcher and the study whose trials it starts: all of them with the same server."""
-    made = WarmLauncher(tmp_path_factory.mktemp("scripts"))
-    yield made, trial_folder(tmp_path_factory.mktemp("running")).parent.parent
     made.close()
 
 
@@ -212,12 +194,11 @@ f()
         ("", ["-m", "nowhere"]),
     ],
 )
-def test_program_ends_as_in_a_fresh_start(running_study, source, argv):
-    launcher, study = running_study
+def test_program_ends_as_in_a_fresh_start(launcher, study, source, argv):
     (study.parent / "bad.py").write_text(source)
     seen = []
-    for modules in ((), NO_TORCH):
-        launch = a_launch(study / "trials" / f"{next(NUMBERS):04d}", [sys.executable, *argv])
+    for number, modules in enumerate(((), NO_TORCH)):
+        launch = a_launch(study / "trials" / f"{number:04d}", [sys.executable, *argv])
         launch.cwd, launch.warm = str(study.parent), modules
         ended = wait(LocalLauncher.start(launcher, launch))
         assert ended.start == ("warm" if modules else "fresh")
