@@ -20,6 +20,8 @@ from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
 from tests.trackers.servers import Ui
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # the store is made here, and MLflow uses deprecated parts of SQLAlchemy
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
