@@ -74,7 +74,7 @@ class Bench:
         self.folder = create(folder, "s")
         self.folder.is_kept = is_kept
         device = MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice()
-        given = {"poll_s": 0.25, "device": device, "cpu": self.cpu, **inputs}
+        given = {"poll_s": 0.5, "device": device, "cpu": self.cpu, **inputs}
         self.inputs = fake_inputs(composed, self.launcher, machine, **given)
 
     def run(self):

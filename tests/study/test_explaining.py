@@ -119,7 +119,7 @@ def test_suggested_command_names_the_folder_if_a_later_study_has_the_same_name(b
 
 
 def test_only_the_best_is_explained_in_time_that_the_study_left_over(bench, tiny):
-    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=4)
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=4, poll_s=0.25)
     best = made_bench.run()["best"]["trial"]
     in_a_tenth, left_over = [(best, "lines"), (0, "lines")], [(best, "trace"), (best, "memory")]
     assert passes(made_bench) == [*in_a_tenth, *left_over]
