@@ -9,7 +9,6 @@ import os
 import pickle
 import threading
 from collections import UserDict
-from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,8 +30,7 @@ from autotune.harness.explain.skipping import (
     _skipping,
     skip_functions,
 )
-from tests.harness.conftest import PROGRAMS, RULES, Run, Trial, environment
-from tests.harness.forks import TORCH, Forks
+from tests.harness.conftest import PROGRAMS, RULES, Run, Trial
 from tests.support.rows import more
 
 PROGRAM = "stages.py"
@@ -43,14 +41,6 @@ MOST_BATCHES = BATCHES["most"]
 BATCH = 8  # samples per batch; libraries that the first batch imports are patched only after it
 PREFETCHED = 4  # batches that two workers make ahead
 OFTEN = 3  # a stage of single samples that is not skipped runs at least this often per batch
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
-    """The process whose forks become programs; it has imported torchvision, too, which would take a second in each of them."""
-    made = Forks(environment({"PYTHONPATH": ""}), (*TORCH, "torchvision"))
-    yield made
-    made.close()
 
 
 def ran(run: Run) -> dict[str, int]:
