@@ -30,5 +30,7 @@ def copied(given: Split) -> DictConfig:
         for override in OverridesParser.create().parse_overrides(values):
             OmegaConf.update(made, override.key_or_group, override.value(), merge=True)
     except Exception:
+        if not values:
+            raise
         return in_full(given)  # reports what is wrong
     return made

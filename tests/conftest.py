@@ -19,8 +19,12 @@ for number in (signal.SIGHUP, signal.SIGQUIT):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = ("tests/ray/", "tests/trackers/", "tests/slurm/")  # one worker runs all tests of such a folder: they share a server
-# Folders whose tests start real programs. They begin first, in this order, so that no long file is left for a single worker.
-LONG = ["ray", "programs", "trackers", "slurm", "faults", "packaging", "harness", "launchers", "api", "apply", "export"]
+# Folders whose tests start real programs, a browser or whole studies. They begin first, in this order, so that no long file is
+# left for a single worker.
+LONG = [
+    "ray", "programs", "trackers", "slurm", "faults", "packaging", "harness", "launchers", "api", "apply", "export", "report",
+    "replay", "study", "cli",
+]  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,4 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _compositions_are_copied() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compose, "_hydra", copied)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _disk_is_not_waited_for() -> Iterator[None]:
+    """Saves waiting for the disk after every document, which takes milliseconds on some machines. Other processes do wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield

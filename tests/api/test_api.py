@@ -1,9 +1,12 @@
 """`autotune.run` and `autotune.Study`: whole studies of a stub program, in this process and in a notebook."""
 
+import contextlib
+import io
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -18,18 +21,40 @@ from tests.support.studies import make_study
 SMALL = (*OPTIONS, "explain.auto=false", "search.warm_start=off", "search_space=space.yaml")
 
 
+COMMAND = [sys.executable, "-S", "train.py", "0.1"]
+
+
+def make_program(folder):
+    """Makes a program that is 1.5 times as fast with bf16, for COMMAND."""
+    (folder / "train.py").write_text(f"{PRELUDE}\n{PROGRAM}")
+    (folder / "space.yaml").write_text("precision.amp: ['off', 'bf16']\n")
+
+
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """Returns the command of a program that is 1.5 times as fast with bf16; makes its folder the working directory."""
+    """Returns the command of a program; makes its folder the working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(f"{PRELUDE}\n{PROGRAM}")
-    (tmp_path / "space.yaml").write_text("precision.amp: ['off', 'bf16']\n")
-    return [sys.executable, "-S", "train.py", "0.1"]
+    make_program(tmp_path)
+    return COMMAND
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a program, its finished study, the calls of `on_trial`, and what was printed. Tests must not change it."""
+    folder, called = tmp_path_factory.mktemp("finished"), []
+    make_program(folder)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.chdir(folder)
+        study = autotune.run(*SMALL, command=COMMAND, on_trial=lambda study, trial: called.append((study.name, trial.number)))
+    return folder, study, called, printed.getvalue()
 
 
 @pytest.fixture
-def study(command):
-    return autotune.run(*SMALL, command=command, is_quiet=True)
+def study(finished, monkeypatch):
+    """The finished study; makes the folder of its program the working directory."""
+    folder, study, _, _ = finished
+    monkeypatch.chdir(folder)
+    return study
 
 
 def test_study_run_from_python_returns_best_knobs_speedup_and_effects(study):
@@ -63,30 +88,29 @@ def test_winner_is_exported_as_on_the_command_line(study):
 
 
 @pytest.mark.thorough
-def test_study_is_found_by_name_by_folder_and_by_runs_folder(study, tmp_path):
+def test_study_is_found_by_name_by_folder_and_by_runs_folder(study):
     assert autotune.Study("s").path == study.path
     assert autotune.Study("runs/s").path == study.path
-    assert autotune.Study("s", runs_dir=tmp_path / "runs").path.resolve() == study.path.resolve()
+    assert autotune.Study("s", runs_dir=Path.cwd() / "runs").path.resolve() == study.path.resolve()
     with pytest.raises(BadInput, match="no such study"):
         autotune.Study("resnet")
 
 
-def test_on_trial_is_called_after_every_trial_and_lines_are_printed(command, capsys):
-    called = []
-    study = autotune.run(*SMALL, command=command, on_trial=lambda study, trial: called.append((study.name, trial.number)))
+def test_on_trial_is_called_after_every_trial_and_lines_are_printed(finished, study):
+    _, _, called, printed = finished
     assert called == [("s", trial.number) for trial in study.trials]
-    printed = capsys.readouterr().out
     assert "0000  baseline starts" in printed
     assert "verdict  faster: 1.5" in printed
 
 
-def test_exception_in_on_trial_ends_the_study_and_loses_no_trial(command):
+def test_exception_in_on_trial_ends_a_quiet_study_and_loses_no_trial(command, capsys):
     def stop(study, trial):
         if trial.kind is Kind.search:
             raise LookupError("enough")
 
     with pytest.raises(LookupError, match="enough"):
         autotune.run(*SMALL, command=command, on_trial=stop, is_quiet=True)
+    assert capsys.readouterr().out == ""
     study = autotune.Study("s")
     assert study.status == "failed"
     assert "enough" in study.summary["reason"]

@@ -14,6 +14,7 @@ import yaml
 
 from autotune.harness import protocol
 from autotune.launchers.environment import own_environment
+from tests.cli.conftest import Cli
 
 PROGRAMS = Path(__file__).parent / "programs"
 KNOBS = {
@@ -51,13 +52,19 @@ class Place:
 
     def popen(self, argv: list[str], env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
         """Starts a command in the folder."""
-        environment = {k: v for k, v in own_environment().items() if not k.startswith(("AUTOTUNE", "OMP_", "SLURM_"))}
         options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-        return subprocess.Popen(argv, cwd=self.path, env={**environment, **(env or {})}, text=True, **options)
+        return subprocess.Popen(argv, cwd=self.path, env={**_environment(), **(env or {})}, text=True, **options)
 
-    def apply(self, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs `autotune apply best.yaml -- COMMAND` to its end."""
-        return ended(self.start(*command, **options))
+    def apply(self, *command: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs `autotune apply best.yaml -- COMMAND` to its end, in a fork of a process that has imported autotune."""
+        words = command if command[0] == "apply" else ("apply", "best.yaml", "--", *command)
+        cli = Cli(self.path)
+        cli.environment = {**_environment(), **(env or {})}
+        return cli(*words)
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in own_environment().items() if not k.startswith(("AUTOTUNE", "OMP_", "SLURM_"))}
 
 
 def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:

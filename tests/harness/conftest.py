@@ -60,6 +60,11 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Trial:
+    """Returns what `trials_in` does, for one test."""
+    return trials_in(tmp_path, request)
+
+
+def trials_in(place: Path, request: pytest.FixtureRequest) -> Trial:
     """Returns a function that runs a program of `programs/` (or a whole command) as one trial.
 
     For speed, each rank is a fork of a process that has imported torch. Pass `is_fresh=True` for a new interpreter, to test
@@ -70,7 +75,7 @@ def trial(tmp_path: Path, request: pytest.FixtureRequest) -> Trial:
     def run(program: str, *words: str, argv: list[str] | None = None, ranks: int = 1, **options: Any) -> Run:
         nonlocal number
         number += 1
-        folder = tmp_path / f"{number:04d}"
+        folder = place / f"{number:04d}"
         folder.mkdir()
         added, is_fresh = options.pop("env", {}), options.pop("is_fresh", argv is not None)
         options.setdefault("rules", RULES)

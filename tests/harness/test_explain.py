@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import gzip
 import itertools
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +32,7 @@ from autotune.harness.explain.stages import Stages
 from autotune.harness.explain.trace import MAX_EVENTS, MAX_STEPS, MIN_STEPS, RANGE, _num_wanted
 from autotune.harness.patches import Patches, patches
 from autotune.harness.worker import read_together
-from tests.harness.conftest import PROGRAMS, Run, Trial
+from tests.harness.conftest import PROGRAMS, Run, Trial, trials_in
 
 PROGRAM = "explained.py"
 LENGTH_S = 0.7
@@ -38,6 +40,12 @@ LENGTH_S = 0.7
 
 def explain(trial: Trial, which: str, *words: str, **options: Any) -> Run:
     return trial(PROGRAM, *words, mode="explain", explain=which, max_s=LENGTH_S, **options)
+
+
+@pytest.fixture(scope="module")
+def lines_of(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Run]:
+    """Returns a function that makes the pass "lines" with the given words, once for all tests."""
+    return functools.cache(functools.partial(explain, trials_in(tmp_path_factory.mktemp("lines"), request), LINES))
 
 
 def document(run: Run, which: str, rank: int = 0) -> dict[str, Any]:
@@ -55,8 +63,8 @@ def line_of(text: str) -> int:
 # --- lines ---
 
 
-def test_phases_sum_to_the_step_and_the_slow_line_is_named(trial: Trial) -> None:
-    run = explain(trial, LINES, "burn", "sync")
+def test_phases_sum_to_the_step_and_the_slow_line_is_named(lines_of: Callable[..., Run]) -> None:
+    run = lines_of("burn", "sync")
     found = document(run, LINES)
     assert run.result().status == "measured"
     assert run.result().window is None
@@ -70,16 +78,16 @@ def test_phases_sum_to_the_step_and_the_slow_line_is_named(trial: Trial) -> None
     assert slow["text"].startswith(("while", "pass"))
 
 
-def test_synchronisations_are_attributed_to_the_line_of_the_program(trial: Trial) -> None:
-    found = document(explain(trial, LINES, "sync"), LINES)
+def test_synchronisations_are_attributed_to_the_line_of_the_program(lines_of: Callable[..., Run]) -> None:
+    found = document(lines_of("burn", "sync"), LINES)
     site = next(site for site in found["syncs"] if site["function"] == "report")
     assert (site["kind"], site["line"], site["phase"]) == ("item", line_of("the place of the sync"), "other")
     assert site["count"] == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize("words", [("evaluate",), pytest.param(("evaluate", "epochs"), marks=pytest.mark.thorough)])
-def test_evaluations_are_excluded_from_the_pass_lines(trial: Trial, words: tuple[str, ...]) -> None:
-    found = document(explain(trial, LINES, *words), LINES)
+def test_evaluations_are_excluded_from_the_pass_lines(lines_of: Callable[..., Run], words: tuple[str, ...]) -> None:
+    found = document(lines_of(*words), LINES)
     step_s = found["seconds"] / found["steps"]
     assert step_s < 0.012  # with evaluations of 40 ms after every fourth step, it would be 14 ms or more
     assert sum(found["phases_s"].values()) == pytest.approx(step_s, rel=0.001)
@@ -88,10 +96,10 @@ def test_evaluations_are_excluded_from_the_pass_lines(trial: Trial, words: tuple
     assert not [line for line in found["lines"] if line["text"].startswith("time.sleep(0.01)")]
 
 
-def test_page_faults_are_counted_unless_the_program_evaluates(trial: Trial) -> None:
-    assert document(explain(trial, LINES, "blocks"), LINES)["page_faults"] >= 2**26 / 4096
-    assert document(explain(trial, LINES), LINES)["page_faults"] < 1000
-    assert document(explain(trial, LINES, "evaluate"), LINES)["page_faults"] is None
+def test_page_faults_are_counted_unless_the_program_evaluates(lines_of: Callable[..., Run]) -> None:
+    assert document(lines_of("blocks"), LINES)["page_faults"] >= 2**26 / 4096
+    assert document(lines_of(), LINES)["page_faults"] < 1000
+    assert document(lines_of("evaluate"), LINES)["page_faults"] is None
 
 
 @pytest.mark.thorough
@@ -118,8 +126,10 @@ def test_starts_of_workers_in_a_step_that_does_not_count_are_forgotten() -> None
     assert timer.result() == Restarts(count=1, start_s=0.5, steps_per_epoch=9)
 
 
-def test_work_of_workers_is_reported_by_stage_and_line(trial: Trial) -> None:
-    found = document(explain(trial, LINES, "item", "transform", "workers"), LINES)
+def test_work_of_workers_is_reported_by_stage_and_line(lines_of: Callable[..., Run]) -> None:
+    run = lines_of("item", "transform", "workers")
+    assert not list(run.folder.glob("stages*")), "the files of the workers are removed"
+    found = document(run, LINES)
     stages = {stage["name"]: stage for stage in found["stages"] if stage["where"] == WORKER}
     assert stages["item"]["blocked_s"] == pytest.approx(0.003, rel=0.8)
     assert stages["transform: Halve"]["blocked_s"] == pytest.approx(0.002, rel=0.8)
@@ -142,8 +152,8 @@ def test_without_workers_stages_are_reported_for_the_training_process(trial: Tri
     assert slow["phase"] == "input"
 
 
-def test_only_some_cheap_items_are_timed(trial: Trial) -> None:
-    found = document(explain(trial, LINES), LINES)
+def test_only_some_cheap_items_are_timed(lines_of: Callable[..., Run]) -> None:
+    found = document(lines_of(), LINES)
     item = next(stage for stage in found["stages"] if stage["name"] == "item")
     assert 0 < item["count"] < 0.2 * found["steps"] + 2
 
@@ -274,11 +284,6 @@ def test_unknown_pass_fails_the_trial(trial: Trial) -> None:
 def test_measured_trial_does_not_load_the_module_of_passes(trial: Trial) -> None:
     run = trial(PROGRAM, "seen", "workers")
     assert run.stdout.splitlines()[0] == "[]"
-    assert not list(run.folder.glob("stages*"))
-
-
-def test_stage_files_of_workers_are_removed(trial: Trial) -> None:
-    run = explain(trial, LINES, "item", "workers")
     assert not list(run.folder.glob("stages*"))
 
 
@@ -470,9 +475,8 @@ def test_history_of_the_gpu_allocator_is_right_even_if_its_beginning_is_lost() -
     assert recorder.fragmentation_frac == pytest.approx(0.5)
 
 
-def test_documents_can_be_read_back_into_their_dataclasses(trial: Trial) -> None:
-    run = explain(trial, LINES)
-    raw = document(run, LINES)
+def test_documents_can_be_read_back_into_their_dataclasses(lines_of: Callable[..., Run]) -> None:
+    raw = document(lines_of(), LINES)
     raw["lines"] = [documents.Line(**line) for line in raw["lines"]]
     assert documents.Lines(**raw).schema == 1
     assert Path(raw["lines"][0].file).is_absolute()

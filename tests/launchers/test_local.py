@@ -5,13 +5,22 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from autotune.launchers.base import Launcher
 from autotune.launchers.local import LocalLauncher
-from tests.support.launcher_contract import SHORT, LauncherContract, a_launch, is_alive, marked_processes, wait, wait_for
+from tests.support.launcher_contract import (
+    SHORT,
+    SharedLauncherContract,
+    a_launch,
+    is_alive,
+    marked_processes,
+    wait,
+    wait_for,
+)
 from tests.support.stub_programs import IGNORES_SIGTERM, program
 
 TUNER = """
@@ -25,41 +34,13 @@ while True:
 """
 
 
-class TestLocalLauncher(LauncherContract):
-    @pytest.fixture
-    def launcher(self) -> Launcher:
-        return LocalLauncher(SHORT)
-
-    @staticmethod
-    def killed_tuner(folder: Path, body: str) -> list[int]:
-        """Runs a tuner with one trial, kills it, and returns the process ids that the trial wrote down."""
-        tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), *program(body)])
-        pids = [int(pid) for pid in wait_for(folder / "pids").split()]
-        tuner.send_signal(signal.SIGKILL)
-        tuner.wait()
-        return pids
-
-    def test_program_ends_when_the_tuner_is_killed(self, folder):
-        body = "open('pids', 'w').write(str(os.getpid())); os.rename('pids', folder + '/pids'); time.sleep(600)"
-        (pid,) = self.killed_tuner(folder, body)
-        for _ in range(500):
-            if not marked_processes(folder.parent.parent):  # the supervisor ends the program and then itself
-                break
-            signal.sigtimedwait([], 0.02)
-        assert not is_alive(pid)
-
-    def test_sweep_ends_processes_of_a_killed_tuner_but_not_of_other_studies(self, launcher, folder, tmp_path):
-        body = f"""
-child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, stdout=subprocess.PIPE); child.stdout.readline()
-open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); time.sleep(600)
-"""
-        (pid,) = self.killed_tuner(folder, body)
-        assert is_alive(pid)
-        assert launcher.sweep(folder.parent.parent.with_name("stud")) == []
-        assert is_alive(pid)
-        lines = launcher.sweep(folder.parent.parent)
-        assert any(f"process {pid} (" in line for line in lines)
-        assert not is_alive(pid)
+class TestLocalLauncher(SharedLauncherContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def launcher(cls, study: Path) -> Iterator[Launcher]:
+        made = LocalLauncher(SHORT)
+        yield made
+        made.close()
 
     def test_child_that_cleared_its_environment_is_ended(self, launcher, folder):
         body = f"child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, env={{}}, stdout=subprocess.PIPE)\n"
@@ -67,23 +48,66 @@ open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); ti
         ended = wait(launcher.start(a_launch(folder, program(body))))
         assert not is_alive(ended.results[0].detected["child"])
 
-    def test_soft_limit_of_open_files_is_raised(self, launcher, folder):
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-        try:
-            body = "import resource; result(detected={'soft': resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
-            ended = wait(launcher.start(a_launch(folder, program(body))))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        assert ended.results[0].detected["soft"] == min(hard, 65_536) or hard == resource.RLIM_INFINITY
-
     def test_program_starts_with_default_signal_handling(self, launcher, folder):
         launch = a_launch(folder, ["sh", "-c", "yes | head -n 1 > /dev/null; trap > /dev/null; exit 7"])
         ended = wait(launcher.start(launch))
         assert ended.exit_code == 7
         assert "Broken pipe" not in ended.evidence["log_tail"]
 
-    def test_sweep_never_ends_the_tuner_itself(self, launcher, folder, monkeypatch):
-        monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
-        assert launcher.sweep(folder.parent.parent) == []
-        assert os.getpid() > 0
+
+@pytest.fixture
+def launcher(study):
+    made = LocalLauncher(SHORT)
+    yield made
+    made.close()
+    assert not marked_processes(study)
+
+
+def killed_tuner(folder: Path, body: str) -> list[int]:
+    """Runs a tuner with one trial, kills it, and returns the process ids that the trial wrote down."""
+    tuner = subprocess.Popen([sys.executable, "-c", TUNER, str(folder), *program(body)])
+    pids = [int(pid) for pid in wait_for(folder / "pids").split()]
+    tuner.send_signal(signal.SIGKILL)
+    tuner.wait()
+    return pids
+
+
+def test_program_ends_when_the_tuner_is_killed(folder):
+    body = "open('pids', 'w').write(str(os.getpid())); os.rename('pids', folder + '/pids'); time.sleep(600)"
+    (pid,) = killed_tuner(folder, body)
+    for _ in range(500):
+        if not marked_processes(folder.parent.parent):  # the supervisor ends the program and then itself
+            break
+        signal.sigtimedwait([], 0.02)
+    assert not is_alive(pid)
+
+
+def test_sweep_ends_processes_of_a_killed_tuner_but_not_of_other_studies(launcher, folder, tmp_path):
+    body = f"""
+child = spawn({IGNORES_SIGTERM!r}, start_new_session=True, stdout=subprocess.PIPE); child.stdout.readline()
+open('pids', 'w').write(str(child.pid)); os.rename('pids', folder + '/pids'); time.sleep(600)
+"""
+    (pid,) = killed_tuner(folder, body)
+    assert is_alive(pid)
+    assert launcher.sweep(folder.parent.parent.with_name("stud")) == []
+    assert is_alive(pid)
+    lines = launcher.sweep(folder.parent.parent)
+    assert any(f"process {pid} (" in line for line in lines)
+    assert not is_alive(pid)
+
+
+def test_soft_limit_of_open_files_is_raised(launcher, folder):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        body = "import resource; result(detected={'soft': resource.getrlimit(resource.RLIMIT_NOFILE)[0]})"
+        ended = wait(launcher.start(a_launch(folder, program(body))))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert ended.results[0].detected["soft"] == min(hard, 65_536) or hard == resource.RLIM_INFINITY
+
+
+def test_sweep_never_ends_the_tuner_itself(launcher, folder, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_MARK", f"{folder.parent.parent}:7")
+    assert launcher.sweep(folder.parent.parent) == []
+    assert os.getpid() > 0

@@ -51,12 +51,20 @@ def launcher(make):
     return ready(make())
 
 
-def test_slot_has_the_facts_that_its_machine_reports(launcher):
-    (slot,) = launcher.slots()
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A launcher that is ready, for tests that leave it and its agent as they are."""
+    made = ready(PipeLauncher(place(tmp_path_factory.mktemp("shared"))))
+    yield made
+    made.close()
+
+
+def test_slot_has_the_facts_that_its_machine_reports(shared):
+    (slot,) = shared.slots()
     assert slot.host == os.uname().nodename
     assert slot.facts["num_cores"] >= 1
     assert set(slot.cores) == os.sched_getaffinity(0)
-    assert launcher.why_waiting() == ""
+    assert shared.why_waiting() == ""
 
 
 def test_trial_environment_is_the_local_one_plus_only_the_devices_of_the_engine(make, folder, monkeypatch, tmp_path):
@@ -83,17 +91,17 @@ def test_end_of_a_window_is_converted_to_the_clock_of_the_node(launcher, folder)
     assert 80 < left_s <= 100
 
 
-def test_launch_and_its_result_are_unchanged_after_transfer(launcher, folder):
+def test_launch_and_its_result_are_unchanged_after_transfer(shared, folder):
     launch = a_launch(folder, program("result()"), deadlines=Deadlines(step_s=7.0), warm=("json",), env={"A": "b"})
     again = messages.to_launch(json.loads(json.dumps(messages.from_launch(launch, 0.0))))
     assert again == launch
-    ended = wait(launcher.start(launch))
+    ended = wait(shared.start(launch))
     assert messages.to_ended(json.loads(json.dumps(dataclasses.asdict(ended)))) == ended
-    assert ended.evidence["node"]["host"] == launcher.slots()[0].host
+    assert ended.evidence["node"]["host"] == shared.slots()[0].host
 
 
-def test_last_progress_is_known_after_the_trial_has_ended_on_the_node(launcher, folder):
-    running = launcher.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
+def test_last_progress_is_known_after_the_trial_has_ended_on_the_node(shared, folder):
+    running = shared.start(a_launch(folder, program("progress('steady', 5); time.sleep(1.5); result()")))
     wait_until(lambda: (seen := running.progress()) and seen.phase == "steady")
     wait_for(folder / "result.rank0.json")
     time.sleep(2.0)  # the agent ends the trial, which has not been polled yet
@@ -199,10 +207,10 @@ def test_unreadable_end_of_a_trial_counts_as_a_lost_node(make, folder):
 
 
 @pytest.mark.parametrize(("what", "why"), [("nonsense", "KeyError: 'nonsense'"), ("sweep", "KeyError: 'study'")])
-def test_agent_reports_a_failed_request_and_continues(launcher, what, why):
+def test_agent_reports_a_failed_request_and_continues(shared, what, why):
     with pytest.raises(AutotuneError, match=rf"could not do '{what}' \({why}\)"):
-        launcher.node.ask(what, 20.0)
-    assert launcher.node.ask("progress", 20.0)["progress"] is None
+        shared.node.ask(what, 20.0)
+    assert shared.node.ask("progress", 20.0)["progress"] is None
 
 
 def test_replacement_node_must_have_the_same_hardware(launcher, folder, monkeypatch):
@@ -285,8 +293,8 @@ def test_silent_agent_counts_as_lost_after_a_time_limit(launcher, folder, monkey
     assert gone(pid)
 
 
-def test_stopped_trial_still_returns_its_result(launcher, folder):
-    running = launcher.start(a_launch(folder, program("result(); time.sleep(600)")))
+def test_stopped_trial_still_returns_its_result(shared, folder):
+    running = shared.start(a_launch(folder, program("result(); time.sleep(600)")))
     wait_for(folder / "result.rank0.json")
     running.stop("budget over")
     assert running.poll().cause == "result"

@@ -48,23 +48,36 @@ WITHOUT_HARNESS = (
 def cwd(tmp_path):
     folder = tmp_path / "work"
     (folder / "out").mkdir(parents=True)
-    (tmp_path / "study" / "trials" / "0000").mkdir(parents=True)
+    place_of(folder).mkdir(parents=True)
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def files():
+    """Guards the files in all tests, as during the trials of a study: its keeper starts only once."""
     files = UserFiles()
     yield files
     files.close()
 
 
+@pytest.fixture
+def other_files():
+    files = UserFiles()
+    yield files
+    files.close()
+
+
+def study_of(cwd):
+    """Returns the folder of the study to which the trials of all tests belong."""
+    return cwd.parent.parent / "study"
+
+
 def place_of(cwd):
-    return cwd.parent / "study" / "trials" / "0000"
+    return study_of(cwd) / "trials" / cwd.parent.name
 
 
 def start(cwd, code, *words, is_trial=True):
-    mark = {protocol.MARK_VARIABLE: mark_of(cwd.parent / "study", 0)} if is_trial else {}
+    mark = {protocol.MARK_VARIABLE: mark_of(study_of(cwd), 0)} if is_trial else {}
     env = {**os.environ, **mark, "PLACE": str(place_of(cwd))}
     return subprocess.Popen([sys.executable, "-S", "-c", code, *map(str, words)], cwd=cwd, env=env)
 
@@ -178,19 +191,20 @@ def test_file_saved_in_turns_by_a_trial_and_another_program_keeps_the_others_con
 @pytest.mark.parametrize("whose", ["tuner", "supervisor"])
 def test_checkpoint_is_protected_even_if_the_tuner_or_supervisor_is_killed(cwd, whose):
     """A program that saves on SIGTERM must not overwrite the user's file."""
-    path = cwd / "best.pt"
+    path, study = cwd / "best.pt", cwd.parent / "study"
     path.write_bytes(PRECIOUS)
+    (place := study / "trials" / "0000").mkdir(parents=True)
     saving = "import signal, sys, time\ndef save(*_):\n    open('best.pt', 'wb').write(b'worthless'); sys.exit()\n"
     saving += "signal.signal(signal.SIGTERM, save); print(flush=True); time.sleep(60)"
     tuner = HARNESS.splitlines()[0] + (
         "\nimport subprocess, time\nfrom pathlib import Path\n"
         "from autotune.launchers.user_files import UserFiles\nfiles = UserFiles()\n"
-        f"files.begin([], {str(cwd)!r}, Path({str(place_of(cwd))!r}))\n"
+        f"files.begin([], {str(cwd)!r}, Path({str(place)!r}))\n"
         "print(files._keeper._process.pid, flush=True)\ntime.sleep(60)"
     )
     watching = subprocess.Popen([sys.executable, "-c", tuner], stdout=subprocess.PIPE, text=True)
     keeper = psutil.Process(int(watching.stdout.readline()))
-    mark = {protocol.MARK_VARIABLE: mark_of(cwd.parent / "study", 0)}
+    mark = {protocol.MARK_VARIABLE: mark_of(study, 0)}
     program = subprocess.Popen(
         [sys.executable, "-c", saving], cwd=cwd, env={**os.environ, **mark}, stdout=subprocess.PIPE, text=True
     )
@@ -209,20 +223,19 @@ def test_checkpoint_is_protected_even_if_the_tuner_or_supervisor_is_killed(cwd, 
         pipe.close()
 
 
-def test_trials_of_two_studies_in_one_folder_leave_a_checkpoint_unchanged(files, cwd):
-    path, other = cwd / "best.pt", UserFiles()
+def test_trials_of_two_studies_in_one_folder_leave_a_checkpoint_unchanged(files, other_files, cwd):
+    path = cwd / "best.pt"
     path.write_bytes(PRECIOUS)
     place = cwd.parent / "second" / "trials" / "0000"
     place.mkdir(parents=True)
     files.begin([], str(cwd), place_of(cwd))
-    other.begin([], str(cwd), place)
+    other_files.begin([], str(cwd), place)
     try:
         for _ in range(5):
             run(cwd, WRITE, path)
             assert path.read_bytes() == PRECIOUS
     finally:
-        other.end()
-        other.close()
+        other_files.end()
         files.end()
 
 
@@ -413,11 +426,11 @@ def test_new_folders_are_reported_everywhere_except_in_the_temporary_folder(file
     assert report.new == {}
 
 
-def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(files, cwd):
+def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(other_files, cwd):
     runs, study = cwd / "runs", cwd / "runs" / "train"
     place = study / "trials" / "0000"
     place.mkdir(parents=True)
-    files.begin([], str(cwd), place)
+    other_files.begin([], str(cwd), place)
     (study / "trials" / "0001").mkdir()
     (runs / "mlflow.db-wal").write_text("ours")
     (runs / ".mlflow.lock").write_text("")
@@ -425,7 +438,7 @@ def test_files_of_a_program_in_the_runs_folder_are_distinguished_from_studies(fi
     (runs / "other" / "trials").mkdir(parents=True)
     (runs / "Nov21_host").mkdir()
     (runs / "Nov21_host" / "events").write_text("123")
-    report = files.end()
+    report = other_files.end()
     assert {**report.left, **report.new} == {"runs/Nov21_host": 3}
 
 
@@ -447,19 +460,19 @@ def test_checkpoint_of_any_usual_name_is_guarded(files, cwd, name, is_zip):
     assert path.read_bytes() == before
 
 
-def test_run_that_a_program_keeps_in_the_folder_of_a_study_is_reported(files, cwd):
+def test_run_that_a_program_keeps_in_the_folder_of_a_study_is_reported(other_files, cwd):
     study, earlier = cwd / "runs" / "train", cwd / "runs" / "earlier"
     for folder in (study / "trials" / "0000", earlier / "trials", earlier / "exp"):
         folder.mkdir(parents=True)
     code = HARNESS + "for at in sys.argv[1:]: os.makedirs(at); open(at + '/last.pt', 'w').write('123')"
-    files.begin([], str(cwd), study / "trials" / "0000")
+    other_files.begin([], str(cwd), study / "trials" / "0000")
     mark = {protocol.MARK_VARIABLE: mark_of(study, 0), "PLACE": str(study / "trials" / "0000")}
     command = [sys.executable, "-S", "-c", code, "runs/train/exp/weights", "runs/earlier/exp2"]
     assert subprocess.run(command, cwd=cwd, env={**os.environ, **mark}, check=False).returncode == 0
     for folder in (study / "compile_cache", cwd / "runs" / "mlartifacts" / "0001ab"):  # of the tracking process
         folder.mkdir(parents=True)
     (study / "best.yaml").write_text("")
-    report = files.end()
+    report = other_files.end()
     assert {**report.left, **report.new} == {"runs/train/exp": 3, "runs/earlier/exp2": 3}
 
 
@@ -630,13 +643,13 @@ def test_user_without_a_home_gets_a_report(files, cwd, monkeypatch):
     assert report.new | report.left == {"best.pt": 9}
 
 
-def test_error_names_the_process_that_cannot_be_started(files, cwd, monkeypatch):
+def test_error_names_the_process_that_cannot_be_started(other_files, cwd, monkeypatch):
     def fail(*_):
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr("autotune.launchers.user_files.KeeperProcess", fail)
     with pytest.raises(AutotuneError, match="the process that guards your files cannot be started"):
-        files.begin([], str(cwd), place_of(cwd))
+        other_files.begin([], str(cwd), place_of(cwd))
 
 
 def test_files_are_guarded_even_if_no_instance_of_inotify_is_left(cwd, monkeypatch):

@@ -4,12 +4,14 @@ hatchling's hooks, which pip calls, build both. pip installs them into a new vir
 running one, so the tests need neither the network nor a second copy of torch.
 """
 
+import functools
 import os
 import subprocess
 import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,18 +36,24 @@ def build(hook: str, folder: Path) -> Path:
     return wheel
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function that returns the wheel that one of hatchling's hooks builds, once for all tests."""
+    folder = tmp_path_factory.mktemp("dist")
+    return functools.cache(lambda hook: build(hook, folder / hook))
+
+
 @pytest.fixture(scope="module", params=["build_wheel", *more("build_editable")])
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, built: Callable[[str], Path]) -> Path:
     """Returns the interpreter of a virtual environment with autotune, installed from a wheel or as editable."""
     folder = tmp_path_factory.mktemp(request.param)
-    wheel = build(request.param, folder / "dist")
     place = folder / "venv"
     venv.create(place, symlinks=True)
     python = place / "bin" / "python"
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
     (own / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # later on the path than `own`
     options = ("--no-deps", "--no-index", "--ignore-installed", "--quiet", "--disable-pip-version-check")
-    run(sys.executable, "-m", "pip", "--python", python, "install", *options, wheel, cwd=folder)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, built(request.param), cwd=folder)
     return python
 
 
@@ -74,8 +82,8 @@ def test_the_program_and_the_harness_are_files_that_another_interpreter_can_run(
     assert (package / "harness" / "inject" / "sitecustomize.py").is_file()
 
 
-def test_a_wheel_holds_every_configuration_file_and_no_tests(tmp_path: Path) -> None:
-    names = zipfile.ZipFile(build("build_wheel", tmp_path / "dist")).namelist()
+def test_a_wheel_holds_every_configuration_file_and_no_tests(built: Callable[[str], Path]) -> None:
+    names = zipfile.ZipFile(built("build_wheel")).namelist()
     shipped = sorted(Path(name).name for name in names if name.startswith(("autotune/conf/", "autotune/search_spaces/")))
     assert shipped == NAMES
     assert not [name for name in names if name.startswith(("tests/", "runs/"))]

@@ -1,14 +1,21 @@
-"""The contract of all launchers, on a real Ray cluster. Each test starts a broker, an actor and an agent."""
+"""The contract of all launchers, on a real Ray cluster. All tests share one actor, as the trials of a study do."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from autotune.launchers.base import Launcher
-from tests.launchers.agents import ready
-from tests.ray.conftest import Make
-from tests.support.launcher_contract import LauncherContract
+from tests.launchers.agents import place, ready
+from tests.ray.conftest import launcher_on
+from tests.ray.private import PrivateRay
+from tests.support.launcher_contract import SharedLauncherContract
 
 
-class TestRayLauncher(LauncherContract):
-    @pytest.fixture
-    def launcher(self, make: Make) -> Launcher:
-        return ready(make())
+class TestRayLauncher(SharedLauncherContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def launcher(cls, ray: PrivateRay, study: Path) -> Iterator[Launcher]:
+        made = launcher_on(ray, place(study.parent))
+        yield ready(made)
+        made.close()

@@ -37,7 +37,7 @@ def places(trials):
 
 
 def test_each_round_measures_every_configuration_once_in_its_own_order(recording):
-    bench = recording(None, "record.repeats=4")
+    bench = recording(None, "record.repeats=4", is_kept=True)
     summary = bench.run()
     assert (summary["status"], summary["recording"]) == ("complete", {"configurations": 4, "repeats": 4, "trials": 16})
     found = places(bench.trials)

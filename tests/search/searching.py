@@ -73,6 +73,7 @@ def search(landscape: Landscape, *overrides: str, seed: int = 0, listener: Recor
     composed = compose(given, command=["python", "-c", "pass"], facts=machine)
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="autotune-test-") as runs:
         folder = create(Path(runs), "s")
+        folder.is_kept = False  # no summary after every trial
         inputs = fake_inputs(composed, FakeLauncher(landscape, VirtualClock(), seed=seed), machine, poll_s=1.0)
         run_study(inputs, folder, listener or SearchOnly())
         trials = [trial for trial in folder.read_trials() if trial.kind in (Kind.baseline, Kind.search)]

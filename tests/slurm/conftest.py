@@ -35,13 +35,18 @@ def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSlurm]:
     made.stop()
 
 
+def connect(slurm: PrivateSlurm, patch: pytest.MonkeyPatch) -> None:
+    """Makes Slurm's commands talk to the private Slurm."""
+    for name, value in slurm.environment.items():
+        patch.setenv(name, value)
+    patch.delenv("SLURM_JOB_ID", raising=False)
+    slurm.resume_nodes()
+
+
 @pytest.fixture
 def slurm(_slurm: PrivateSlurm, monkeypatch: pytest.MonkeyPatch) -> PrivateSlurm:
     """The private Slurm. During the test, Slurm's commands talk to it."""
-    for name, value in _slurm.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    _slurm.resume_nodes()
+    connect(_slurm, monkeypatch)
     return _slurm
 
 

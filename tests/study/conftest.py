@@ -44,7 +44,11 @@ def fake_inputs(composed, launcher, machine, **more):
 
 
 class Bench:
-    """A study on the fake launcher, ready to run."""
+    """A study on the fake launcher, ready to run.
+
+    Unless `is_kept`, it writes its summary only at its end, and neither a best.yaml nor a report: to write them after every
+    trial takes longer than the study itself. It then knows no earlier studies, either.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Bench:
         machine=MACHINE,
         num_slots=1,
         slots_per_host=None,
+        is_kept=False,
         **inputs,
     ):
         self.clock, self.listener, self.cpu, self._read = VirtualClock(), RecordingListener(), FakeCpu(), {}
@@ -67,8 +72,9 @@ class Bench:
         given = [*own, f"study.seed={seed}", f"study.budget.minutes={minutes}", *overrides]
         composed = compose(given, command=list(command), facts=machine)
         self.folder = create(folder, "s")
+        self.folder.is_kept = is_kept
         device = MadeUpDevice(self.launcher) if self.surface.power_w else NoDevice()
-        given = {"poll_s": 0.25, "device": device, "cpu": self.cpu, **inputs}
+        given = {"poll_s": 0.5, "device": device, "cpu": self.cpu, **inputs}
         self.inputs = fake_inputs(composed, self.launcher, machine, **given)
 
     def run(self):
@@ -103,7 +109,11 @@ def bench(tmp_path):
 
 @pytest.fixture
 def tiny(tmp_path):
-    """Overrides for a search space of four configurations."""
-    file = tmp_path / "tiny.yaml"
+    return tiny_space(tmp_path)
+
+
+def tiny_space(folder):
+    """Returns overrides for a search space of four configurations; writes it to a file in `folder`."""
+    file = folder / "tiny.yaml"
     file.write_text("loader.num_workers: [0, 2]\nprecision.amp: ['off', 'bf16']\n")
     return [f"search_space={file}"]

@@ -78,7 +78,7 @@ def attributed(study):
 
 
 def test_reporting_rounds_come_last_and_measure_the_exported_configuration(planted):
-    study = planted(0.005, minutes=12)
+    study = planted(0.005, minutes=12, is_kept=True)
     summary = study.run()
     finals = [trial for trial in study.trials if trial.kind is Kind.final]
     best = summary["best"]["trial"]

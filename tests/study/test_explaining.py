@@ -26,6 +26,7 @@ from autotune.trials.finite import NOT_FINITE, caveat, excused
 from autotune.trials.session import OVERRUN_FACTOR, configuration_key
 from tests.explain import made
 from tests.explain.passes import step_of_the_cpu, traced
+from tests.study.conftest import Bench, tiny_space
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.support.records import a_trial
 from tests.support.rows import more
@@ -48,9 +49,11 @@ def passes(bench):
     return [(trial.repeats, trial.origin) for trial in bench.trials if trial.kind is Kind.explain]
 
 
-@pytest.fixture
-def explained(bench, tiny):
-    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=20)
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory):
+    """A finished study with all passes, and its summary. Tests must not change them."""
+    folder = tmp_path_factory.mktemp("explained")
+    made_bench = Bench(folder, Surface(documents=documents), AUTO, *tiny_space(folder), minutes=20)
     return made_bench, made_bench.run()
 
 
@@ -116,7 +119,7 @@ def test_suggested_command_names_the_folder_if_a_later_study_has_the_same_name(b
 
 
 def test_only_the_best_is_explained_in_time_that_the_study_left_over(bench, tiny):
-    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=4)
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=4, poll_s=0.25)
     best = made_bench.run()["best"]["trial"]
     in_a_tenth, left_over = [(best, "lines"), (0, "lines")], [(best, "trace"), (best, "memory")]
     assert passes(made_bench) == [*in_a_tenth, *left_over]
@@ -162,11 +165,11 @@ def test_a_pass_that_was_ended_by_a_signal_is_run_again(bench, tiny):
     assert {one["passes"]["lines"]["outcome"] for one in entry} == {"ok"}
 
 
-def test_resuming_repeats_no_pass(explained):
-    bench, first = explained
-    before = passes(bench)
-    again = resume_study(bench.inputs, bench.folder, bench.listener)
-    assert passes(bench) == before
+def test_resuming_repeats_no_pass(bench, tiny):
+    made_bench = bench(Surface(documents=documents), AUTO, *tiny, minutes=20)
+    first, before = made_bench.run(), passes(made_bench)
+    again = resume_study(made_bench.inputs, made_bench.folder, made_bench.listener)
+    assert passes(made_bench) == before
     assert again["explanation"] == first["explanation"]
     assert again["best"]["trial"] == first["best"]["trial"]
 
@@ -227,7 +230,7 @@ def test_disturbed_passes_are_named_but_not_repeated_if_the_study_accepts_distur
 
 
 def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, tiny):
-    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20, is_kept=True)
     before = made_bench.run()
     after = explain(made_bench, passes=("lines",))
     assert passes(made_bench) == [(before["best"]["trial"], "lines")]

@@ -77,7 +77,7 @@ def test_values_are_in_the_units_of_the_objective(bench, only_modes):
 
 
 def test_best_yaml_names_the_quantity_of_the_ratio(bench, only_modes):
-    study = bench(surface(), *only_modes, "objective=energy_per_sample", machine=GPU, minutes=20)
+    study = bench(surface(), *only_modes, "objective=energy_per_sample", machine=GPU, minutes=20, is_kept=True)
     study.run()
     text = study.folder.best_file.read_text()
     assert " x less energy per sample, 95 % interval " in text

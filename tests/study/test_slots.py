@@ -355,7 +355,7 @@ def test_a_single_slow_slot_is_not_hidden_by_the_others():
 
 
 def test_summary_is_written_at_most_every_five_seconds_and_is_complete_at_the_end(bench):
-    study = bench(Surface(**{**QUIET, "start_s": 0.3, "window_s": 0.3}), *FEW, minutes=8)
+    study = bench(Surface(**{**QUIET, "start_s": 0.3, "window_s": 0.3}), *FEW, minutes=8, is_kept=True)
     written = []
     write = study.folder.write_summary
     study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, summary)), write(summary))
@@ -368,7 +368,8 @@ def test_summary_is_written_at_most_every_five_seconds_and_is_complete_at_the_en
 
 @pytest.mark.thorough
 def test_summary_of_many_trials_is_written_when_their_number_grew_by_two_percent(bench):
-    study = bench(Surface(**QUIET), "search.sampler=random", "search.stop=false", "study.budget.trials=260", minutes=10_000)
+    limits = ("search.stop=false", "study.budget.trials=260")
+    study = bench(Surface(**QUIET), "search.sampler=random", *limits, minutes=10_000, is_kept=True)
     written = []
     write = study.folder.write_summary
     study.folder.write_summary = lambda summary: (written.append((study.clock.now_s, len(summary["trials"]))), write(summary))

@@ -6,15 +6,25 @@ import pytest
 
 from autotune.errors import BadInput, NothingWorked
 from autotune.records import Kind, Outcome
+from tests.study.conftest import Bench
 from tests.support.fake_launcher import Failure, Surface
 
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3, ("threads.intra", 4): 1.2}
 
 
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory):
+    """A finished study, and its summary. Tests must not change them."""
+    study = Bench(tmp_path_factory.mktemp("fast"), Surface(gains=FAST))
+    return study, study.run()
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_a_faster_configuration_is_found_and_proven(bench, seed):
-    study = bench(Surface(gains=FAST), seed=seed)
-    summary = study.run()
+def test_a_faster_configuration_is_found_and_proven(bench, fast, seed):
+    study, summary = fast
+    if seed:
+        study = bench(Surface(gains=FAST), seed=seed)
+        summary = study.run()
     assert summary["status"] == "complete"
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["speedup"]["ci"][0] > 1.8
@@ -25,9 +35,8 @@ def test_a_faster_configuration_is_found_and_proven(bench, seed):
     assert summary["speedup"]["ratio"] == pytest.approx(true_ratio, rel=0.03)
 
 
-def test_baseline_runs_first_with_nothing_changed(bench):
-    study = bench(Surface(gains=FAST))
-    study.run()
+def test_baseline_runs_first_with_nothing_changed(fast):
+    study, _ = fast
     first = study.launcher.launches[0].spec
     assert (first.trial, first.knobs, first.target) == (0, {}, None)
     assert study.trials[0].kind is Kind.baseline
@@ -59,7 +68,7 @@ def test_trial_budget_counts_only_search_trials(bench):
 
 
 def test_pinned_knobs_apply_to_the_baseline_and_all_other_trials(bench):
-    study = bench(Surface(gains=FAST), "loader.num_workers=2")
+    study = bench(Surface(gains=FAST), "loader.num_workers=2", is_kept=True)
     summary = study.run()
     assert study.launcher.launches[0].spec.knobs == {"loader.num_workers": 2}
     assert all(launch.spec.knobs["loader.num_workers"] == 2 for launch in study.launcher.launches)
@@ -84,7 +93,7 @@ def test_program_that_does_not_train_stops_the_study_and_says_why(bench):
 
 def test_verdict_is_same_or_ambiguous_if_nothing_beats_the_baseline(bench):
     worse = {("precision.amp", "bf16"): 0.4, ("layout.channels_last", True): 0.8, ("threads.intra", 4): 0.9}
-    study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002))
+    study = bench(Surface(gains=worse, half_batch=0.01, loader_per_s=1e6, noise_frac=0.002), is_kept=True)
     summary = study.run()
     assert summary["speedup"]["verdict"] in ("same", "ambiguous")
     assert summary["best"]["trial"] == 0
@@ -111,9 +120,8 @@ def test_out_of_memory_is_an_outcome_and_does_not_end_the_study(bench):
     assert summary["speedup"]["verdict"] == "faster"
 
 
-def test_the_whole_study_is_on_disk(bench):
-    study = bench(Surface(gains=FAST))
-    summary = study.run()
+def test_the_whole_study_is_on_disk(fast):
+    study, summary = fast
     assert study.folder.read_summary() == summary
     assert study.folder.config_file.read_text() == study.inputs.yaml
     about = study.folder.read_study()
@@ -125,9 +133,8 @@ def test_the_whole_study_is_on_disk(bench):
     assert json.loads(json.dumps(summary)) == summary
 
 
-def test_listener_receives_all_events_in_order(bench):
-    study = bench(Surface(gains=FAST))
-    summary = study.run()
+def test_listener_receives_all_events_in_order(fast):
+    study, summary = fast
     names = [name for name, _ in study.listener.calls if name != "notice"]
     assert names[0] == "started"
     assert names[-1] == "finished"
@@ -201,9 +208,8 @@ def test_tracker_of_a_complete_study_is_awaited_while_the_budget_lasts(bench, is
     assert any("autotune sync s" in line for line in study.listener.named("notice")) is is_stuck
 
 
-def test_best_of_each_tier_is_reported_and_changes_only_what_the_tier_allows(bench):
-    study = bench(Surface(gains=FAST))
-    summary = study.run()
+def test_best_of_each_tier_is_reported_and_changes_only_what_the_tier_allows(fast):
+    _, summary = fast
     tiers = summary["best_by_tier"]
     assert set(tiers) == {"exact", "numerics", "training"}
     assert set(tiers["exact"]["overrides"]) <= {

@@ -1,6 +1,7 @@
 """Resumes studies from copies of their folders, taken at different moments, as if the study had been killed then."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -40,6 +41,11 @@ class Cut:
                 shutil.copytree(study.folder.path, place)
 
         setattr(study.listener, event, heard)
+
+
+@pytest.fixture
+def bench(bench):
+    return functools.partial(bench, is_kept=True)
 
 
 @pytest.fixture

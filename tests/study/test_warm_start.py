@@ -1,5 +1,6 @@
 """What a study reuses from earlier studies."""
 
+import functools
 import json
 import math
 import shutil
@@ -19,6 +20,11 @@ from tests.support.fake_launcher import Failure, Surface
 FAST = {("precision.amp", "bf16"): 1.8, ("layout.channels_last", True): 1.3}
 ROOMY = {"loader.batch_size": 32, "precision.amp": "off"}
 AUTO = "search.warm_start=auto"
+
+
+@pytest.fixture
+def bench(bench):
+    return functools.partial(bench, is_kept=True)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from autotune.launchers.base import Deadlines, Ended, Launch, Launcher, Running
 from autotune.launchers.environment import is_mark_of
 from autotune.launchers.local import Graces
 from autotune.records import Outcome
+from tests.support.rows import more
 from tests.support.stub_programs import IGNORES_SIGTERM, SLEEP, program
 from tests.support.waiting import comes, wait_until
 
@@ -272,8 +273,10 @@ class LauncherContract:
 
     @pytest.mark.parametrize(
         ("phase", "limit"),
-        [(phase, "start") for phase in protocol.PHASES[:4]]
-        + [("compile", "compile"), ("warmup", "step"), ("steady", "step"), ("exit", "step")],
+        [
+            *((protocol.PHASES[0], "start"), ("compile", "compile"), ("steady", "step"), ("exit", "step")),
+            *more(*((phase, "start") for phase in protocol.PHASES[1:4]), ("warmup", "step")),
+        ],
     )
     def test_hang_ends_at_the_limit_of_its_phase(self, launcher: Launcher, folder: Path, phase: str, limit: str) -> None:
         """All other limits are long."""
@@ -387,3 +390,31 @@ open(folder + '/done', 'w').write('x'); time.sleep(600)
         (folder.parent / "theirs.pt").write_text("xyz")
         evidence = wait(running).evidence
         assert (evidence["files_left"], evidence["files_new"]) == ({}, {"theirs.pt": 3})
+
+
+class SharedLauncherContract(LauncherContract):
+    """The contract of a launcher that all tests share, as the trials of a study do. Its helper processes start only once.
+
+    The fixture `launcher` of a subclass has the scope "class", depends on `study`, and closes the launcher.
+    """
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def study(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        """Yields the folder of the study to which all trials belong; fails if a process is left at the end."""
+        study = trial_folder(tmp_path_factory.mktemp("shared")).parent.parent
+        yield study
+        assert not marked_processes(study)
+
+    @pytest.fixture
+    def folder(self, study: Path) -> Path:
+        """Returns a trial's folder that does not exist yet."""
+        return study / "trials" / f"{next(ATTEMPTS):04d}"
+
+    @pytest.fixture(autouse=True)
+    def nothing_left(self, launcher: Launcher, study: Path) -> Iterator[None]:
+        """Fails a test that leaves a process of a trial, and ends the process."""
+        yield
+        left = process_tree.members(lambda mark: is_mark_of(study, mark) and mark[-1].isdigit())
+        process_tree.send(left, signal.SIGKILL)
+        assert not left

@@ -1,14 +1,17 @@
 """MLflow stores and servers, which tests share because a new store or a new server takes five seconds."""
 
 import contextlib
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from autotune.report.writing import write_report
 from autotune.trackers import mlflow, store
-from tests.trackers.servers import MlflowServer
+from tests.support.studies import make_study
+from tests.trackers.servers import MlflowServer, Ui
 
 
 @contextlib.contextmanager
@@ -71,3 +74,17 @@ def new_server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> I
 def server(new_server: Callable[[], MlflowServer]) -> MlflowServer:
     """A working server that all tests share."""
     return new_server()
+
+
+@pytest.fixture(scope="session")
+def ui(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[Ui]:
+    """A running `autotune ui` that all tests share. It shows the study resnet18."""
+    folder = tmp_path_factory.mktemp("ui")
+    runs = runs_folder(folder / "runs", empty_store)
+    study = make_study(runs)
+    write_report(study, study.read_summary())
+    make_study(runs, name="elsewhere").write_config("tracker: {uri: 'http://127.0.0.1:9'}")
+    shown = Ui(folder)
+    yield shown
+    if shown.process.poll() is None:
+        shown.end(signal.SIGTERM)

@@ -40,7 +40,7 @@ def make_study_of_every_outcome(runs: Path) -> StudyFolder:
         power_w=lambda knobs: 300.0,
     )
     limits = ("constraints.max_step_p95_s=0.3", "study.budget.trials=11")
-    study = Bench(runs, surface, f"search_space={space}", *limits, minutes=5)
+    study = Bench(runs, surface, f"search_space={space}", *limits, minutes=5, is_kept=True)
     study.run()
     missing = WANTED - {trial.outcome for trial in study.trials}
     assert not missing, missing

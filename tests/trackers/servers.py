@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +17,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
+
+from autotune.launchers.environment import own_environment
 from autotune.trackers.contents import Contents
 from tests.support.ports import free_port
 
@@ -79,6 +85,59 @@ class MlflowServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
             self.kill()
+
+
+class Ui:
+    """A running `autotune ui` for the studies in `runs`.
+
+    Attributes:
+        process: the process that a user would start.
+        lines: what it has printed.
+        url, experiment: the server's address, and the experiment's id there.
+        printed: the first address that it printed.
+        children: its processes.
+
+    Args:
+        folder: the working directory.
+        words: arguments.
+    """
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "autotune", "ui", *words],
+            cwd=folder,
+            env={name: value for name, value in own_environment().items() if not name.startswith("MLFLOW_")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.lines: list[str] = []
+        while not (found := re.search(r"MLflow UI: (http://127\.0\.0\.\d:\d+)/#/experiments/(\d+)", "".join(self.lines))):
+            self.lines.append(line := self.process.stdout.readline())
+            if not line or "Ctrl-C" in line:
+                self.process.kill()
+                pytest.fail(f"it shows no page of the experiment: {self.lines}")
+        self.url, self.experiment = found.groups()
+        self.printed = next(word for word in "".join(self.lines).split() if word.startswith("http"))
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+
+    def end(self, number: int) -> int:
+        """Sends a signal; returns the exit status."""
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def runs(self, **headers: str) -> dict[str, dict[str, Any]]:
+        """Returns the runs of the study resnet18, by name, as the server's API gives them."""
+        asked = json.dumps({"experiment_ids": [self.experiment], "filter": "tags.study = 'resnet18'"}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/api/2.0/mlflow/runs/search", asked, headers={"Content-Type": "application/json", **headers}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return {run["info"]["run_name"]: run for run in json.load(answer)["runs"]}
 
 
 class Listener:

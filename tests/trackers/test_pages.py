@@ -1,10 +1,11 @@
-"""MLflow's pages of a study with every outcome, in a browser: real servers with SQLite and PostgreSQL, and MLflow 3.10.
+"""MLflow's pages of a study with every outcome, in a browser: `autotune ui`, a server with PostgreSQL, and MLflow 3.10.
 
 MLflow 3.10, the oldest supported version, runs in a separate environment. The client is always the running environment's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -39,9 +40,9 @@ class Pages:
         has_column_order: whether the table's columns have the order of the view.
     """
 
-    def __init__(self, server: MlflowServer, folder: Any, page: Any, *, has_column_order: bool) -> None:
-        self.url, self.page, self.has_column_order = server.uri, page, has_column_order
-        self.study = Mirror(server.uri, folder.name)
+    def __init__(self, url: str, folder: Any, page: Any, *, has_column_order: bool) -> None:
+        self.url, self.page, self.has_column_order = url, page, has_column_order
+        self.study = Mirror(url, folder.name)
         self.experiment = self.study.parents[0].info.experiment_id
         self.program = views.key(folder.read_study())
 
@@ -86,36 +87,41 @@ def _oldest_mlflow(folder: Path) -> Path:
     return python
 
 
-@pytest.fixture(
-    scope="module",
-    params=["sqlite", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("postgresql", f"mlflow-{OLDEST}"))],
-)
-def pages(
-    request: pytest.FixtureRequest,
-    page: Any,
-    studies: list[StudyFolder],
-    empty_store: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Pages]:
-    home = tmp_path_factory.mktemp("pages")
+@contextlib.contextmanager
+def _another_server(kind: str, home: Path) -> Iterator[str]:
+    """Yields the address of a server with PostgreSQL, or of the oldest MLflow."""
     database = None
-    if request.param == "postgresql":
+    if kind == "postgresql":
         if why := why_no_postgres():
             pytest.skip(why)
         database = Postgres()
-    python = _oldest_mlflow(home / "environment") if request.param == f"mlflow-{OLDEST}" else Path(sys.executable)
+    python = sys.executable if database else _oldest_mlflow(home / "environment")
     server = MlflowServer(home, store_uri=database.uri if database else None, python=python)
-    if python == Path(sys.executable):  # other versions have other stores
-        server.store.write_bytes(empty_store.read_bytes())
     try:
         server.start()
-        for each in studies:
-            assert sync(each, server.uri).is_complete
-        yield Pages(server, studies[0], page, has_column_order=python == Path(sys.executable))
+        yield server.uri
     finally:
         server.stop()
         if database:
             database.stop()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["ui", *(pytest.param(one, marks=pytest.mark.thorough) for one in ("postgresql", f"mlflow-{OLDEST}"))],
+)
+def pages(
+    request: pytest.FixtureRequest, page: Any, studies: list[StudyFolder], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pages]:
+    kind = request.param
+    if kind == "ui":  # its server has the study resnet18 already
+        server = contextlib.nullcontext(request.getfixturevalue("ui").url)
+    else:
+        server = _another_server(kind, tmp_path_factory.mktemp("pages"))
+    with server as url:
+        for each in studies:
+            assert sync(each, url).is_complete
+        yield Pages(url, studies[0], page, has_column_order=kind != f"mlflow-{OLDEST}")
 
 
 @pytest.fixture(autouse=True)

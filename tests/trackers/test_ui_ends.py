@@ -1,4 +1,4 @@
-"""`autotune ui` on a real terminal: however it is ended, none of its processes is left."""
+"""However `autotune ui` is ended, also on a real terminal, none of its processes is left."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ import pytest
 from autotune.launchers.environment import own_environment
 from autotune.trackers import store
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.thorough]  # MLflow uses deprecated SQLAlchemy
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow uses deprecated parts of SQLAlchemy
 KINDS = ("ctrl-c", "terminal closed", "SIGKILL")
 
 
@@ -64,6 +64,15 @@ class Terminal:
             return False
 
 
+def test_ui_ends_on_sigterm_without_leftover_processes(ui):  # in the last file, because other tests use this server
+    children = ui.children
+    assert ui.end(signal.SIGTERM) == 0
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert gone
+
+
+@pytest.mark.thorough
 def test_ui_leaves_no_process_however_it_ends(runs):
     uri = f"{store.embedded_uri(runs)}?password=hunter2"
     terminals = {how: Terminal(runs, "--uri", uri) for how in KINDS}  # in parallel, because each takes seconds to start

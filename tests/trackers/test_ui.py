@@ -1,75 +1,30 @@
-"""Runs the real `autotune ui`, and reads a study's pages in a browser."""
+"""The real `autotune ui`, and a study's pages in a browser. `test_pages.py` reads the pages of all outcomes there."""
 
 import errno
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import urllib.error
 import urllib.parse
-import urllib.request
-from pathlib import Path
 
-import psutil
 import pytest
 
 from autotune.cli import ui as ui_module
+from autotune.cli.main import main
 from autotune.cli.sync import sync_all
 from autotune.errors import AutotuneError, BadInput
-from autotune.report.writing import write_report
 from autotune.trackers import store
 from tests.support.studies import make_study
 from tests.trackers.browser import browser_page
+from tests.trackers.servers import Ui
 
-
-class Ui:
-    """A running `autotune ui`: its process, and the address that it printed."""
-
-    def __init__(self, cli, *words: str) -> None:
-        self.process = cli.start("ui", *words)
-        self.lines = []
-        while not (found := re.search(r"MLflow UI: (http://127\.0\.0\.\d:\d+)/#/experiments/(\d+)", "".join(self.lines))):
-            self.lines.append(line := self.process.stdout.readline())
-            if not line or "Ctrl-C" in line:
-                self.process.kill()
-                pytest.fail(f"it shows no page of the experiment: {self.lines}")
-        self.url, self.experiment = found.groups()
-        self.printed = next(word for word in "".join(self.lines).split() if word.startswith("http"))
-        self.children = psutil.Process(self.process.pid).children(recursive=True)
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(timeout=30)
-        self.process.stdout.close()
-        return code
-
-    def runs(self, **headers: str) -> dict[str, dict]:
-        asked = json.dumps({"experiment_ids": [self.experiment]}).encode()
-        request = urllib.request.Request(
-            f"{self.url}/api/2.0/mlflow/runs/search", asked, headers={"Content-Type": "application/json", **headers}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return {run["info"]["run_name"]: run for run in json.load(answer)["runs"]}
+pytestmark = pytest.mark.filterwarnings("ignore")  # the store is made here, and MLflow uses deprecated parts of SQLAlchemy
 
 
 @pytest.fixture(scope="module")
-def ui(tmp_path_factory):
-    from tests.cli.conftest import Cli
-
-    folder = tmp_path_factory.mktemp("ui")
-    study = make_study(folder / "runs")
-    write_report(study, study.read_summary())
-    make_study(folder / "runs", name="elsewhere").write_config("tracker: {uri: 'http://127.0.0.1:9'}")
-    shown = Ui(Cli(folder))
-    yield shown
-    if shown.process.poll() is None:
-        shown.end(signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def page(ui, tmp_path_factory):
+def page(tmp_path_factory):
     yield from browser_page(tmp_path_factory.mktemp("profile"))
 
 
@@ -126,27 +81,18 @@ def test_studies_that_are_not_shown_are_named(ui):
     assert "not shown, because tracked elsewhere or not at all: elsewhere. To show it here, too: autotune sync STUDY" in line
 
 
-def test_store_is_accessible_only_by_its_owner(ui):
-    file = Path(psutil.Process(ui.process.pid).cwd(), "runs", "mlflow.db")
-    assert file.stat().st_mode & 0o077 == 0
+def test_store_is_accessible_only_by_its_owner(empty_store):
+    assert empty_store.stat().st_mode & 0o077 == 0
 
 
 def test_ui_runs_only_one_server(ui):
     assert len(ui.children) <= 3  # MLflow's command, its server, Python's resource tracker
 
 
-def test_ui_ends_on_sigterm_without_leftover_processes(ui):  # last, because it ends the server that the other tests use
-    children = ui.children
-    assert ui.end(signal.SIGTERM) == 0
-    gone, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
-    assert gone
-
-
 @pytest.mark.thorough
-def test_ui_on_another_address_answers_under_the_names_of_this_machine(cli):
-    make_study(cli.cwd / "runs")
-    shown = Ui(cli, "--host", "127.0.0.2")
+def test_ui_on_another_address_answers_under_the_names_of_this_machine(tmp_path):
+    make_study(tmp_path / "runs")
+    shown = Ui(tmp_path, "--host", "127.0.0.2")
     try:
         name = f"{socket.gethostname()}:{urllib.parse.urlsplit(shown.url).port}"
         for asked in (shown.url.removeprefix("http://"), name):
@@ -157,12 +103,12 @@ def test_ui_on_another_address_answers_under_the_names_of_this_machine(cli):
         shown.end(signal.SIGTERM)
 
 
-def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(cli):
-    cli.environment["MLFLOW_TRACKING_URI"] = "http://me:secret@server:5000"
-    ended = cli("ui")
-    assert ended.returncode == 0
-    assert "http://***@server:5000" in ended.stdout
-    assert not Path(cli.cwd / "runs").exists()
+def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(store.URI_VARIABLE, "http://me:secret@server:5000")
+    assert main(["ui"]) == 0
+    assert "http://***@server:5000" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
 
 
 def test_server_ends_at_once_if_its_parent_is_already_dead():
