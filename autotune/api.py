@@ -41,6 +41,9 @@ NO_TRIAL = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outco
 class Speedup:
     """The winner's speed-up over the baseline, as measured by the finals.
 
+    Before the finals are complete, the verdict is "ambiguous", and the ratio is from the search, which overstates it, or from
+    measurements that were not made in pairs; `reason` says which.
+
     Attributes:
         verdict: "faster", "same" or "ambiguous".
         ratio: how many times as fast the winner is as the baseline; None if the two were not compared.
@@ -134,7 +137,7 @@ class Study:
 
     @property
     def speedup(self) -> Speedup | None:
-        """The winner against the baseline; None before the finals."""
+        """The winner against the baseline. Before the finals: the best trial so far, or None if none is better."""
         found = self.summary["speedup"]
         if not found:
             return None

@@ -50,13 +50,16 @@ def missing_processes(result: RankResult, command: list[str]) -> str:
     Returns "" if the numbers are equal, or if the command gives none.
     """
     program, found = program_of(command), result.world_size
-    if program.num_processes in (None, found):
+    asked = program.num_processes
+    if asked is None or asked == found:
         return ""
-    words = f"{program.starter} was asked for {program.num_processes} processes"
+    words = f"{program.starter} was asked for {asked} process{'es' * (asked != 1)}"
+    if found > asked:
+        return f"{words}, but {found} train together: a variable such as PET_NNODES or a configuration file asks for more"
     if program.starter.startswith("accelerate") and result.facts.get("device") == "cpu":
         return (
             f"{words}, but {found} trained. On a CPU, `accelerate launch` starts one process; several need MPI "
-            f"(--mpirun_hostfile). torchrun --nproc_per_node={program.num_processes} starts them"
+            f"(--mpirun_hostfile). torchrun --nproc_per_node={asked} starts them"
         )
     found_text = "only one process trains" if found == 1 else f"only {found} train together"
     return f"{words}, but {found_text}: the others did not join the process group of torch.distributed"

@@ -85,6 +85,7 @@ def test_doubts_name_settings_that_did_not_take_effect():
             "cuda",
             "accelerate was asked for 3 processes, but only 2 train together",
         ),
+        ("torchrun --nproc_per_node=1 train.py", "cuda", "asked for 1 process, but 2 train together: a variable such as"),
         ("accelerate launch --cpu --num_processes 8 train.py", "cpu", "On a CPU, `accelerate launch` starts one process"),
     ],
 )

@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if unwritten := _write_error_text(error):
             _say([unwritten])
             return AutotuneError.exit_code
-        if debug:
-            raise
-        _say([_fault(error)])
+        _say([_masked_traceback(error) if debug else _fault(error)])
         return AutotuneError.exit_code
 
 
@@ -133,13 +131,17 @@ def _write_error_text(error: Exception) -> str:
     return ""
 
 
-def _fault(error: Exception) -> str:
+def _masked_traceback(error: Exception) -> str:
     from autotune.masking import Secrets
 
+    return Secrets.known(words=sys.argv[1:]).text("".join(traceback.format_exception(error)))
+
+
+def _fault(error: Exception) -> str:
     try:
         descriptor, name = tempfile.mkstemp(prefix="autotune-fault-", suffix=".log")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(Secrets.known(words=sys.argv[1:]).text("".join(traceback.format_exception(error))))
+            file.write(_masked_traceback(error))
         where = f"The traceback is in {Path(name)}; --debug prints it."
     except OSError as full:
         where = f"--debug prints the traceback, which could not be written to a file ({full.strerror})."

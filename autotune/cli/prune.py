@@ -25,7 +25,7 @@ from rich.text import Text
 from autotune.cli.terminal import console, print_json, table_width
 from autotune.errors import BadInput
 from autotune.explain.tables import FOLDER, INDEX
-from autotune.monitors.sealing import SCRATCH
+from autotune.harness.protocol import SCRATCH
 from autotune.owner import OWNER_FILE, describe, held, owner_of
 from autotune.plain_text import escaped
 from autotune.quantities import bytes_text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import Asked, carry_out, inputs_of
-from autotune.errors import BadInput, Interrupted
+from autotune.errors import AutotuneError, BadInput, Interrupted
+from autotune.masking import Secrets
+from autotune.plain_text import escaped
 from autotune.run_dir import StudyFolder
 from autotune.studies import create, studies
 
@@ -67,14 +70,15 @@ def run_recording(
         begun.check_free()
     inputs = _inputs(composed, facts)  # may wait for a node and find none: the folder is made afterwards
     folder = begun or create(Path(composed.config.runs_dir), composed.name)
+    code = 0
     try:
-        return carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json)
-    except Interrupted as stop:
-        if "record.minutes" in str(stop):  # record.minutes is used up: the normal end
-            return 0
-        raise
-    finally:
-        _write(folder, output, as_json=as_json)
+        code = carry_out(resume_study if begun else run_study, inputs, folder, as_json=as_json)
+    except BaseException as stop:
+        if not (isinstance(stop, Interrupted) and "record.minutes" in str(stop)):  # else the normal end: the time is used up
+            _try_to_write(folder, output, as_json=as_json)
+            raise
+    _write(folder, output, as_json=as_json)
+    return code
 
 
 def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
@@ -87,7 +91,12 @@ def _inputs(composed: Composed, facts: dict[str, object]) -> StudyInputs:
 
 
 def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
-    """Writes the table of all measurements so far. Writes nothing if the baseline failed."""
+    """Writes the table of all measurements so far. Writes nothing if the baseline failed.
+
+    Raises:
+        FolderLost: the table cannot be written to the recording's folder.
+        BadInput: the table cannot be written to `output`.
+    """
     from autotune.replay.export import table_of
     from autotune.replay.table import write
 
@@ -95,11 +104,27 @@ def _write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
         table = table_of(folder)
     except BadInput:
         return
-    for path in filter(None, (folder.path / TABLE, output)):
-        write(table, path)
+    try:
+        write(table, folder.path / TABLE)
+    except OSError as error:
+        raise folder.lost(error) from error
+    try:
+        if output:
+            write(table, output)
+    except OSError as error:
+        raise BadInput(f"--output: cannot be written, got {str(output)!r} ({error.strerror}). Give a file.") from error
     if not as_json:
         num = len(table.by_configuration())
         print(f"table  {output or folder.path / TABLE}: {num} configurations, {len(table.measurements)} measurements")
+
+
+def _try_to_write(folder: StudyFolder, output: Path | None, *, as_json: bool) -> None:
+    """Writes the table after an error, which must not be hidden by another one: prints why the table cannot be written."""
+    try:
+        _write(folder, output, as_json=as_json)
+    except (AutotuneError, OSError, ValueError) as error:
+        words = Secrets.known(words=sys.argv[1:]).message(f"table: not written: {error}")
+        print(f"autotune: {escaped(words)}", file=sys.stderr)
 
 
 def _begun(runs: Path, composed: Composed) -> StudyFolder | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from autotune.errors import BadInput
 from autotune.launchers.environment import own_environment
 from autotune.masking import MASK, Secrets, is_masked
 from autotune.monitors.sealing import seal_leftovers
+from autotune.owner import owner_of
 from autotune.plain_text import escaped, plain, shell_word
 from autotune.run_dir import StudyFolder
 from autotune.studies import call, studies
@@ -31,9 +33,11 @@ ENDING_S = 20.0  # maximum wait for the supervisors to end the trials of a kille
 
 
 class TrackingProcess:
-    """Subprocess that mirrors a running study. It ends by itself once its parent has ended, even if the parent was killed.
+    """Subprocess that mirrors a running study.
 
-    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial.
+    It is a separate process because importing MLflow takes seconds and a server may hang; neither may slow down a trial. Soon
+    after its parent has ended or was killed, it ends by itself. After `hurry`, it ends once it has written everything or the
+    store does not answer.
 
     Args:
         folder: the study.
@@ -97,7 +101,8 @@ def sync(folder: StudyFolder, *, uri: str | None, follow: bool, as_json: bool = 
     else:
         state = implementation.sync(folder, uri, secrets=secrets)
     if state.problem != implementation.AT_WORK:  # a running `autotune sync` of this study does this itself
-        seal_leftovers(folder.path, secrets, wait_s=ENDING_S if follow else 0.0)
+        wait_s = ENDING_S if follow else 0.0
+        seal_leftovers(folder.path, secrets, wait_s=wait_s, is_running=lambda: _is_running(folder))
     if not state.is_complete:
         raise BadInput(_pending(folder, state, has_uri=uri is not None))
     if as_json:
@@ -112,14 +117,17 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
 
     Args:
         runs: the runs folder.
-        uri: address for all studies; those configured with another address are skipped. None: each study's address is used.
+        uri: address for all studies; those configured with another address are named and skipped. None: each study's address
+            is used.
         as_json: print the states of the mirrors as one JSON document.
     """
     if uri == store.embedded_uri(runs):
         implementation.make_store(runs)  # before the loop, so that a failure is reported once and not for each study
     problems, done = [], []
     for folder in studies(runs):
-        if uri is not None and store.study_uri(folder) not in (None, uri):
+        if uri is not None and not store.may_use(folder, uri):
+            said = f"{folder.name}: skipped, since its tracker.uri is {store.study_uri(folder)!r}"
+            print(escaped(Secrets.known().text(said)), file=sys.stderr if as_json else sys.stdout)
             continue
         try:
             state = implementation.sync(folder, uri, wait_s=0.0)
@@ -141,6 +149,12 @@ def sync_all(runs: Path, *, uri: str | None, as_json: bool = False) -> int:
     if problems:
         raise BadInput(problems)
     return 0
+
+
+def _is_running(folder: StudyFolder) -> bool:
+    """Whether a tuner is running the study. The tuner that started this process has ended its trials by the time it asks."""
+    owner = owner_of(folder.path)
+    return owner is not None and (owner.get("host"), owner.get("pid")) != (platform.node(), os.getppid())
 
 
 class _Reports:
@@ -184,6 +198,7 @@ def _done(folder: StudyFolder, state: Synced) -> str:
 def _pending(folder: StudyFolder, state: Synced, *, has_uri: bool) -> str:
     if state.problem == implementation.AT_WORK:
         return f"STUDY: {state.problem}, got {folder.name!r}. It copies the study to MLflow: wait until it ends."
-    command = f"autotune sync {call(folder)}{f' --uri {shell_word(state.uri)}' if has_uri else ''}"
+    uri = "URI" if is_masked(state.uri) else shell_word(state.uri)  # the user replaces URI by the address with its credentials
+    command = f"autotune sync {call(folder)}{f' --uri {uri}' if has_uri else ''}"
     waiting = f"{len(state.pending)} trials of {folder.name} are not tracked yet, nothing is lost"
     return f"tracker.uri: {state.problem}, got {state.uri!r}; {waiting}. `{command}` completes it."

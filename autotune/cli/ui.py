@@ -131,7 +131,7 @@ def _bring_up_to_date(runs: Path) -> None:
     if not any(studies(runs)) and not store.store_file(runs).exists():
         raise BadInput(f"--runs-dir: nothing to show, there is no study in {str(runs)!r}. Make one with `autotune run`.")
     here = store.embedded_uri(runs)
-    elsewhere = [folder.name for folder in studies(runs) if store.study_uri(folder) not in (None, here)]
+    elsewhere = [folder.name for folder in studies(runs) if not store.may_use(folder, here)]
     if elsewhere:
         how = f"To show it here, too: autotune sync STUDY --runs-dir {shlex.quote(str(runs))} --uri {shlex.quote(here)}"
         words = f"autotune: not shown, because tracked elsewhere or not at all: {', '.join(elsewhere)}. {how}"

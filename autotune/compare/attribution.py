@@ -190,8 +190,8 @@ class Attributor:
     def _without_idle(self, winner: TrialRecord, number: int, kept_s: float) -> None:
         """Measures the winner once without its ineffective changes; if that is far slower, leaves out fewer of them.
 
-        Does nothing if every change has an effect, if the configuration to export already has no more changes than this one,
-        or if there is no time.
+        Does nothing if every change has an effect, if the configuration that would be exported now has at most as many changes
+        as the winner without its ineffective ones, or if there is no time.
         """
         for _ in winner.changed:
             evidence = self._evidence(winner)

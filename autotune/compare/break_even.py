@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from autotune.knobs.loader import BATCH_SIZE
+from autotune.knobs.step import ACCUMULATION, own_accumulation
 from autotune.records import ENERGY, TIME, Kind, Summary, TrialRecord, objective_names
 from autotune.trials.objective import COMPILE_KEY, COMPILE_OFF, ColdCompiles, fixed_s
 
@@ -17,7 +19,11 @@ MIN_DEARER_FRAC = 0.2  # share of the baseline's start
 
 
 def break_even(
-    records: Sequence[TrialRecord], own: Sequence[TrialRecord], other: Sequence[TrialRecord]
+    records: Sequence[TrialRecord],
+    own: Sequence[TrialRecord],
+    other: Sequence[TrialRecord],
+    *,
+    batches_per_step: float | None = None,
 ) -> dict[str, Any] | None:
     """Returns N, the number of samples after which a slower start pays off, and related numbers.
 
@@ -28,6 +34,7 @@ def break_even(
         records: all trials; search trials show what compiling costs without a cache.
         own: measurements of the configuration, in fresh processes.
         other: measurements of the baseline.
+        batches_per_step: number of batches that the baseline used in a step; None if unknown.
 
     Returns:
         A dict. If the configuration is not faster, its start never pays off, and samples, steps and seconds are None.
@@ -45,7 +52,7 @@ def break_even(
         return None
     gain_s = 1 / base_rate - 1 / rate  # per sample
     samples = dearer_s / gain_s if gain_s > 0 else None
-    step_samples = _step_samples(first)
+    step_samples = _step_samples(first, own_accumulation(batches_per_step, other[0].knobs))
     is_compiled = first.knobs.get(COMPILE_KEY, COMPILE_OFF) != COMPILE_OFF
     return {
         "samples": samples,
@@ -119,14 +126,14 @@ def search_cost(
     return {**found, "repaid_after_s": repaid_s(ratio), "ci": [repaid_s(high), repaid_s(low)]}
 
 
-def _step_samples(record: TrialRecord) -> float:
-    """Returns the samples that all ranks together use in a step; 0 if unknown."""
-    batch = record.knobs.get("loader.batch_size")
+def _step_samples(record: TrialRecord, times: int) -> float:
+    """Returns the samples that all ranks use in a step; 0 if unknown. The program itself accumulates `times` batches."""
+    batch = record.knobs.get(BATCH_SIZE.key)
     if record.unit != "samples" or not isinstance(batch, int):
         return 0.0
     if by_rank := record.ranks.get("by_rank"):
         return (record.value or 0.0) * max(rank["step_s"] or 0.0 for rank in by_rank)
-    return batch * float(record.knobs.get("step.accumulation", 1))
+    return batch * times * float(record.knobs.get(ACCUMULATION.key, 1))
 
 
 def _typical(records: Sequence[TrialRecord], measured: Sequence[TrialRecord]) -> tuple[float, float]:

@@ -128,7 +128,8 @@ def _averaged(
     shared_changes = design @ design.T  # number of changes that two trials share; each pair of these is a shared interaction
     shared_pairs = shared_changes * (shared_changes - 1) / 2
     covariances = effect * shared_changes + interaction * shared_pairs + LEVEL_SCALE**2 + spread * np.diag(1 / counts)
-    # Changes that are reverted together, such as workers and knobs that depend on them, are reverted with their interactions.
+    # If several changes are reverted together, such as workers and knobs that depend on them, the interactions between them
+    # disappear, too, so they belong to the effect.
     together, sizes = -contrasts @ design.T, (contrasts**2).sum(axis=1)
     shared = -(effect * together + interaction * together * (together - 1) / 2)
     priors = (effect * sizes + interaction * sizes * (sizes - 1) / 2)[:, 0]

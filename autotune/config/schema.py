@@ -316,8 +316,8 @@ class MeasureOptions:
     """How long to measure, and how long to wait.
 
     Attributes:
-        screening: warm-up and stopping rules of baseline and search trials (a window takes at most a thirtieth of the
-            budget).
+        screening: warm-up and stopping rules of baseline and search trials. A window takes at most a thirtieth of the budget
+            or twice `min_s`, whichever is longer. If steps come in cycles, it may take a quarter of the budget.
         finals: stricter warm-up and stopping rules, for the finals.
         racing: whether a search trial is stopped as soon as it is certainly slower than 0.8 times the best rate so far.
         quiet: whether a disturbed trial (other programs on its cores or device, an overheated device) is repeated. A trial that

@@ -46,7 +46,8 @@ class Operations:
         copying_s: seconds per step in which the GPU neither computes nor communicates, but copies or fills memory; 0 without a
             GPU.
         uploading_s: the part of `copying_s` in which it copies from the host; 0 without a GPU.
-        waited_for_s: seconds per step in which the GPU does nothing, although the host waits for it; 0 without a GPU.
+        waited_for_s: seconds per step in which the GPU is idle while the host is inside a call that waits for the GPU (category
+            "synchronise"); 0 without a GPU.
         layout_s: seconds per step in kernels that only convert images between layouts; 0 without a GPU.
         is_tf32: whether most float32 products are rounded to TF32, on Tensor Cores.
         is_distorted: whether the profiler slowed the host so much that the operators' seconds do not hold for a step without

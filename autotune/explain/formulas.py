@@ -100,7 +100,7 @@ def _traffic(name: str, arguments: Mapping[str, Any], sizes: list[int]) -> float
         if name == "aten::convolution_backward":
             wanted = _values(arguments)[-1]
             return float(sum(sizes) + sum(size for size, is_wanted in zip(sizes[1:], wanted, strict=False) if is_wanted))
-        return float(sum(sizes) + item * (_convolved(arguments) * dims[1][0] if "conv" in name else _outputs(name, dims)))
+        return float(sum(sizes) + item * (_convolution_outputs(arguments) if "conv" in name else _outputs(name, dims)))
     except UNKNOWN:
         return None
 
@@ -142,6 +142,22 @@ def _convolved(arguments: Mapping[str, Any]) -> int:
     steps = zip(places, kernel, _each(stride, places), _each(padding, places), _each(dilation, places), strict=True)
     outputs = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, width, step, pad, spread in steps]
     return batch * math.prod(outputs)
+
+
+def _convolution_outputs(arguments: Mapping[str, Any]) -> int:
+    """Returns the number of elements of a convolution's output."""
+    inputs: list[int] = arguments["dims"][0]
+    weight: list[int] = arguments["dims"][1]
+    stride, padding, dilation, is_transposed, output_padding, groups = _values(arguments)[3:9]
+    if not is_transposed:
+        return _convolved(arguments) * weight[0]
+    places = inputs[2:]
+    each = (_each(values, places) for values in (stride, padding, dilation, output_padding))
+    outputs: list[int] = [
+        (size - 1) * step - 2 * pad + spread * (width - 1) + more + 1
+        for size, width, step, pad, spread, more in zip(places, weight[2:], *each, strict=True)
+    ]
+    return inputs[0] * math.prod(outputs) * weight[1] * int(groups)
 
 
 def _convolution_backward(_: str, arguments: Mapping[str, Any]) -> float:

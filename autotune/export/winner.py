@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune import shapes
 from autotune.errors import BadInput
 from autotune.export.claims import Claimed
 from autotune.export.headline import headline
 from autotune.export.provenance import provenance
 from autotune.knobs.catalogue import CATALOGUE, knob
 from autotune.knobs.loader import BATCH_SIZE, MULTIPROCESSING_CONTEXT
-from autotune.knobs.step import ACCUMULATION, derived
+from autotune.knobs.step import ACCUMULATION, derived, own_accumulation
 from autotune.knobs.values import value_of
 from autotune.masking import is_masked
 from autotune.plain_text import shell_word
@@ -84,13 +83,6 @@ def _held_accumulation(summary: Summary, own: Knobs, full: Knobs) -> Knobs:
     return found if found[ACCUMULATION.key] != ACCUMULATION.default else {}
 
 
-def _own_accumulation(summary: Summary, own: Knobs) -> int:
-    """Returns how many batches per step the program itself accumulates; 1 if unknown."""
-    batches: Any = (summary.get("detected") or {}).get("batches_per_step")
-    by_knob = max(1, int(own.get(ACCUMULATION.key, 1)))  # in the baseline: pinned, or set to reach `train.global_batch`
-    return max(1, round(batches / by_knob)) if shapes.number(batches) else 1  # a batch loaded ahead adds a fraction
-
-
 def _forced(entry: dict[str, Any], knobs: Knobs) -> Knobs:
     """Returns the start method of the workers that the trial added, if the harness had to choose one; {} otherwise.
 
@@ -126,7 +118,8 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
     full = {**own, **knobs, **forced}
     active = {key: value for key, value in {**knobs, **forced}.items() if knob(key).is_active(full)}
     lines = headline(claimed, hidden)
-    if ACCUMULATION.key in active and (times := _own_accumulation(summary, own)) > 1:
+    times = own_accumulation((summary.get("detected") or {}).get("batches_per_step"), own)
+    if ACCUMULATION.key in active and times > 1:
         each = int(active[ACCUMULATION.key])
         active[ACCUMULATION.key] = each * times
         lines.append(ON_TOP.format(times, each, each * times))

@@ -24,7 +24,7 @@ def answer_by_file(spec: protocol.Spec) -> None:
 
     Also creates the file for the answer. A tuner that has requested the stacks waits while this file is empty.
     """
-    scratch, host = os.path.join(spec.folder, "scratch"), os.uname().nodename
+    scratch, host = os.path.join(spec.folder, protocol.SCRATCH), os.uname().nodename
     if not spec.host or (host == spec.host and _is_log(os.path.join(spec.folder, protocol.STDERR_FILE))):
         return
     path = os.path.join(scratch, protocol.STACK_FILE.format(host=host, pid=os.getpid()))

@@ -224,7 +224,7 @@ class Kept:
             self._paths = {}
 
     def _place_for(self, path: str) -> str:
-        folder = os.path.join(self._folder, "scratch", "instead")
+        folder = os.path.join(self._folder, protocol.SCRATCH, "instead")
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, os.path.basename(path))
 

@@ -44,7 +44,10 @@ KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 SPEC_FILE, PROGRESS_FILE, STOP_FILE = "spec.json", "progress.jsonl", "stop.json"
 KEPT_FILE, SPARED_FILE, MADE_FILE, LOADED_FILE = "kept.txt", "spared.txt", "made.txt", "loaded.txt"
 STDOUT_FILE, STDERR_FILE = "stdout.log", "stderr.log"
-# In the folder "scratch": the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
+# A trial's folder for files that are removed after the trial. The program's W&B and MLflow write there, to keep the user's
+# records clean.
+SCRATCH = "scratch"
+# In this folder: the request for the stacks of processes that the tuner cannot signal (away.py), and each answer.
 STACKS_FILE, STACK_FILE = "stacks.asked", "stack.{host}.{pid}.txt"
 SAME_CLOCK_S = 1.0  # monotonic clocks that seem to differ by less count as the same clock
 # Every Python process of a trial answers this signal by writing its stacks to standard error, which shows where it hangs. It

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+from autotune import shapes
 from autotune.knobs.base import HostContext, Knob, observed_int
 from autotune.knobs.loader import BATCH_SIZE, MAX_BATCH_CPU, MAX_BATCH_CUDA
 from autotune.records import Knobs, KnobValue, Tier
@@ -92,6 +94,18 @@ def tier_of(knob: Knob, *, is_held: bool) -> Tier:
 def derived(knobs: Knobs, *, held: int) -> Knobs:
     """Returns the full configuration with its accumulation: 8 for batch size 32 and `held` = 256 samples."""
     return {**knobs, ACCUMULATION.key: held // int(knobs[BATCH_SIZE.key])}
+
+
+def own_accumulation(batches_per_step: Any, baseline: Knobs) -> int:
+    """Returns how many batches per step the program itself accumulates; 1 if unknown.
+
+    Args:
+        batches_per_step: as detected in the baseline.
+        baseline: the baseline's configuration, in which the knob may be pinned or set to reach `train.global_batch`.
+    """
+    by_knob = max(1, int(baseline.get(ACCUMULATION.key, 1)))
+    # A batch loaded ahead adds a fraction.
+    return max(1, round(batches_per_step / by_knob)) if shapes.number(batches_per_step) else 1
 
 
 def dividing(held: int, asked: Iterable[KnobValue] | None, host_context: HostContext) -> list[KnobValue]:

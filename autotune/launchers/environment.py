@@ -95,7 +95,7 @@ def server_environment(launch: Launch) -> dict[str, str]:
 
 
 def _quiet(folder: Path) -> dict[str, str]:
-    scratch = folder / "scratch"
+    scratch = folder / protocol.SCRATCH
     return {
         "WANDB_MODE": "offline",
         "WANDB_DIR": str(scratch),

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from autotune.harness.protocol import STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
+from autotune.harness.protocol import SCRATCH, STACK_FILE, STACK_SIGNAL, STACKS_FILE, place_of
 from autotune.launchers.base import Deadlines
 from autotune.launchers.progress_file import ProgressFile
 from autotune.log_messages import LIBRARY_FILE
@@ -195,7 +195,7 @@ def look(processes: Sequence[psutil.Process], log: Path) -> Hang:
         log: the trial's standard error, to which a signal makes processes write their stacks. Processes on other machines, or
             with another standard error, write to files in the folder "scratch" next to it.
     """
-    begun_s, scratch = time.monotonic(), log.parent / "scratch"
+    begun_s, scratch = time.monotonic(), log.parent / SCRATCH
     with contextlib.suppress(OSError):  # the disk is full or read-only: processes elsewhere are not asked
         if scratch.is_dir():
             (scratch / STACKS_FILE).touch()

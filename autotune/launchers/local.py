@@ -404,8 +404,8 @@ def _prepare(launch: Launch) -> None:
         (launch.folder / name).unlink(missing_ok=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         (launch.folder / name).touch(mode=0o600)
-    shutil.rmtree(launch.folder / "scratch", ignore_errors=True)
-    (launch.folder / "scratch").mkdir(mode=0o700)
+    shutil.rmtree(launch.folder / protocol.SCRATCH, ignore_errors=True)
+    (launch.folder / protocol.SCRATCH).mkdir(mode=0o700)
     here = dataclasses.replace(launch.spec, host=platform.node(), epoch_s=time.time() - time.monotonic())
     protocol.write_json(str(launch.folder / protocol.SPEC_FILE), here)
 

@@ -8,6 +8,7 @@ may come from another program, an editor or a person, and is reported separately
 from __future__ import annotations
 
 import contextlib
+import heapq
 import itertools
 import json
 import os
@@ -36,6 +37,9 @@ MAX_ENTRIES = 10_000  # maximum number of names read from a folder; a folder wit
 MAX_LEFT = 50  # a report lists at most this many new files that the trial wrote, and at most this many of unknown origin
 MAX_NAMED = 500  # maximum number of checkpoints passed to the keeper; it may guard fewer of them, and reports the others
 MAX_DEPTH = 3  # maximum depth of folders searched for checkpoints and new files
+# Why a folder is reported as not guarded.
+TOO_MANY_FOLDERS = "not all folders in it were searched for checkpoints and logs"
+TOO_MANY_ENTRIES = f"taken for a data set, since it has {MAX_ENTRIES:,} entries or more"
 MANY_LOGS = 100  # if more files of a folder than this are named like logs, they are taken for a data set
 MANY_UNNAMED = 100  # if a folder has more files than this whose names have no dot, they are taken for a data set
 # What `torch.save` writes begins with a zip entry of this name, or, before torch 1.6, with this pickled number.
@@ -58,7 +62,7 @@ class Report:
         new: new files and folders of unknown origin -> their size in bytes.
         kept: user files that the trial would have changed without the guard.
         aside: user files that the trial changed or removed -> copy of the original.
-        unguarded: user files that could not be guarded -> reason.
+        unguarded: user files that could not be guarded, and folders that were not searched for such files -> reason.
         loaded: checkpoints from which the trial continued a training.
         continued: those among them that earlier trials made.
     """
@@ -88,6 +92,9 @@ class UserFiles:
 
     def begin(self, argv: Iterable[str], cwd: str, place: Path) -> None:
         """Starts guarding and watching; returns when the trial may start.
+
+        If the process that guards the files dies or does not answer, and its successor does not answer either, the trial runs
+        unguarded, and `end` reports each file as unguarded.
 
         Raises:
             AutotuneError: the process that guards the files cannot be started.
@@ -129,7 +136,7 @@ class UserFiles:
             new=folders.sizes(new),
             kept=said.get("kept", []),
             aside=said.get("aside", {}),
-            unguarded=said.get("open", {}),
+            unguarded={**folders.missed, **said.get("open", {})},
             loaded=[folders.name(path) for path in loaded],
             continued=[folders.name(path) for path in continued],
         )
@@ -196,7 +203,11 @@ class KeeperProcess:
 
 
 class Folders:
-    """The folders in which a trial may leave files: the working directory and the folders that its command names."""
+    """The folders in which a trial may leave files: the working directory and the folders that its command names.
+
+    Attributes:
+        missed: folders that were not searched, or only in part -> reason.
+    """
 
     def __init__(self, argv: list[str], cwd: Path, place: Path) -> None:
         self._cwd = cwd.resolve()
@@ -208,7 +219,9 @@ class Folders:
         # Paths that the command names and that do not exist yet. `_roots` covers those in the working directory.
         self._awaited = [path for path in named if not os.path.lexists(path) and not path.is_relative_to(self._cwd)]
         self._before = self._entries()
-        self._names = {folder: names for root in self._roots for folder, names in _names_below(root, self._study.parent)}
+        self._names, missed = _search(self._roots, self._study.parent)
+        missed |= {path: TOO_MANY_ENTRIES for path in existing if path not in self._roots}
+        self.missed = {str(path): why for path, why in missed.items()}
 
     def checkpoints(self) -> list[Path]:
         """Returns the files to guard: binary files that the command names, then checkpoints in the folders, newest first.
@@ -270,7 +283,7 @@ class Folders:
         for path in sorted(wrote):
             is_inside = any(path.is_relative_to(root) for root in self._roots)
             is_new_folder = path.is_dir() and path not in self._before and path.name not in IGNORED
-            is_new_file = path.is_file() and (not is_inside or path.name not in self._names.get(path.parent, {path.name}))
+            is_new_file = path.is_file() and path.name not in self._names.get(path.parent, {path.name} if is_inside else ())
             places = [*found, *([] if is_inside else temporary)]
             is_own = path.is_relative_to(self._study) and not any(map(path.is_relative_to, in_study))
             if (is_new_folder or is_new_file) and not is_own and not any(map(path.is_relative_to, places)):
@@ -302,23 +315,60 @@ def _paths(word: str, cwd: Path) -> Iterator[Path]:
 
 
 def _looked_into(root: Path, study: Path) -> list[Path]:
-    """Returns the subfolders in which a program may keep a folder per run, as "lightning_logs" does ("version_3")."""
-    names = [name for name in sorted(_names(root)) if not name.startswith(".") and name not in IGNORED]
-    folders = [root / name for name in names]
-    found = [path for path in folders if path.is_dir() and not path.is_symlink() and not path.is_relative_to(study)]
-    return found[:MAX_FOLDERS]
+    """Returns the subfolders in which a program may keep a folder per run, as "lightning_logs" does ("version_3").
 
-
-def _names_below(root: Path, runs: Path) -> Iterator[tuple[Path, frozenset[str]]]:
-    """Yields a folder and those below it, within MAX_FOLDERS and MAX_DEPTH, with the names of the files in each.
-
-    Leaves out the studies in the folder `runs`.
+    Symbolic links to folders are resolved.
     """
-    for at, folders, names in itertools.islice(os.walk(root), MAX_FOLDERS):
-        is_deep = len(Path(at).relative_to(root).parts) >= MAX_DEPTH
-        kept = [name for name in sorted(folders) if not name.startswith(".") and not _is_ours(Path(at, name), runs)]
-        folders[:] = [] if is_deep else kept
-        yield Path(at), frozenset(names)
+    folders = [root / name for name in sorted(_names(root)) if _is_searched(name)]
+    found = dict.fromkeys(path.resolve() if path.is_symlink() else path for path in folders if os.path.isdir(path))
+    return [path for path in found if path != root and not path.is_relative_to(study)][:MAX_FOLDERS]
+
+
+def _search(roots: list[Path], runs: Path) -> tuple[dict[Path, frozenset[str]], dict[Path, str]]:
+    """Searches folders and those below them, within MAX_FOLDERS and MAX_DEPTH for each. Links to folders are resolved.
+
+    The folders in a root come first. Below them, each folder's first subfolder comes before any folder's second one, and so on,
+    so that a data set with a folder per class does not use up MAX_FOLDERS. The studies in the folder `runs` are left out.
+
+    Returns:
+        the names of the files in each folder, and the folders that were searched only in part -> reason
+    """
+    found: dict[Path, frozenset[str]] = {}
+    missed: dict[Path, str] = {}
+    for root in sorted(roots, key=lambda path: len(path.parts), reverse=True):  # those in other roots first
+        waiting, num_left = [(0, 0, root)], MAX_FOLDERS  # waiting: (place in the order, depth, folder)
+        while waiting:
+            place, depth, path = heapq.heappop(waiting)
+            folder = path.resolve() if path.is_symlink() else path
+            if depth and (folder in found or not missed.keys().isdisjoint(path.parents) or _is_ours(folder, runs)):
+                continue
+            if not num_left:
+                missed[path.parent] = TOO_MANY_FOLDERS
+                continue
+            num_left -= 1
+            folders, files = _listed(folder)
+            found[folder] = frozenset(files)
+            if len(folders) + len(files) == MAX_ENTRIES:
+                missed[folder] = TOO_MANY_ENTRIES
+            elif depth < MAX_DEPTH:
+                for number, name in enumerate(filter(_is_searched, sorted(folders))):
+                    heapq.heappush(waiting, (place + number if depth else 0, depth + 1, folder / name))
+    return found, missed
+
+
+def _listed(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns the names of the subfolders and of the files in a folder, MAX_ENTRIES at most."""
+    folders: list[str] = []
+    files: list[str] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, MAX_ENTRIES):
+            is_folder = os.path.isdir(entry) if entry.is_symlink() else entry.is_dir()
+            (folders if is_folder else files).append(entry.name)
+    return folders, files
+
+
+def _is_searched(name: str) -> bool:
+    return not name.startswith(".") and name not in IGNORED
 
 
 def _newest(paths: list[Path]) -> list[Path]:

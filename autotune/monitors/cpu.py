@@ -426,10 +426,10 @@ class WaitingWatch:
         self._waited_s = self._seconds = 0.0
 
     def waiting_cores(self, seconds: float) -> float | None:
-        """Returns the mean number of waiting threads between the first look and the last, in a window of some seconds.
+        """Returns the mean number of waiting threads between the first look and the last.
 
-        The result is None if the looks cover too little of the window, as for a trial that ended before the second look, or if
-        the kernel does not report delays.
+        Returns None if the looks cover at most COVERED_FRAC of a window of `seconds`, as for a trial that ended before the
+        second look, or if the kernel does not report delays.
         """
         return self._waited_s / self._seconds if self._seconds > COVERED_FRAC * seconds else None
 

@@ -18,7 +18,6 @@ from autotune.documents import write_bytes
 from autotune.harness import protocol
 from autotune.masking import Secrets
 
-SCRATCH = "scratch"  # where a trial's W&B and MLflow write, to keep the user's records clean
 LOOK_S = 0.2
 MAX_TEXT_BYTES = 512 << 20  # decompressed traces are cut here; a pass records at most 200,000 events, about 100 MB
 BLOCK_BYTES = 1 << 20
@@ -39,7 +38,7 @@ def seal(folder: Path, secrets: Secrets) -> None:
     replaced atomically. What is not read again (half-written results, the scratch folder) is removed. A second call changes
     nothing.
     """
-    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    shutil.rmtree(folder / protocol.SCRATCH, ignore_errors=True)
     for name in (protocol.STDOUT_FILE, protocol.STDERR_FILE):
         _rewrite(folder / name, secrets.text)
         _rewrite(folder / first_attempt(name), secrets.text)
@@ -61,20 +60,33 @@ def first_attempt(name: str) -> str:
     return f"{stem}.first.{suffix}"
 
 
-def seal_leftovers(study: Path, secrets: Secrets, *, wait_s: float = 0.0) -> None:
-    """Seals the trials that a killed tuner left without a record, unless one of them still runs after `wait_s` seconds."""
+def seal_leftovers(
+    study: Path, secrets: Secrets, *, wait_s: float = 0.0, is_running: Callable[[], bool] = lambda: False
+) -> None:
+    """Seals the trials that a killed tuner left without a record.
+
+    A node of a cluster may write to a trial's files until it notices that the tuner is gone. The next call masks that, too.
+
+    Args:
+        study: the study's folder.
+        secrets: what to mask.
+        wait_s: longest wait for trials that still run on this machine. If one runs longer, nothing is sealed.
+        is_running: whether a tuner works on the study. Its trials may run on any machine, so nothing is sealed.
+    """
     until_s = time.monotonic() + wait_s
     while _is_training(study):
         if time.monotonic() >= until_s:
             return
         time.sleep(LOOK_S)
+    if is_running():
+        return
     for folder in sorted(study.glob("trials/[0-9]*")):
         if not (folder / "trial.json").exists():
             seal(folder, secrets)
 
 
 def _is_training(study: Path) -> bool:
-    """Whether any process carries the mark of one of the study's trials."""
+    """Whether any process on this machine carries the mark of one of the study's trials."""
     mark = os.fsencode(f"{protocol.MARK_VARIABLE}={study.resolve()}:")
     for environment in Path("/proc").glob("[0-9]*/environ"):
         try:

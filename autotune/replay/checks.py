@@ -81,5 +81,7 @@ def _check(measurement: Measurement) -> None:
             from_json(vars(report), KnobReport)
         if result.window:
             window = from_json(vars(result.window), Window)
+            if not window.rate_per_s > 0:
+                raise ValueError(f"measurement {measurement.number} has a window with a rate of {window.rate_per_s}")
             if window.block_s and len(window.block_s) != len(window.block_rates_per_s):
                 raise ValueError(f"measurement {measurement.number} has {len(window.block_s)} block lengths, not one per block")

@@ -261,7 +261,7 @@ class _Study:
         if self.baseline is None or self.best is None or not self.best.changed:
             return None
         own, other = (self._reported(record) or [record] for record in (self.best, self.baseline))
-        return break_even(self.records, own, other)
+        return break_even(self.records, own, other, batches_per_step=self.about.detected.get("batches_per_step"))
 
     def _search_cost(self, speedup: Summary | None) -> dict[str, Any] | None:
         """Returns the cost of the search and when it pays off; None if there was no search or the study is not complete."""

@@ -73,6 +73,12 @@ def study_uri(folder: StudyFolder) -> str | None:
     return _study_option(folder, "uri")
 
 
+def may_use(folder: StudyFolder, uri: str) -> bool:
+    """Whether a study is configured with an address or with none. Credentials do not count, since they are not stored."""
+    configured = study_uri(folder)
+    return configured is None or Secrets().text(_resolved(configured)) == Secrets().text(uri)
+
+
 def chosen_experiment(uri: str, folder: StudyFolder | None = None) -> str:
     """Returns the name of the experiment: the study's `tracker.experiment`, else "autotune".
 
@@ -156,7 +162,7 @@ def _complete(configured: str, given: str | None) -> str:
     missing = [name for name, default in _REFERENCE.findall(configured) if not default and name not in os.environ]
     if missing:
         raise BadInput(f"tracker.uri: a variable that is not set, got '${{oc.env:{missing[0]}}}'. Set it, or give --uri URI.")
-    uri = _REFERENCE.sub(lambda found: os.environ.get(found[1], found[2] or ""), configured)
+    uri = _resolved(configured)
     if not is_masked(uri):
         return uri
     if given and Secrets().text(given) == uri:
@@ -168,3 +174,8 @@ def _complete(configured: str, given: str | None) -> str:
         f"tracker.uri: needs credentials, which are not stored with a study, got {uri!r}. Give the whole address in "
         f"{URI_VARIABLE} or with --uri, or the credentials in {USER_VARIABLE} and MLFLOW_TRACKING_PASSWORD."
     )
+
+
+def _resolved(configured: str) -> str:
+    """Returns an address with the values of the variables that it refers to; "" for those that are not set."""
+    return _REFERENCE.sub(lambda found: os.environ.get(found[1], found[2] or ""), configured)

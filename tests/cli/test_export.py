@@ -147,6 +147,17 @@ def test_sync_of_all_studies_prints_one_json_document(tmp_path, monkeypatch, cap
     ]
 
 
+def test_sync_of_all_studies_names_those_with_another_address(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORE", "none")
+    for name, uri in (("a", "${oc.env:STORE}"), ("b", "http://***@host")):
+        make_study(tmp_path / "runs", name).config_file.write_text(f"tracker:\n  uri: {uri}\n")
+    assert main(["sync", "--all", "--uri", "none"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a: nothing is tracked")
+    assert second == "b: skipped, since its tracker.uri is 'http://***@host'"
+
+
 def test_help_names_every_format(cli):
     said = " ".join(cli("export", "--help").stdout.replace("│", " ").split())
     assert "yaml, env, python, hf, lightning, accelerate or deepspeed" in said

@@ -100,13 +100,16 @@ def test_internal_error_prints_one_line_and_writes_its_traceback_to_a_file(monke
     os.unlink(file)
 
 
-def test_debug_option_raises_internal_errors(monkeypatch):
+def test_debug_option_prints_the_traceback_of_an_internal_error_without_secrets(monkeypatch, capsys):
     def broken(*_):
-        raise RuntimeError("the moon is full")
+        raise RuntimeError("no page at http://me:s3cret@host")
 
     monkeypatch.setattr(cli_main, "_run", broken)
-    with pytest.raises(RuntimeError):
-        main(["--debug", "list"])
+    assert main(["--debug", "list"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said
+    assert "RuntimeError: no page at http://***@host" in said
+    assert "s3cret" not in said
 
 
 def test_interrupt_exits_with_status_130_and_says_so(monkeypatch, capsys):

@@ -182,6 +182,8 @@ def test_sync_reports_what_it_wrote_or_how_to_complete_it(cli, study):
     message = cli.refused("sync", "--uri", "http://127.0.0.1:9")
     assert "8 trials of resnet18 are not tracked yet, nothing is lost" in message
     assert "`autotune sync resnet18 --uri http://127.0.0.1:9` completes it" in message
+    message = cli.refused("sync", "--uri", "http://me:s3cret@127.0.0.1:9")
+    assert "`autotune sync resnet18 --uri URI` completes it" in message  # a command with *** in it would not work
 
 
 def test_list_names_the_script_and_not_its_interpreter_at_eighty_columns(cli, study):

@@ -772,6 +772,19 @@ def test_the_slow_rank_and_its_line_are_named():
     assert finding.gain.mid == pytest.approx(0.1 / (0.1 - 0.7 * 0.015) - 1)  # the ranks share the extra work
 
 
+@pytest.mark.parametrize(("host_context", "usual"), [(made.HOST, 0.7), (GPU, 1.0)])
+def test_gain_of_balance_is_within_its_interval_if_several_ranks_are_slow(host_context, usual):
+    ranks = [
+        made.lines(FORWARD_LINE, rank=rank, world_size=4, phases_s=seconds, device_phases_s=seconds)
+        for rank, seconds in enumerate(made.phases(backward=waiting_s) for waiting_s in (0.0, 0.02, 0.05, 0.05))
+    ]
+    finding = next(one for one in found(made.evidence(*ranks, host_context=host_context)) if one.cause == "rank skew")
+    gain = finding.gain
+    assert gain.low < gain.mid < gain.high
+    assert gain.mid == pytest.approx(0.1 / (0.1 - usual * 0.03) - 1)  # all ranks take their mean, 70 ms
+    assert gain.high == pytest.approx(0.1 / 0.06 - 1)  # the mean of the other ranks
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_line_that_slows_the_input_of_one_rank_is_named(num_workers):
     where = WORKER if num_workers else MAIN

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from autotune.explain.formulas import bytes_of, flops_of
 from autotune.explain.host import host_of
@@ -181,6 +183,29 @@ def test_flops_are_computed_from_shapes_and_unknown_without_them(
 )
 def test_bytes_are_the_minimal_traffic_or_unknown(name: str, dims: Any, types: list[str], num_bytes: int | None) -> None:
     assert bytes_of(name, {"dims": dims, "types": types}) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(16, 32, 3, stride=2, padding=1, groups=4), (8, 16, 20, 20)),
+        (nn.Conv1d(4, 8, 3, dilation=2), (2, 4, 30)),
+        (nn.ConvTranspose2d(64, 32, 2, stride=2), (8, 64, 10, 10)),  # the way up of a U-Net
+        (nn.ConvTranspose2d(64, 1, 4, stride=2, padding=1), (8, 64, 10, 10)),
+        (nn.ConvTranspose2d(8, 12, 3, stride=(3, 2), output_padding=(2, 1), dilation=2, groups=4), (2, 8, 5, 7)),
+    ],
+)
+def test_bytes_of_a_convolution_are_those_of_its_tensors(module: Any, shape: tuple[int, ...]) -> None:
+    images = torch.rand(shape)
+    tensors = (images, module.weight, module.bias, module(images))
+    is_transposed = "Transpose" in type(module).__name__
+    rest = (module.stride, module.padding, module.dilation, is_transposed, module.output_padding, module.groups)
+    arguments = {
+        "dims": [*(list(tensor.shape) for tensor in tensors[:3]), *[[]] * 6],
+        "types": ["float"] * 3 + ["ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"],
+        "values": ["", "", "", *(str(list(value) if isinstance(value, tuple) else value) for value in rest)],
+    }
+    assert bytes_of("aten::convolution", arguments) == sum(4 * tensor.numel() for tensor in tensors)
 
 
 def test_kernels_are_counted_by_launch_configuration(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ NO_FILE = re.compile(r"devnull|/proc/")
 SITES = {
     "the study ends with FolderLost": """
         documents.make_folder documents.write_bytes documents.write_json documents.write_text owner.Claim.__enter__
-        run_dir.StudyFolder._write run_dir.StudyFolder.check search.study._Journal._append search.study.begin_study
+        replay.table.write run_dir.StudyFolder._write run_dir.StudyFolder.check search.study._Journal._append
+        search.study.begin_study
     """,
     "the trial fails; then the disk is checked, and the study ends with FolderLost": """
         harness.announcement.Announcement.tell harness.ending.Ending._tell_error harness.ending.Ending._write_result
@@ -55,7 +56,7 @@ SITES = {
     """,
     "the command says so, since the user named the file or the folder": """
         cli.output.write cli.output.write_bytes cli.prune._remove_one cli.report.report
-        explain.tables.write_tables launchers.remote._token replay.table.write studies.create
+        explain.tables.write_tables launchers.remote._token studies.create
     """,
     "the command says so: a file for temporary use, in TMPDIR": """
         cli.inspect._save cli.inspect.inspect cli.ui._serve launchers.child.ChildTransport.__init__

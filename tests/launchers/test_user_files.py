@@ -296,6 +296,67 @@ def test_files_beyond_the_limit_of_guarded_files_are_reported(files, cwd):
     assert sorted(report.unguarded) == [str(cwd / f"step{number:02d}.pt") for number in range(6)]  # the six oldest
 
 
+def test_checkpoints_are_guarded_next_to_a_data_set_of_many_folders(files, cwd):
+    for number in range(150):
+        (cwd / "data" / "train" / f"n{number:04d}").mkdir(parents=True)
+        (cwd / "datasets" / f"part{number:04d}").mkdir(parents=True)
+    paths = [cwd / name for name in ("logs/version_9/checkpoints/epoch3.ckpt", "weights/best.pt", "work_dirs/exp/last.pt")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(PRECIOUS)
+    files.begin([], str(cwd), place_of(cwd))
+    for path in paths:
+        run(cwd, WRITE, path)
+    report = files.end()
+    assert report.kept == list(map(str, paths))
+    assert all(path.read_bytes() == PRECIOUS for path in paths)
+    assert sorted(report.unguarded) == [str(cwd / "data" / "train"), str(cwd / "datasets")]
+
+
+def test_folder_whose_subfolders_are_not_all_searched_is_reported_once(files, cwd):
+    for number in range(120):
+        (cwd / f"run{number:03d}" / "weights").mkdir(parents=True)
+    report = trial(files, cwd, READ, __file__)
+    assert report.unguarded == {str(cwd): "not all folders in it were searched for checkpoints and logs"}
+
+
+def test_folder_of_too_many_entries_is_reported_as_not_guarded(files, cwd, monkeypatch):
+    monkeypatch.setattr("autotune.launchers.user_files.MAX_ENTRIES", 20)
+    named = cwd.parent / "images"
+    for folder in (named, cwd / "out" / "images"):
+        folder.mkdir()
+        for number in range(20):
+            (folder / f"{number}.png").touch()
+    report = trial(files, cwd, READ, __file__, ["--data", str(named)])
+    assert sorted(report.unguarded) == [str(named), str(cwd / "out" / "images")]
+    assert all("taken for a data set" in why for why in report.unguarded.values())
+
+
+@pytest.mark.parametrize("code", [WRITE, REPLACE, REMOVE])
+@pytest.mark.parametrize("link", ["checkpoints", "out/run"])
+def test_checkpoint_in_a_folder_behind_a_symbolic_link_is_guarded(files, cwd, code, link):
+    path = cwd.parent / "scratch" / "run" / "best.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(PRECIOUS)
+    (cwd / link).symlink_to(path.parents[1])
+    (path.parents[1] / "back").symlink_to(cwd)  # leads in a circle
+    assert trial(files, cwd, code, cwd / link / "run" / "best.pt").kept == [str(path)]
+    assert path.read_bytes() == PRECIOUS
+    assert (cwd / link).is_symlink()
+
+
+def test_existing_file_behind_a_symbolic_link_is_not_reported_as_new(files, cwd, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(cwd.parent / "tmp"))
+    (cwd.parent / "tmp").mkdir()
+    (scratch := cwd.parent / "scratch").mkdir()
+    (scratch / "notes.md").write_text("mine")
+    (cwd / "logs").symlink_to(scratch)
+    code = "import time; opened = [open('logs/' + name, 'w') for name in ('notes.md', 'new.md')]\n"
+    code += "for file in opened: file.write('123'); file.flush()\ntime.sleep(0.3)"
+    report = trial(files, cwd, code, "x")
+    assert {**report.left, **report.new} == {str(scratch / "new.md"): 3}
+
+
 def test_end_of_the_keeper_during_a_trial_is_reported(files, cwd):
     (cwd / "best.pt").write_bytes(PRECIOUS)
     files.begin([], str(cwd), place_of(cwd))

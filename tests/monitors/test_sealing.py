@@ -6,8 +6,10 @@ import subprocess
 import time
 from pathlib import Path
 
+from autotune.cli.sync import TrackingProcess, sync
 from autotune.masking import Secrets
 from autotune.monitors.sealing import seal, seal_leftovers
+from tests.support.studies import make_study
 
 SECRETS = Secrets(["0123456789abc"])
 
@@ -62,6 +64,27 @@ def test_leftovers_are_sealed_and_finished_trials_are_not_touched_again(tmp_path
     (folder / "stdout.log").write_bytes(b"0123456789abc")
     seal_leftovers(tmp_path, SECRETS)
     assert (folder / "stdout.log").read_bytes() == b"0123456789abc"
+
+
+def test_trials_of_a_study_that_runs_are_not_sealed(tmp_path):
+    """They may run on another machine, where no process of this one shows it."""
+    study = make_study(tmp_path, status="running", num_trials=1)
+    folder = study.trial_path(1)
+    (folder / "scratch").mkdir(parents=True)
+    (folder / "stdout.log").write_text("0123456789abc")
+    with study.claimed():
+        sync(study, uri="none", follow=False)
+        assert (folder / "scratch").exists()
+    sync(study, uri="none", follow=False)
+    assert not (folder / "scratch").exists()
+
+
+def test_tracking_process_seals_the_trials_of_the_tuner_that_started_it(tmp_path):
+    study = make_study(tmp_path)
+    (folder := study.trial_path(99) / "scratch").mkdir(parents=True)
+    with study.claimed():
+        assert TrackingProcess(study, "none", SECRETS).wait(60) == 0
+    assert not folder.exists()
 
 
 def test_leftovers_of_a_running_trial_are_sealed_only_after_it_ends(tmp_path):

@@ -64,6 +64,24 @@ def test_same_command_continues_a_killed_recording_and_repeats_no_measurement(re
         assert len(private) < 4 or private not in text
 
 
+@pytest.mark.parametrize(
+    ("blocked", "said"),
+    [
+        ("t.jsonl.gz", "table: not written: --output: cannot be written, got 't.jsonl.gz'"),
+        pytest.param("runs/record-s/table.jsonl.gz", "runs/record-s: cannot be written any more", marks=pytest.mark.thorough),
+    ],
+)
+def test_interrupted_recording_says_so_even_if_its_table_cannot_be_written(record, tmp_path, blocked, said):
+    process = record("-o", "t.jsonl.gz")
+    wait_until((tmp_path / "runs" / "record-s" / "trials" / "0001" / "trial.json").exists, every_s=0.01)
+    (tmp_path / blocked).mkdir()
+    process.send_signal(signal.SIGINT)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, err
+    assert said in err
+    assert "stopped by the user" in err
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")

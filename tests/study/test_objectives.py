@@ -173,7 +173,7 @@ def _lines(summary, study):
 def test_verdict_states_when_a_compilation_pays_off(bench, tmp_path):
     file = tmp_path / "compile.yaml"
     file.write_text("compile.mode: ['off', default]\n")
-    made = Surface(gains={("compile.mode", "default"): 2.0}, loader_per_s=1e9, noise_frac=0.001)
+    made = Surface(gains={("compile.mode", "default"): 2.0}, loader_per_s=1e9, noise_frac=0.001, batches_per_step=4.03)
     study = bench(made, f"search_space={file}", minutes=20)
     summary = study.run()
     paying = summary["break_even"]
@@ -181,9 +181,9 @@ def test_verdict_states_when_a_compilation_pays_off(bench, tmp_path):
     assert paying["dearer_s"] == pytest.approx(50.0, abs=0.5)
     # 4 + N/60 = 54 + N/120
     assert paying["samples"] == pytest.approx(6000, rel=0.03)
-    assert paying["steps"] == pytest.approx(6000 / 32, rel=0.03)
+    assert paying["steps"] == pytest.approx(6000 / (4 * 32), rel=0.03)
     assert paying["seconds"] == pytest.approx(104, rel=0.03)
-    assert any(line.startswith("note  compilation pays off after 18") for line in _lines(summary, study))
+    assert any(line.startswith("note  compilation pays off after 4") for line in _lines(summary, study))
 
 
 def test_cost_per_epoch_is_refused_after_the_baseline_if_the_epoch_is_unknown(bench, tiny):
@@ -225,6 +225,15 @@ def test_steps_of_a_break_even_use_the_samples_of_all_ranks():
     own = trial(1, 200.0, phases_s={"import": 35.0}, ranks=ranks)
     found = break_even([base, own], [own], [base])
     assert (found["samples"], found["steps"]) == (6000.0, 300.0)  # a step of 0.1 s has 2 x 10 samples
+
+
+@pytest.mark.parametrize(("knobs", "steps"), [({}, 150.0), ({"step.accumulation": 2}, 75.0)])
+def test_steps_of_a_break_even_use_all_batches_that_the_program_accumulates(knobs, steps):
+    base = trial(0, 100.0, phases_s={"import": 5.0})
+    own = trial(1, 200.0, phases_s={"import": 35.0})
+    own.knobs |= knobs
+    found = break_even([base, own], [own], [base], batches_per_step=4.2)  # a loader that is one batch ahead
+    assert (found["samples"], found["steps"]) == (6000.0, steps)
 
 
 def test_there_is_no_break_even_if_the_start_is_slower_only_by_noise():

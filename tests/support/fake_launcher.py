@@ -58,6 +58,7 @@ class Surface:
         power_w: returns the device's power in a configuration; None for a machine without a GPU.
         step_s: returns the step time in a configuration; None for 0.1 s always.
         num_samples: length of the data set; None if unknown.
+        batches_per_step: batches that the program uses in a step; None if unknown.
         applicability: knobs that this program does not allow -> reasons.
         facts: what the program's process reports about itself and its device.
         losses: called with (knobs, seed), where seed may be None; returns the losses of the first steps, [] if none were seen.
@@ -89,6 +90,7 @@ class Surface:
     power_w: Callable[[Knobs], float] | None = None
     step_s: Callable[[Knobs], float] | None = None
     num_samples: int | None = None
+    batches_per_step: float | None = None
     applicability: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(
         default_factory=lambda: {"torch": "2.14.1", "device": "cpu", "isa": ["avx2", "amx_bf16"], "has_compiler": True}
@@ -392,7 +394,7 @@ class FakeRunning(Running):
         result = RankResult(trial=spec.trial, nonce=spec.nonce, rank=0, world_size=1, pid=1, status="measured", unit="samples")
         result.knobs = {**reports, **(failure.knob_reports if failure else {})}
         result.observed, result.applicability = dict(surface.observed), dict(surface.applicability)
-        result.detected = {"loader": {"num_samples": surface.num_samples}}
+        result.detected = {"loader": {"num_samples": surface.num_samples}, "batches_per_step": surface.batches_per_step}
         result.facts, result.target = dict(surface.facts), [{"site": "train.py:1", "ordinal": 0}]
         result.phases_s = {"spawn": 0.1, "import": self._start_s - 0.1, "compile": self._compile_s, "steady": self._window_s}
         result.memory = {

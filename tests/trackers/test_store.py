@@ -58,6 +58,24 @@ def test_environment_references_are_resolved(tmp_path, folder, monkeypatch):
     assert store.chosen_uri(tmp_path, folder=folder) == "http://secret:3"
 
 
+@pytest.mark.parametrize(
+    ("configured", "is_same"),
+    [
+        ("null", True),
+        ("http://***@host:3", True),
+        ("${oc.env:SERVER}", True),
+        ("http://host:3", False),
+        ("http://***@host:4", False),
+        ("${oc.env:UNSET}", False),
+        ("none", False),
+    ],
+)
+def test_stored_address_is_recognised_although_its_credentials_are_not_stored(folder, monkeypatch, configured, is_same):
+    monkeypatch.setenv("SERVER", "http://me:s3cret@host:3")
+    folder.config_file.write_text(f"tracker:\n  uri: {configured}\n", encoding="utf-8")
+    assert store.may_use(folder, "http://me:s3cret@host:3") == is_same
+
+
 def test_store_is_made_once_under_a_temporary_name(tmp_path):
     made = []
 

@@ -32,8 +32,9 @@ OPTIMIZER_KNOB, BATCH = "optimizer.implementation", "loader.batch_size"
 CALLING = (*COMPUTING, OPTIMIZER)  # phases in which a program calls operators
 OPERATOR_S = 8e-6  # host seconds for calling an operator and its autograd node, even if they compute almost nothing
 WORK_S = 50e-6  # a call that takes this long does real work, even under a profiler and on a busy machine
-# A GPU has to wait for its host for LAUNCH_FRAC of the step. LEAST_WAITING_FRAC is enough if calling the operators would take
-# at least EXPLAINED_FRAC of the waiting time. Otherwise, the host may do other work in that time.
+# On a GPU, `launch_bound` yields a finding if the GPU waits for its host for LAUNCH_FRAC of the step without its input. If
+# calling the operators would explain at least EXPLAINED_FRAC of the waiting time, LEAST_WAITING_FRAC of the step is enough. If
+# not, the host may do other work in that time.
 EXPLAINED_FRAC, LEAST_WAITING_FRAC = 0.5, 0.3
 LARGER_BATCH = 4  # the larger batch to try, as a multiple of today's
 NOT_GROWING_FRAC = (0.25, 0.7, 1.0)  # share of the calling time that a larger batch leaves as it is: at least, usually, at most

@@ -42,9 +42,11 @@ NOT_CONVERTED = (0.5, 1.0, 2.0)
 LOADED_AT_ONCE = {"float16": 8, "bfloat16": 8, TF32: 4}
 SLOW_FRAC = 0.5  # an unaligned product is slow if it has at most this share of the aligned products' rate
 USUAL_PEAK_FRAC = 0.5  # assumed share of the peak at which aligned products run, if the program has none
-# Seconds that padding saves, relative to products of the padded sizes at that rate: at least, usually, at most.
+# Seconds that padding saves, as a multiple of the computed ones (`saved_by_padding_s`: the products' seconds minus those of the
+# padded sizes at the rate of aligned products): at least, usually, at most.
 ALIGNED_SAVES = (0.5, 0.85, 1.05)
-# A size is padded to a multiple of the first of these numbers that makes it at most MAX_PADDING times as large, or of the last.
+# These numbers are tried in order. A size is padded to a multiple of the first that makes it at most MAX_PADDING times as
+# large; if none does, to a multiple of the last.
 MULTIPLES, MAX_PADDING = (64, 32, 16, 8), 1.02
 MAX_SIZES = 2  # a finding names at most this many sizes
 

@@ -35,21 +35,22 @@ def skew(evidence: Evidence) -> Iterator[Finding]:
         where=f"rank {slow.rank}{place}",
         evidence=f"rank {slow.rank} takes longer than the others by {evidence.of_step(excess_s)}, mostly in {phase}"
         + (f": `{line.text[:60]}`" if line and line.text else ""),
-        gain=evidence.gain(_saved_by_balance(evidence, own_s, excess_s), "predicted"),
+        gain=evidence.gain(_saved_by_balance(evidence, own_s), "predicted"),
         basis="each rank's step time, without the phases in which it waits for other ranks",
         code="give every rank the same work: split the data evenly, and move work of a single rank out of the step",
     )
 
 
-def _saved_by_balance(evidence: Evidence, own_s: Sequence[float], excess_s: float) -> Saved:
+def _saved_by_balance(evidence: Evidence, own_s: Sequence[float]) -> Saved:
     """Returns how many seconds shorter a step would be with equal work on all ranks: at least, usually, at most.
 
     The usual value is the slowest rank's excess over the mean of all ranks. Without GPUs it is less than that: while the others
-    waited, the slowest rank had all cores. The upper end is the slowest rank's excess over the next slowest.
+    waited, the slowest rank had all cores. The upper end is the slowest rank's excess over the mean of the others: its extra
+    work is gone, and the others share theirs.
     """
     spread_s = max(own_s) - math.fsum(own_s) / len(own_s)
     least, usual = (0.8, 1.0) if evidence.is_cuda else (0.4, 0.7)
-    return (least * spread_s, usual * spread_s, excess_s)
+    return (least * spread_s, usual * spread_s, spread_s * len(own_s) / (len(own_s) - 1))
 
 
 def _own_s(lines: Lines) -> float:

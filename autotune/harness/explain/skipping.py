@@ -19,6 +19,7 @@ from multiprocessing.util import Finalize
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ..patches import patches
+from ..protocol import SCRATCH
 from . import kept
 from .documents import COLLATE, DECODE, FUNCTION, ITEM
 from .kept import KEPT_BYTES, Again, Left, Pixels, Place, apart, copied
@@ -361,7 +362,7 @@ def for_workers(names: Tuple[str, ...], folder: str, number: int, *, is_training
         is_training: whether this loader trains.
     """
     if number not in _left:
-        place = os.path.join(folder, "scratch")  # removed after the trial
+        place = os.path.join(folder, SCRATCH)
         with contextlib.suppress(OSError):  # the disk is full: then each worker starts without earlier results
             os.makedirs(place, mode=0o700, exist_ok=True)
         _left[number] = Left(os.path.join(place, f"kept.{os.getpid()}.{number}"))

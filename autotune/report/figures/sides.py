@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
+from autotune.explain.names import BITS_16, BITS_32, BITS_UNKNOWN
 from autotune.explain.tables import Tables
 from autotune.quantities import DASH, number_text, step_time_text
 from autotune.report.drawing import Scale, bar
@@ -13,7 +14,7 @@ from autotune.report.study import Study
 
 ROLES = {"baseline": "unchanged", "best": "best"}  # role -> its name; the role is also the class of its marks
 NAMES = {
-    "compute_16bit": "16-bit arithmetic", "compute_32bit": "32-bit arithmetic", "compute_unknown": "other arithmetic",
+    BITS_16: "16-bit arithmetic", BITS_32: "32-bit arithmetic", BITS_UNKNOWN: "other arithmetic",
     "exposed_collective": "waiting for other ranks", "d2h": "copies to the host", "d2d": "copies on the device",
     "h2d": "copies to the device", "input_wait": "waiting for input", "input": "waiting for input",
     "transfer": "copies to the device", "kernel_launch": "GPU idle, host launches kernels",

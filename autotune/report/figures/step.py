@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from autotune.explain.breakdown import ON_DEVICE
+from autotune.explain.names import BITS_16, BITS_32
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.explain.timeline import PHASES, Rectangle
 from autotune.harness.explain.documents import INPUT
@@ -26,8 +27,8 @@ LANE_PX, PITCH_PX = 18, 36  # height of a lane, and distance from the top of one
 LABEL_FRAC = 0.05  # rectangles that take a larger share of the step have a label
 # Classes of the timeline's rectangles. Colours only separate neighbours; labels and titles say what the rectangles are.
 KINDS = {
-    **dict.fromkeys(("convolution", "matmul", "attention", "compiled", "compute_16bit", "forward"), "k1"),
-    **dict.fromkeys(("backward", "compute_32bit", "autograd", "normalisation"), "k2"),
+    **dict.fromkeys(("convolution", "matmul", "attention", "compiled", BITS_16, "forward"), "k1"),
+    **dict.fromkeys(("backward", BITS_32, "autograd", "normalisation"), "k2"),
     "optimizer": "k3",
     **dict.fromkeys(("input", "h2d", "d2h", "transfer"), "k4"),
     **dict.fromkeys(("exposed_collective", "collective"), "k5"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autotune.explain.names import BITS_16, BITS_32
 from autotune.explain.tables import MAX_DISTORTION
 from autotune.quantities import DASH, flops_text, number_text, share_text, step_time_text
 from autotune.report.figures.figure import Figure, Grid
@@ -31,7 +32,6 @@ PEAKS: dict[str, tuple[str, str, Callable[[float], str]]] = {
         lambda rate: f"{number_text(rate / 1e9)} GB/s",
     ),
 }  # fmt: skip
-SIXTEEN, THIRTY_TWO = "compute_16bit", "compute_32bit"
 
 
 def use(study: Study) -> Figure:
@@ -75,7 +75,7 @@ def _against_peaks(study: Study, number: int) -> dict[str, str]:
 def _share_of_16_bits(study: Study, number: int) -> dict[str, str]:
     """Returns the share of 16-bit kernels in the time of 16-bit and 32-bit kernels; {} if unknown or distorted by profiling."""
     seconds = {str(row["category"]): float(row["seconds"]) for row in study.rows("breakdown", number)}
-    whole = seconds.get(SIXTEEN, 0.0) + seconds.get(THIRTY_TWO, 0.0)
+    whole = seconds.get(BITS_16, 0.0) + seconds.get(BITS_32, 0.0)
     if not whole or study.tables[number].distortion.get(0, 1.0) > MAX_DISTORTION:
         return {}
-    return {"arithmetic in 16 bits, share of the time of all arithmetic": share_text(seconds.get(SIXTEEN, 0.0) / whole)}
+    return {"arithmetic in 16 bits, share of the time of all arithmetic": share_text(seconds.get(BITS_16, 0.0) / whole)}

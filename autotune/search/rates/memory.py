@@ -44,12 +44,13 @@ NOISE_FRAC = 0.02
 PROCESS_BYTES = 0.95e9  # memory of a CPU process that has imported torch and trains next to nothing
 PROCESS_SPREAD = 0.1  # standard deviation of PROCESS_BYTES, as a share of it
 MOST_PROCESS_FRAC = 0.95  # upper limit for PROCESS_BYTES, as a share of the smallest peak
-# Share of the largest peak, less PROCESS_BYTES on a CPU, that does not grow with the batch: prior mean and standard deviation.
+# Below, a trial's own memory is the largest peak; on a CPU, the largest peak minus PROCESS_BYTES. This share of it does not
+# grow with the batch: prior mean and standard deviation.
 FIXED_FRAC, FIXED_SPREAD = 0.3, 0.4
 # Each class value multiplies a sample's bytes by a factor. The logarithm of the factor has a prior mean, 0 or as in SPARED, and
 # the standard deviation CLASS_SPREAD. What a value adds to the part that does not grow has the prior mean 0. Its standard
-# deviation is CLASS_FIXED_SPREAD, as a share of the largest peak, less PROCESS_BYTES on a CPU. For what a number of threads
-# adds on a CPU (stacks, buffers of the kernels), the standard deviation is at least THREADS_BYTES.
+# deviation is CLASS_FIXED_SPREAD, as a share of a trial's own memory. For what a number of threads adds on a CPU (stacks,
+# buffers of the kernels), the standard deviation is at least THREADS_BYTES.
 CLASS_SPREAD = 0.2
 CLASS_FIXED_SPREAD = 0.1
 THREADS_BYTES = 40e6
