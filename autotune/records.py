@@ -300,8 +300,9 @@ class StudyRecord:
         pinned: knobs the user fixed, for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
-        detected: what the baseline found in the program: {"optimizers", "modules", "world_size", "batches_per_step"},
-            as in RankResult.detected; {} before it has run and in records of earlier versions.
+        detected: what the baseline found in the program: {"optimizers", "modules", "world_size", "num_replicas" (GPUs of
+            DataParallel), "batches_per_step"}, as in RankResult.detected; {} before it has run and in records of earlier
+            versions.
         started_at: seconds since the epoch.
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.
