@@ -155,8 +155,9 @@ class Agent:
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
         self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
         pid, started_ticks = message["tuner"]
-        self._watch = MachineWatch(configured_device(*message["device"]), Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         facts = host_facts()
+        device = configured_device(*message["device"], gpus=facts["gpus"])
+        self._watch = MachineWatch(device, Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         gpus = visible_gpus(facts["gpus"], os.environ)
         given = (visible_devices(os.environ) or []) if is_of_ray else []
         return {
