@@ -27,6 +27,7 @@ def config(**options):
         ({"args": "--parsable"}, "launch.slurm.args: an option of sbatch, not of srun, got '--parsable'. Leave it out."),
         ({"args": "--array=1-4"}, "launch.slurm.args: an option of sbatch"),
         ({"args": "--wrap=true"}, "launch.slurm.args: an option of sbatch"),
+        ({"args": "--te"}, "launch.slurm.args: with it, srun does not start autotune on the node, got '--te'. Leave it out."),
     ],
 )
 def test_invalid_slurm_options_are_refused(options, told):
@@ -35,7 +36,7 @@ def test_invalid_slurm_options_are_refused(options, told):
 
 
 @pytest.mark.parametrize(
-    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
+    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "--ou=log", "--wa=3", "-i/dev/null", "-K0"]
 )
 def test_srun_options_reserved_for_the_launcher_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
