@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.cli.plain import Quiet
-from autotune.cli.show import chosen, read_study, read_summary
+from autotune.cli.show import check_cwd, chosen, read_study, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
 from autotune.explained import ROLES, accuracy_text, nothing_text, other_checks, remedy_text, size_text
@@ -150,8 +149,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
 
 def _study(folder: StudyFolder) -> StudyRecord:
     study = read_study(folder)
-    if not os.path.isdir(study.cwd):
-        raise BadInput(f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it.")
+    check_cwd(study)
     return study
 
 
