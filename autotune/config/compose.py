@@ -143,7 +143,8 @@ def compose(
     filled = template.placeholders if template else {}
     found.add(problems_of_secrets([*(pinned or {}).items(), *tried, *filled.items()]))
     if template is not None:
-        found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
+        is_node_known = facts is not UNKNOWN_NODE
+        found.add(problems_of_knobs(config, pinned or {}, given.domains, template, is_node_known=is_node_known))
     if template is None and not found.problems:  # model=FILE, with a file that names no model
         found.add(["model.name: not set, got a recipe without it. Give model.name=NAME, on the command line or in the file."])
     if found.problems or space is None or template is None:

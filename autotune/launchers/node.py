@@ -40,6 +40,7 @@ import autotune
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness.cores import read
+from autotune.knobs import malloc
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE, mark_of, study_of
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
@@ -162,7 +163,7 @@ class Agent:
         given = (visible_devices(os.environ) or []) if is_of_ray else []
         return {
             # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
-            "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]},
+            "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"], malloc.FACT: malloc.installed_here()},
             "given": [gpu.get("uuid") or f"{name} of node {platform.node()}" for name, gpu in zip(given, gpus, strict=False)],
         }
 
