@@ -77,7 +77,7 @@ def test_unusable_command_is_refused_in_one_line(words, expected, capsys):
 @pytest.mark.parametrize(
     ("word", "expected"),
     [
-        ("loader.num_workers=choice(0,4)", "loader.num_workers: `apply` searches nothing, got 'loader.num_workers=choice(0,4)'."),
+        ("loader.num_workers=choice(0,4)", "loader.num_workers: `apply` searches nothing, got 'loader.num_workers=choice"),
         ("launcher=slurm", "launcher: has no effect on `apply`, which trains once, on this machine, got 'launcher=slurm'."),
         ("study.budget.minutes=5", "study.budget.minutes: has no effect on `apply`"),
         ("search_space=quick", "search_space: has no effect on `apply`"),

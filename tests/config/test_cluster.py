@@ -38,7 +38,8 @@ def test_invalid_slurm_options_are_refused(options, told):
 
 
 @pytest.mark.parametrize(
-    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "--ou=log", "--wa=3", "-i/dev/null", "-K0"]
+    "word",
+    ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "--ou=log", "--wa=3", "-i/dev/null", "-K0"],
 )
 def test_srun_options_reserved_for_the_launcher_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})

@@ -63,7 +63,12 @@ def test_watched_devices_are_those_visible_to_the_ranks(monkeypatch, visible, in
 
 @pytest.mark.parametrize(
     ("visible", "index", "expected"),
-    [(None, 0, {"uuid": "GPU-b"}), ("0", 0, {"uuid": "GPU-b"}), ("1,MIG-7", 0, {"uuid": "GPU-a"}), ("1,MIG-7", 1, {"uuid": "MIG-7"})],
+    [
+        (None, 0, {"uuid": "GPU-b"}),
+        ("0", 0, {"uuid": "GPU-b"}),
+        ("1,MIG-7", 0, {"uuid": "GPU-a"}),
+        ("1,MIG-7", 1, {"uuid": "MIG-7"}),
+    ],
 )
 def test_watched_device_among_unlike_gpus_is_the_one_with_that_number_in_cuda(monkeypatch, visible, index, expected):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
