@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
-from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance, Rate, mapping, names_recipe
 from autotune.config.conflicts import problems_of_secrets
 from autotune.config.keys import is_setting
 from autotune.config.literals import is_reference, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance, Rate, mapping, names_recipe
 from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
-from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
+from autotune.config.schema import RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # fixed for a whole job; a step of the job cannot change them

@@ -16,7 +16,7 @@ ROWS: dict[str, Row] = {
 USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
 THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given.{}"
 SHARDED = (
-    "This file does not shard the model. If your own configuration does (FSDP), add these keys to it instead of using this file."
+    "This file does not shard the model. If your own configuration does (FSDP), add these keys to it instead of using this one."
 )
 SPREAD = (
     "Measured on {0} machines. Run `accelerate launch` on each of them, with --machine_rank (0 to {1}), --main_process_ip and "

@@ -36,9 +36,7 @@ def entries_from(index: int, num: int, environment: Mapping[str, str]) -> list[s
     return [str(number) for number in wanted] if visible is None else visible[wanted.start : wanted.stop]
 
 
-def visible_gpus(
-    gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str], index: int = 0
-) -> list[dict[str, Any]]:
+def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str], index: int = 0) -> list[dict[str, Any]]:
     """Returns the GPUs that a program may use from `device.index` on. A GPU that cannot be identified is {}.
 
     They are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. Without the

@@ -11,7 +11,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
