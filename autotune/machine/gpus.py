@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.machine.nvml import OF_WHOLE_GPU, Nvml, is_divided, session
-from autotune.machine.visible import BUS, NUMBER, ORDER, VISIBLE
+from autotune.machine.visible import BUS, NUMBER, ORDER, VISIBLE, are_unlike
 
 # Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing even if one of them exists.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
@@ -34,7 +34,7 @@ def gpus() -> list[dict[str, Any]]:
     with session() as nvml:
         driver = nvml.text("nvmlSystemGetDriverVersion")
         found = [_gpu(nvml, handle, driver) for handle in nvml.handles()]
-    if len({(gpu["name"], gpu["memory_bytes"]) for gpu in found}) > 1 and os.environ.get(ORDER) != BUS:
+    if are_unlike(found) and os.environ.get(ORDER) != BUS:
         numbers = {uuid: number for number, uuid in enumerate(cuda_uuids())}
         for place, gpu in enumerate(found if numbers else ()):
             gpu[NUMBER] = numbers.get(gpu["uuid"], len(found) + place)  # CUDA does not use some GPUs

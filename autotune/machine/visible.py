@@ -13,6 +13,11 @@ ORDER, BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # makes CUDA number GPUs by bus,
 NUMBER = "cuda_number"  # key of a GPU among unlike ones: its number in CUDA, see `machine.gpus.gpus`
 
 
+def are_unlike(gpus: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether GPUs are of several kinds: CUDA then numbers them by speed, unless ORDER is set."""
+    return len({(gpu.get("name"), gpu.get("memory_bytes")) for gpu in gpus}) > 1
+
+
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs. Returns None if it is not set: then every GPU is visible.
 

@@ -12,7 +12,7 @@ from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
 from autotune.machine.gpus import slice_memory_bytes
-from autotune.machine.visible import BUS, ORDER, VISIBLE, entries_from, visible_gpus
+from autotune.machine.visible import BUS, ORDER, VISIBLE, are_unlike, entries_from, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
 UNBOUNDED_S = 86_400.0  # the limits of the phases end a hanging trial long before this
@@ -41,8 +41,7 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[
     if not device.index:
         return {}
     found = {VISIBLE: ",".join(entries_from(device.index, nproc, os.environ))}
-    is_mixed = len({gpu.get("name") for gpu in gpus}) > 1
-    if VISIBLE not in os.environ and is_mixed and ORDER not in os.environ:
+    if VISIBLE not in os.environ and are_unlike(gpus) and ORDER not in os.environ:
         found[ORDER] = BUS
     return found
 
