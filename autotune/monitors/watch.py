@@ -179,7 +179,7 @@ class MachineWatch:
 
 
 def configured_device(
-    kind: str, index: int, num: int, uuids: Sequence[str] = (), gpus: Sequence[Mapping[str, Any]] = ()
+    kind: str, index: int, num: int, uuids: Sequence[str] = (), *, gpus: Sequence[Mapping[str, Any]] = ()
 ) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on; a null object if there is no device.
 
