@@ -38,7 +38,7 @@ def test_columns_hold_times_names_and_arguments(tmp_path: Path) -> None:
     assert trace.steps().tolist() == [pytest.approx([0, 10e-3])]
 
 
-def test_device_is_the_gpu_that_runs_the_kernels_of_a_program_on_another_than_the_first(tmp_path: Path) -> None:
+def test_device_is_the_gpu_that_runs_the_kernels_also_if_it_is_not_the_first(tmp_path: Path) -> None:
     made = small()
     made.document["deviceProperties"].append({"id": 1, "name": "NVIDIA H100"})
     for event in made.events:
