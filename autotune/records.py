@@ -5,7 +5,7 @@ The study folder is the source of truth; MLflow, reports and `show` are made fro
     runs/<study>/study.json             StudyRecord: command, space, machine, fingerprint (written before the first trial)
     runs/<study>/trials/0007/asked.json TrialRequest (written before the trial starts)
     runs/<study>/trials/0007/trial.json TrialRecord (written when the trial is over; absent until then)
-    runs/<study>/summary.json           Summary (rewritten after every trial)
+    runs/<study>/summary.json           Summary (rewritten at most every few seconds, see study/loop.py)
 """
 
 from __future__ import annotations
@@ -300,8 +300,9 @@ class StudyRecord:
         pinned: knobs the user fixed, for the baseline too.
         machine: host and device facts.
         versions: autotune, python, torch (of the program), optuna, ...
-        detected: what the baseline found in the program: {"optimizers", "modules", "world_size", "batches_per_step"},
-            as in RankResult.detected; {} before it has run and in records of earlier versions.
+        detected: what the baseline found in the program: {"optimizers", "modules", "world_size", "num_replicas" (GPUs of
+            DataParallel), "batches_per_step"}, as in RankResult.detected; {} before it has run and in records of earlier
+            versions.
         started_at: seconds since the epoch.
         budget_s: wall-time budget; None for unlimited.
         budget_trials: trial budget; None for unlimited.

@@ -134,7 +134,7 @@ TRIAL = {
 }  # fmt: skip
 SUMMARY = {
     "study": text, "status": text, "machine": {"gpus?": [{}], "memory_bytes?": number, "device_memory_bytes?": number,
-                                               "environment?": {}},
+                                               "environment?": {}, "num_nodes?": whole_number},
     "baseline": SIDE, "best": (None, ENTRY), "speedup": (None, SPEEDUP),
     "best_by_tier": dict.fromkeys((f"{each}?" for each in Tier), ENTRY),
     "attribution": [CHANGE], "diagnosis": [{"finding": text, "advice": text, "evidence": text}], "counts": {ANY: whole_number},
@@ -154,7 +154,8 @@ SUMMARY = {
     "disturbed_by?": {"words": text, "since_trial": whole_number},
     "noise?": {"spread": number}, "files?": FILES, "explanation?": EXPLANATION, "verification?": VERIFICATION,
     "recording?": {"configurations": whole_number, "trials": whole_number}, "warm_start?": WARM_START,
-    "slots?": {"num?": whole_number}, "detected?": {"optimizers?": [text], "world_size?": whole_number},
+    "slots?": {"num?": whole_number},
+    "detected?": {"optimizers?": [text], "world_size?": whole_number, "num_replicas?": whole_number},
     "budget_s?": number, "budget_trials?": whole_number, "command?": [text], "is_recipe?": flag, "target?": [{}],
     **dict.fromkeys(("pinned?", "placeholders?"), KNOBS), "identity?": {}, "settings?": {},
     **dict.fromkeys(

@@ -200,11 +200,17 @@ def explain(
         int | None, optional("--trial", metavar="N", min=0, help="Explain this trial instead of the best.")
     ] = None,
     passes: Annotated[
-        str, typer.Option("--passes", metavar="PASSES", help="Passes to run, separated by commas: lines, trace, memory.")
-    ] = "lines,trace,memory",
+        str | None,
+        optional(
+            "--passes",
+            metavar="PASSES",
+            help="Passes to run, separated by commas: lines, trace, memory; all three when not given.",
+        ),
+    ] = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes.")
-    ] = 2.0,
+        float | None,
+        optional("--minutes", metavar="M", min=0.0, help="Time to check findings, after the passes; 2 when not given."),
+    ] = None,
     is_fixed: Annotated[
         bool,
         typer.Option(

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autotune.cli.verify import meant
+from autotune.cli.verify import meant, no_command
 from autotune.config.best_file import ANYWHERE, Best, read_best
 from autotune.config.literals import PLACEHOLDER
 from autotune.errors import BadInput
 from autotune.harness import protocol
 from autotune.knobs.base import value_text
-from autotune.knobs.catalogue import knob
+from autotune.knobs.catalogue import is_knob, knob
 from autotune.knobs.values import shown
 from autotune.launchers.entry_point import raise_open_files
 from autotune.launchers.injection import ISOLATED, PYTHON, REPLACED, REPLACES, isolating, with_harness
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from autotune.config.command import CommandTemplate
 
 LENGTH = "train.epochs"  # key that decides only how long a recipe trains
+# Besides knobs, the groups of keys and the keys that have an effect on the training of a recipe.
+USED = ("model.", "data.", "train.", "program.", "device.kind", "device.index", "launch.nproc")
 EXAMPLE = "autotune apply best.yaml -- python train.py"
 MAX_SCRIPT = 1 << 16  # characters of a shell script that are searched
 CLEARING = frozenset(("-i", "-", "--ignore-environment"))  # options of env
@@ -53,7 +55,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """What to start: the command, the knobs that its arguments already set, variables for device and threads, and notes."""
+    """What to start: the command, the file's knobs that its arguments set, variables for device and threads, and notes."""
 
     best: Best
     argv: list[str]
@@ -137,13 +139,13 @@ def _of_command(command: list[str], overrides: tuple[str, ...], best: Best) -> _
 
 def _of_another_program(best: Best, argv: list[str]) -> list[str]:
     """Returns a warning if the file was made for another program; [] otherwise."""
-    from autotune.config.program import program_of
+    from autotune.config.program import Program, program_of
 
-    was = program_of(best.command).name if best.command else ""
-    now = program_of(argv).name
-    if best.is_recipe or (was and now and was != now):
-        made_for = "a recipe" if best.is_recipe else was
-        return [f"made for another program, {made_for}: settings that {now or argv[0]} does not have cannot be applied"]
+    was, now = (program_of(command) if command else Program() for command in (best.command, argv))
+    if best.is_recipe or (was.name and now.name and was.name != now.name):
+        made_for = "a recipe" if best.is_recipe else f"another program ({was.file_name})"
+        here = now.file_name or argv[0]
+        return [f"{best.file} was made for {made_for}: settings that do not exist in {here} are not applied"]
     return []
 
 
@@ -185,11 +187,9 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
     from autotune.trials.settings import process_environment
 
     if not best.is_recipe:
-        give = f"autotune apply {shlex.quote(best.file)} -- {shlex.join(best.command) or 'python train.py'}"
-        raise BadInput(
-            f"COMMAND: missing, and {best.file} was made for your own program. autotune does not run a command just because "
-            f"a file contains it. If the file's command is the right one, type `{give}`."
-        )
+        typed = f"autotune apply {shlex.quote(best.file)} -- {shlex.join(best.command) or 'python train.py'}"
+        raise no_command(best.file, typed)
+    _check(asked.overrides)
     keys = [word.partition("=")[0] for word in asked.overrides]
     if twice := [key for key in keys if key in best.knobs]:
         raise BadInput(f"{key}: set by {best.file}, got it on the command line too. Remove your value." for key in twice)
@@ -212,6 +212,28 @@ def _of_recipe(asked: Asked, best: Best) -> _Run:
         passed=_set_by_placeholders(template, knobs),
         variables=process_environment(composed.config, facts),
     )
+
+
+def _check(overrides: Sequence[str]) -> None:
+    """Checks that each override has an effect on the training of a recipe; `compose` finds the other problems.
+
+    Raises:
+        BadInput: a key that only studies use, or several values.
+    """
+    from autotune.config.domains import parse
+    from autotune.config.keys import LEAVES
+
+    problems = []
+    for word in overrides:
+        key = word.partition("=")[0].lstrip("+")
+        if key in LEAVES and not is_knob(key) and not key.startswith(USED):
+            problems.append(
+                f"{key}: has no effect on `apply`, which trains once, on this machine, got {shown(word)}. Leave it out."
+            )
+        elif "=" in word and parse(word).is_sweep_override():
+            problems.append(f"{key}: `apply` searches nothing, got {shown(word)}. Give one value.")
+    if problems:
+        raise BadInput(problems)
 
 
 def _is_as_measured(word: str, settings: dict[str, Any]) -> bool:
@@ -238,7 +260,7 @@ def _stated(placeholder: re.Match[str], knobs: Knobs) -> str:
 
 
 def _set_by_placeholders(template: CommandTemplate, knobs: Knobs) -> Knobs:
-    return {key: knobs.get(key, value) for key, value in template.placeholders.items()}
+    return {key: knobs[key] for key in template.placeholders if key in knobs}
 
 
 def _become(argv: list[str], environment: dict[str, str]) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.cli.plain import Quiet
-from autotune.cli.show import chosen, read_study, read_summary
+from autotune.cli.show import check_cwd, chosen, read_study, read_summary
 from autotune.cli.terminal import MAX_WIDTH, console, print_json, table_width
 from autotune.errors import BadInput, Interrupted, one_of
 from autotune.explained import ROLES, accuracy_text, nothing_text, other_checks, remedy_text, size_text
@@ -31,17 +30,18 @@ if TYPE_CHECKING:
     from autotune.study import StudyInputs
 
 NUM_PAIRS = 4  # default of --pairs; a pair is a run of the fixed program and a run of the study's program
+MINUTES = 2.0  # default of --minutes
 LEAST_PHASE = 0.005  # share of a step's time; phases with a smaller share are not listed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the user typed: study, trial, passes, limits, and the command after `--`."""
+    """What the user typed: study, trial, passes, limits, and the command after `--`. None for an option that was not given."""
 
     study: str | None
     trial: int | None
-    passes: str
-    minutes: float
+    passes: str | None
+    minutes: float | None
     is_fixed: bool
     finding: int | None
     pairs: int | None
@@ -86,17 +86,18 @@ def explain(asked: Asked, *, as_json: bool) -> int:
     from autotune.config.compose import compose
     from autotune.machine import host_facts
     from autotune.study import Wanted, explain_study
-    from autotune.study.explaining import explainable
+    from autotune.study.explaining import explainable, to_fix
 
-    # Called only because it raises BadInput for a wrong trial, before anything slow begins.
-    explainable(asked.trial, _records(folder), summary, folder)
-
-    facts = host_facts()
-    inputs = _inputs(_study(folder), folder, facts)
+    # Everything is checked before the wait for a node, which may be long.
+    record, _ = explainable(asked.trial, _records(folder), summary, folder)
+    study, facts, finding = _study(folder), host_facts(), asked.finding or 1
     fixed = compose([], command=asked.command, facts=facts).command if asked.is_fixed else None
+    if fixed:
+        to_fix(folder.read_explanation(), record.number, finding, folder)
+    inputs = _inputs(study, folder, facts)
     wanted = Wanted(
-        trial=asked.trial, passes=passes, minutes=asked.minutes, fixed=fixed, finding=asked.finding or 1,
-        pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
+        trial=asked.trial, passes=passes, minutes=MINUTES if asked.minutes is None else asked.minutes, fixed=fixed,
+        finding=finding, pairs=asked.pairs or NUM_PAIRS, is_retrying=asked.is_retrying,
     )  # fmt: skip
     steps = Steps(lambda explained: _print(explained, folder, asked.trial, as_json=as_json))
     try:
@@ -124,16 +125,22 @@ def print_why(folder: StudyFolder, trial: int | None, *, as_json: bool) -> int:
 
 
 def _passes(asked: Asked) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in asked.passes.split(",") if name.strip()))
+    given = PASSES if asked.passes is None else asked.passes.split(",")
+    names = tuple(dict.fromkeys(name.strip() for name in given if name.strip()))
     problems = [f"--passes: no such pass, got {name!r}. {one_of(name, PASSES)}" for name in names if name not in PASSES]
     if not names:
         problems.append(f"--passes: no pass, got {asked.passes!r}. Allowed: {', '.join(PASSES)}.")
-    if not math.isfinite(asked.minutes):
+    if asked.minutes is not None and not math.isfinite(asked.minutes):
         problems.append(f"--minutes: not a length of time, got {asked.minutes}. Give minutes: --minutes 2.")
     problems += [
         f"{option}: has an effect only together with --fixed, got {value}. Give both, or neither."
         for option, value in (("--finding", asked.finding), ("--pairs", asked.pairs))
         if value is not None and not asked.is_fixed
+    ]
+    problems += [
+        f"{option}: has no effect together with --fixed, which only measures pairs, got {value}. Leave one of the two out."
+        for option, value in (("--passes", asked.passes), ("--minutes", asked.minutes), ("--retry", asked.is_retrying or None))
+        if value is not None and asked.is_fixed
     ]
     if asked.is_fixed and asked.command is None:
         problems.append(
@@ -150,8 +157,7 @@ def _passes(asked: Asked) -> tuple[str, ...]:
 
 def _study(folder: StudyFolder) -> StudyRecord:
     study = read_study(folder)
-    if not os.path.isdir(study.cwd):
-        raise BadInput(f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it.")
+    check_cwd(study)
     return study
 
 

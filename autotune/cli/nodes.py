@@ -36,6 +36,7 @@ def launcher_of(composed: Composed, facts: dict[str, Any], *, is_alone: bool = F
     """
     from autotune.config.cluster import problems_of_copies
     from autotune.config.schema import LOCAL
+    from autotune.knobs import malloc
     from autotune.launchers import make_launcher
 
     if problems := problems_of_copies(os.environ):
@@ -44,11 +45,13 @@ def launcher_of(composed: Composed, facts: dict[str, Any], *, is_alone: bool = F
     if is_alone and not is_here:
         config = dataclasses.replace(config, launch=dataclasses.replace(config.launch, slots=1))
     launcher = make_launcher(config, composed.command, facts)
+    malloc.run_on(None)
     if is_here:
         return launcher, facts
     with stoppable("interrupted while waiting for a node: nothing was measured, and the request for a node was withdrawn"):
         try:
             slot = _slot(launcher)
+            malloc.run_on(slot.facts.get(malloc.FACT))
             if composed.on_node:
                 composed.on_node(slot.facts)
         except BaseException:

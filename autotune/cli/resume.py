@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autotune.cli import verdict
 from autotune.cli.run import carry_out, inputs_of, judge
-from autotune.cli.show import chosen, read_study, read_summary
+from autotune.cli.show import check_cwd, chosen, read_study, read_summary
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain
@@ -46,11 +46,7 @@ def resume(runs: Path, name: str, overrides: Sequence[str], *, as_json: bool, is
     from autotune.study import resume_study
 
     composed = recorded(study, folder.config_file, overrides)
-    if not Path(study.cwd).is_dir():
-        raise BadInput(
-            f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it, or start a new "
-            "study."
-        )
+    check_cwd(study)
     if summary and overrides and not study.recording:
         has_trials = any(word.startswith("study.budget.trials=") for word in overrides)
         _check_budget(composed.config.study.budget, summary, has_trials=has_trials)

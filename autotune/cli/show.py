@@ -197,6 +197,19 @@ def read_study(folder: StudyFolder) -> StudyRecord:
         raise BadInput(f"{folder.study_file}: cannot be read, got: {error}. Start a new study with `autotune run`.") from error
 
 
+def check_cwd(study: StudyRecord) -> None:
+    """Checks that the folder in which a study's program ran still exists.
+
+    Raises:
+        BadInput: it does not.
+    """
+    if not os.path.isdir(study.cwd):
+        raise BadInput(
+            f"cwd: the folder that the program ran in does not exist any more, got {study.cwd!r}. Restore it, or start a new "
+            "study."
+        )
+
+
 def _rebuilt(folder: StudyFolder) -> str:
     """Returns how to get a study's summary back."""
     trials = folder.path / "trials"

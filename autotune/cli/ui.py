@@ -44,6 +44,7 @@ NO_MODULES = "--app-dir=/"  # otherwise uvicorn would first look for modules in 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERY = ("0.0.0.0", "::")  # listening on all addresses of this machine
 ANY_PORT = ("localhost:*", "127.0.0.1:*")  # a port forwarded by ssh may have another number on the user's own machine
+NO_PROXY = urllib.request.ProxyHandler({})  # Python would ask $http_proxy for the server on this machine, too
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # `kill` and a closed terminal; Python turns Ctrl-C into KeyboardInterrupt itself
 
 
@@ -84,7 +85,8 @@ def _serve(address: str, runs: Path, *, host: str, port: int | None) -> NoReturn
         server, url = _start(address, runs, host=host, port=free, log=log), _url(host, free)
         try:
             _wait_until_up(server, url, log)
-            print(f"MLflow UI: {_page(url, runs)}\ncharts: {_page(url, runs, charts=True)}\nCtrl-C ends it.", flush=True)
+            pages = [_page(url, runs, NO_PROXY, charts=charts) for charts in (False, True)]
+            print("MLflow UI: {}\ncharts: {}\nCtrl-C ends it.".format(*pages), flush=True)
             server.wait()
         finally:
             _end(server)
@@ -169,7 +171,8 @@ def _start(uri: str, runs: Path, *, host: str, port: int, log: IO[bytes]) -> sub
     argv += ["--artifacts-destination", store.artifacts_path(runs).as_uri(), "--uvicorn-opts", NO_MODULES]
     # The store's address is not passed as an argument: it may contain a password, and every user can read arguments.
     environment = {**os.environ, **SERVER_ENVIRONMENT, "MLFLOW_BACKEND_STORE_URI": uri}
-    if host not in LOOPBACK:  # MLflow refuses requests under other names, and searches from their pages
+    # MLflow refuses requests addressed to other host names, and the searches that a page opened under such a name sends.
+    if host not in LOOPBACK:
         reached = [f"{name}:{port}" for name in _names(host)]
         environment.setdefault("MLFLOW_SERVER_ALLOWED_HOSTS", ",".join([*ANY_PORT, *reached]))
         environment.setdefault("MLFLOW_SERVER_CORS_ALLOWED_ORIGINS", ",".join(f"http://{name}" for name in reached))
@@ -225,7 +228,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):
+        with contextlib.suppress(OSError), urllib.request.build_opener(NO_PROXY).open(f"{url}/health", timeout=2):
             return
         time.sleep(0.1)
     log.seek(0)
@@ -234,8 +237,11 @@ def _wait_until_up(server: subprocess.Popen[bytes], url: str, log: IO[bytes]) ->
     raise AutotuneError("\n  ".join([f"the MLflow server {what}", *map(without_credentials, tail)]))
 
 
-def _page(url: str, runs: Path, *, charts: bool = False) -> str:
-    """Returns the address of the page for the newest study's program; the server's own address if the page is unknown."""
+def _page(url: str, runs: Path, *handlers: urllib.request.BaseHandler, charts: bool = False) -> str:
+    """Returns the address of the page for the newest study's program; the server's own address if the page is unknown.
+
+    The server is asked through these handlers, and Python's usual ones.
+    """
     from autotune.trackers import views
 
     parts, shown = urllib.parse.urlsplit(url), without_credentials(url.rstrip("/"))
@@ -244,7 +250,7 @@ def _page(url: str, runs: Path, *, charts: bool = False) -> str:
     name = store.chosen_experiment(url, newest[0] if newest else None)
     asked = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={urllib.parse.quote(name)}"
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.build_opener(*handlers).open(asked, timeout=10) as answer:
             experiment = json.load(answer)["experiment"]
     except (OSError, ValueError, KeyError, http.client.HTTPException):
         return shown

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.run import carry_out, inputs_of
-from autotune.cli.show import chosen
+from autotune.cli.show import check_cwd, chosen
 from autotune.cli.terminal import print_json
 from autotune.errors import BadInput
 from autotune.plain_text import plain
@@ -110,6 +110,14 @@ def meant(runs: Path, what: str) -> StudyFolder | Path:
     return Path(what) if is_file else chosen(runs, what)
 
 
+def no_command(file: str, typed: str) -> BadInput:
+    """Returns the error for a file of the user's own program without a command; `typed` is the command line to type."""
+    return BadInput(
+        f"COMMAND: missing, and {file} was made for your own program. autotune does not run a command just because a file "
+        f"contains it. If the file's command is the right one, type `{typed}`."
+    )
+
+
 def _source(asked: Asked) -> tuple[StudyFolder | None, Path]:
     """Returns (study, best.yaml). If study is None, the typed command or the recipe is run, otherwise the study's program."""
     folder = meant(asked.runs, asked.what)
@@ -135,8 +143,7 @@ def _of_study(study: StudyFolder, claim: Claim) -> Composed:
             f"{study.study_file}: cannot be read, got: {error}. Give the study's best.yaml instead, and the command after `--`."
         ) from error
     composed = recorded(record, study.config_file)
-    if not os.path.isdir(record.cwd):
-        raise BadInput(f"cwd: the folder that the program ran in does not exist any more, got {record.cwd!r}. Restore it.")
+    check_cwd(record)
     composed.name = _name(claim, study.name)
     return composed
 
@@ -151,10 +158,7 @@ def _of_file(asked: Asked, claim: Claim, facts: dict[str, Any]) -> tuple[Claim, 
     models = ("model=", "model.name=", "model.factory=")
     names_recipe = claim.is_recipe or any(word.startswith(models) for word in asked.overrides)
     if not has_command and not names_recipe:
-        raise BadInput(
-            f"COMMAND: missing, and {claim.file} was made for your own program. autotune does not run a command just because "
-            f"a file contains it. If the file's command is the right one, type `{typed_command(claim)}`."
-        )
+        raise no_command(claim.file, typed_command(claim))
     if not has_command:
         claim.check_parts(asked.overrides)
     composed = compose(

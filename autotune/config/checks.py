@@ -33,7 +33,7 @@ from autotune.config.schema import (
 from autotune.errors import BadInput
 from autotune.knobs.values import shown
 from autotune.machine.gpus import has_gpu_driver
-from autotune.machine.visible import visible_devices
+from autotune.machine.visible import visible_devices, visible_gpus
 from autotune.masking import without_credentials
 from autotune.studies import check_name
 
@@ -101,7 +101,7 @@ def problems_of(config: StudyConfig, gpus: Sequence[Mapping[str, Any]] | None = 
     ]
     problems += [*problems_of_objective(config, gpus), *_limit(config)]
     if config.launcher == LOCAL:
-        problems += _device(config, len(gpus or ()))
+        problems += _device(config, gpus or ())
     elif gpus is not None:
         problems += problems_of_node(config, len(gpus))
     return [*problems, *tracking_problems(config.tracker.uri), *_experiment(config.tracker)]
@@ -144,18 +144,17 @@ def _limit(config: StudyConfig) -> list[str]:
     return []
 
 
-def _device(config: StudyConfig, num_gpus: int) -> list[str]:
+def _device(config: StudyConfig, gpus: Sequence[Mapping[str, Any]]) -> list[str]:
     device, nproc = config.device, config.launch.nproc
-    visible = visible_devices(os.environ)
-    if device.kind == "cuda" and not num_gpus and not has_gpu_driver():
+    there = len(visible_gpus(gpus, os.environ))
+    if device.kind == "cuda" and not gpus and not has_gpu_driver():
         return [
             "device.kind: this machine has neither a GPU nor a GPU driver, got 'cuda'. Give device.kind=cpu, or leave it out."
         ]
-    if visible == [] and (device.kind == "cuda" or device.index):
+    if (gpus or visible_devices(os.environ) == []) and not there and (device.kind == "cuda" or device.index):
         asked = f"device.index={device.index}" if device.index else "'cuda'"
         return [f"device.kind: CUDA_VISIBLE_DEVICES hides every GPU, got {asked}. Unset it, or give device.kind=cpu."]
-    there = num_gpus if visible is None else len(visible)
-    if device.kind == "cpu" or not num_gpus or not there:
+    if device.kind == "cpu" or not gpus or not there:
         return []
     if device.index >= there:
         return [f"device.index: no such GPU, got {device.index}. Allowed: 0 to {there - 1}. Give one of them."]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config import files
-from autotune.config.provenance import EXPORTED, PROVENANCE, RECIPE_KEYS, Provenance, Rate, mapping
 from autotune.config.conflicts import problems_of_secrets
 from autotune.config.keys import is_setting
 from autotune.config.literals import is_reference, literal, plain
 from autotune.config.overrides import GLOBAL_BATCH
+from autotune.config.provenance import EXPORTED, PROVENANCE, Provenance, Rate, mapping, names_recipe
 from autotune.config.recipe import PARTS
 from autotune.errors import BadInput
 from autotune.knobs.base import HostContext
@@ -62,7 +62,7 @@ class Claim:
     @property
     def is_recipe(self) -> bool:
         """Whether the file names a built-in recipe to train."""
-        return not RECIPE_KEYS.isdisjoint(self.settings)
+        return names_recipe(self.settings)
 
     @property
     def parts(self) -> dict[str, str]:
@@ -166,10 +166,14 @@ def read_claim(path: Path, host_context: HostContext) -> Claim:
     if lost := [key for key in secrets if key not in knobs and key not in pins]:
         raise BadInput(f"{lost[0]}: changed by the study, but its value is secret and not in {shown(str(path))}. Tune it anew.")
     if absent := [key for key in pins if key not in knobs and key.removeprefix(PREFIX) not in os.environ]:
-        raise BadInput(
-            f"{absent[0]}: a secret, which the file does not contain. Set the variable {absent[0].removeprefix(PREFIX)}."
-        )
+        raise BadInput(_without_pin(absent[0], path))
     return claim
+
+
+def _without_pin(key: str, path: Path) -> str:
+    if key.startswith(PREFIX):
+        return f"{key}: a secret, which the file does not contain. Set the variable {key.removeprefix(PREFIX)}."
+    return f"{key}: pinned in the study, but without a value in {shown(str(path))}. {EXPORTED}, unedited."
 
 
 def typed_command(claim: Claim) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.config.program import PYTHON, SCRIPT, SHELLS, STARTERS, WRAPPERS
-from autotune.config.schema import LOCAL, RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
+from autotune.config.schema import RAY, SLURM, RayOptions, SlurmOptions, StudyConfig
 from autotune.knobs.values import shown
 
 OF_JOB = ("partition", "account", "qos", "nodes", "minutes")  # fixed for a whole job; a step of the job cannot change them
@@ -43,7 +43,6 @@ REFUSED = {
     ),
     "parsable wrap array": ("an option of sbatch, not of srun", "Leave it out"),
 }
-MIN_PREFIX = 4  # srun accepts "--nod" for "--nodes"; beginnings of at most this many characters ("--no") are ambiguous
 EXPORT, EVERYTHING = "--export", "ALL"  # srun's option for the variables that it passes on to the tasks, and its default
 EXPORT_VARIABLE = "SLURM_EXPORT_ENV"  # default of --export for every srun of a job; `sbatch --export` sets it
 # Starters of tasks. Each sets two variables for a task: the number of tasks, and the task's own number.
@@ -72,7 +71,7 @@ def problems_of_cluster(config: StudyConfig, environment: Mapping[str, str]) -> 
         if engine != launcher
         for name, value in given[engine].items()
     ]
-    if launcher == LOCAL:
+    if launcher not in NAMES:  # trials run here, or there is no such launcher
         return problems
     problems += [
         f"launch.{launcher}.{name}: empty or not printable, got {shown(value)}. Give printable text, or leave it out."
@@ -208,10 +207,13 @@ def _arguments(text: str) -> list[str]:
 
 
 def _is_one_of(names: Sequence[str], word: str) -> bool:
-    """Whether a word sets one of these options of srun, given by name or letter. Letters may be joined: "-vJname"."""
+    """Whether a word sets one of these options of srun, given by name or letter.
+
+    Srun also accepts the beginning of a name ("--nod" for "--nodes") and joined letters ("-vJname").
+    """
     option, given = word.partition("=")[0].removeprefix("--"), word[1:]
     if word.startswith("--"):
-        return option in names or (len(word.partition("=")[0]) > MIN_PREFIX and any(name.startswith(option) for name in names))
+        return bool(option) and any(name.startswith(option) for name in names)
     while given and f"-{given[0]}" in SRUN_FLAGS and given[0] not in names:
         given = given[1:]
     return word.startswith("-") and given[:1] in names

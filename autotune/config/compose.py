@@ -19,7 +19,6 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from autotune.config.provenance import Provenance
 from autotune.config.checks import problems_of
 from autotune.config.cluster import problems_of_nodes
 from autotune.config.command import BATCH_SIZE, CommandTemplate, recipe_command, study_name, title, user_command
@@ -31,6 +30,7 @@ from autotune.config.literals import literal
 from autotune.config.locate import folder, options
 from autotune.config.overrides import Split, names_a_recipe, split
 from autotune.config.program import ELSEWHERE, spread_by
+from autotune.config.provenance import Provenance
 from autotune.config.recipe import is_recipe, problems_of_parts
 from autotune.config.schema import LOCAL, StudyConfig
 from autotune.config.slots import problems_of_slots
@@ -143,7 +143,8 @@ def compose(
     filled = template.placeholders if template else {}
     found.add(problems_of_secrets([*(pinned or {}).items(), *tried, *filled.items()]))
     if template is not None:
-        found.add(problems_of_knobs(config, pinned or {}, given.domains, template))
+        is_node_known = facts is not UNKNOWN_NODE
+        found.add(problems_of_knobs(config, pinned or {}, given.domains, template, is_node_known=is_node_known))
     if template is None and not found.problems:  # model=FILE, with a file that names no model
         found.add(["model.name: not set, got a recipe without it. Give model.name=NAME, on the command line or in the file."])
     if found.problems or space is None or template is None:

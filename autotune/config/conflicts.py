@@ -20,7 +20,9 @@ from autotune.records import Knobs, KnobValue
 from autotune.space import Choice, Domain
 
 
-def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate) -> list[str]:
+def problems_of_knobs(
+    config: StudyConfig, pinned: Knobs, domains: dict[str, Domain], template: CommandTemplate, *, is_node_known: bool = True
+) -> list[str]:
     """Returns the conflicts: values that contradict each other, or that this machine or program cannot apply.
 
     Args:
@@ -28,9 +30,11 @@ def problems_of_knobs(config: StudyConfig, pinned: Knobs, domains: dict[str, Dom
         pinned: its pinned knobs.
         domains: knob key -> domain from the command line.
         template: the command, whose placeholders hold values of the baseline.
+        is_node_known: whether it is known what is installed on the machine on which trials run.
     """
+    installed = _malloc(pinned) if is_node_known else []
     strategy = _strategy(config, pinned, template)
-    return [*_channels(pinned), *_malloc(pinned), *strategy, *_global_batch(config, pinned, domains, template)]
+    return [*_channels(pinned), *installed, *strategy, *_global_batch(config, pinned, domains, template)]
 
 
 def problems_of_secrets(values: Iterable[tuple[str, KnobValue]]) -> list[str]:

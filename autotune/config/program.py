@@ -95,6 +95,11 @@ class Program:
         """Name for display: the script without folder and extension, or the module; "" if neither is known."""
         return Path(self.script).stem if self.script else self.module or ""
 
+    @property
+    def file_name(self) -> str:
+        """The script without its folder, or the module; "" if neither is known."""
+        return Path(self.script).name if self.script else self.module or ""
+
 
 def program_of(command: list[str]) -> Program:
     """Returns what a command runs, as far as its words show."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +112,12 @@ class Provenance:
     @property
     def is_recipe(self) -> bool:
         """Whether the file names a built-in recipe to train."""
-        return not RECIPE_KEYS.isdisjoint(self.settings)
+        return names_recipe(self.settings)
+
+
+def names_recipe(settings: Iterable[str]) -> bool:
+    """Whether keys of settings include those of a built-in recipe."""
+    return not RECIPE_KEYS.isdisjoint(settings)
 
 
 def mapping(said: Any) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from autotune.config.command import CommandTemplate
 from autotune.config.program import program_of
 from autotune.config.schema import AUTO, LOCAL, SLURM, SlurmOptions, StudyConfig
 from autotune.knobs.values import shown
-from autotune.machine.visible import visible_devices, visible_gpus
+from autotune.machine.visible import VISIBLE, visible_devices, visible_gpus
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Variables that Slurm sets in a job with GPUs: the indices of the GPUs, or how many there are.
 GPUS_OF_JOB = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
 GPUS_OF_STEP = "SLURM_GPUS_PER_TASK"  # how many GPUs srun requests for each task; a slot's step has one task
@@ -107,4 +106,4 @@ def _seen(config: StudyConfig, facts: Mapping[str, Any]) -> Sequence[Mapping[str
     gpus = facts.get("gpus") or []
     if config.device.kind == "cpu" or not gpus:
         return []
-    return visible_gpus(gpus, os.environ)[config.device.index :]
+    return visible_gpus(gpus, os.environ, config.device.index)

@@ -15,6 +15,7 @@ from autotune.harness.explain.documents import LINES, MEMORY, PASSES, TRACE, Lin
 from autotune.plain_json import MAX_INT, from_json
 
 MAX_DOCUMENT_BYTES = 64 << 20
+MAX_RANKS = 1 << 16  # a document that claims more is damaged; missing ranks are listed one by one
 NUMBERS = ("line", "count", "seconds", "bytes", "activations", "parameters", "flops")
 _NAME = re.compile(rf"explained\.({'|'.join(PASSES)})\.rank(\d+)\.json")
 KINDS: dict[str, type[Any]] = {LINES: Lines, TRACE: Traced, MEMORY: Memory}
@@ -108,7 +109,10 @@ def read_document(path: Path, kind: type[_Document], mask: Callable[[str], str] 
         raise Unreadable(f"{path.name}: not JSON, or cut short") from None
     try:
         _check_numbers(raw)
-        return from_json(_masked(raw, mask), kind)
+        document = from_json(_masked(raw, mask), kind)
+        if document.world_size > MAX_RANKS:
+            raise ValueError(f"world_size: larger than {MAX_RANKS:,}")
+        return document
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise Unreadable(f"{path.name}: not a document of this pass: {error}") from None
 

@@ -20,7 +20,9 @@ G = 1e9
 TF32, WIDE = "tf32", "float32"
 MATRIX_KINDS = ("matmul", "convolution", "attention")  # kinds of operators that do matrix work
 HOST_BOUND, MIN_BUSY_FRAC = "host", 0.5  # if the device is busy for a smaller share of a step, the bound is the host
-MAX_DOUBTFUL_FRAC = 0.1  # if products of which nothing is known take a larger share, the share on Tensor Cores is unknown
+# If kernels of matrix products that may or may not run on Tensor Cores take a larger share of the time, the share on Tensor
+# Cores is unknown. Those of 16-bit products do not count as doubtful.
+MAX_DOUBTFUL_FRAC = 0.1
 
 COLUMNS = {
     "rank": "rank of the process", "device": "name of the device",

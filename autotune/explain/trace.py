@@ -11,6 +11,7 @@ import marshal
 import math
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +59,7 @@ class Trace:
         lanes: the distinct (process, thread) pairs, as texts.
         arguments: the distinct arguments of events: {"dims", "types", "values"} of operators, {"registers", "shared_bytes",
             "grid", "block", "occupancy_percent"} of kernels.
-        device_name: name of the first device; "" on the CPU.
+        device_name: name of the GPU that runs the most kernels; "" on the CPU.
         left_out: which steps do not count: 3 stands for "ProfilerStep#3".
         notes: what was left out.
     """
@@ -213,8 +214,17 @@ class _Columns:
         self.num_events = len(events)
         self.num_skipped += sum(event is not _TAKEN and not isinstance(event, dict) for event in events)
         properties = document.get("deviceProperties") if isinstance(document, dict) else None
-        if isinstance(properties, list) and properties and isinstance(properties[0], dict):
-            self.device_name = str(properties[0].get("name", ""))
+        if isinstance(properties, list):
+            named = {str(one.get("id")): str(one.get("name", "")) for one in properties if isinstance(one, dict)}
+            self.device_name = named.get(self._busiest_device()) or next(iter(named.values()), "")
+
+    def _busiest_device(self) -> str:
+        """Returns the number of the GPU with the most kernels; "" without kernels."""
+        of_lane = np.bincount(np.array(self.threads)[np.array(self.categories) == KERNEL], minlength=len(self.lanes))
+        num_kernels: Counter[str] = Counter()
+        for (device, _), num in zip(self.lanes, of_lane, strict=True):
+            num_kernels[device] += int(num)
+        return max((device for device in num_kernels if num_kernels[device]), key=num_kernels.__getitem__, default="")
 
     def _take(self, parsed: dict[str, Any]) -> Any:
         """Called for each JSON object, the innermost first. Keeps only the columns of an event."""

@@ -15,20 +15,26 @@ ROWS: dict[str, Row] = {
 }
 USAGE = ["Load: accelerate launch --config_file FILE train.py (a FILE ending in .json is written, and read, as JSON)"]
 THREADS = "`accelerate launch` sets OMP_NUM_THREADS, often to 1, unless --num_cpu_threads_per_process is given.{}"
-SHARDED = "If `accelerate launch` shards your model (FSDP), add these keys to your own configuration, which shards it."
+SHARDED = (
+    "This file does not shard the model. If your own configuration does (FSDP), add these keys to it instead of using this one."
+)
+SPREAD = (
+    "Measured on {0} machines. Run `accelerate launch` on each of them, with --machine_rank (0 to {1}), --main_process_ip and "
+    "--main_process_port."
+)
 
 
 def document(winner: Winner) -> Document:
     """Returns the winner as a configuration of `accelerate launch`, with the measured number of processes."""
     settings, left_out = expressed(winner, ROWS)
     omp = winner.active.get("threads.omp")
-    is_sharded = winner.full.get(STRATEGY.key) == FSDP
+    is_sharded, num = winner.full.get(STRATEGY.key) == FSDP, winner.num_nodes
     threads = THREADS.format(f" Give --num_cpu_threads_per_process={omp}." if omp else "")
     return Document(
         settings={**_place(winner), **settings},
         usage=USAGE,
         left_out=left_out,
-        notes=[threads, SHARDED] if is_sharded else [threads],
+        notes=[threads, *([SHARDED] if is_sharded else []), *([SPREAD.format(num, num - 1)] if num > 1 else [])],
     )
 
 
@@ -45,7 +51,7 @@ def _place(winner: Winner) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": ("MULTI_CPU" if is_cpu else "MULTI_GPU") if is_several else "NO",
-        "num_machines": 1,
-        "num_processes": winner.world_size,
+        "num_machines": winner.num_nodes,
+        "num_processes": winner.world_size,  # on all machines together
         "use_cpu": is_cpu,
     }

@@ -11,6 +11,15 @@ from autotune.records import KnobValue
 ADAMW = "AdamW"
 
 
+def _batch_size(value: int, winner: Winner) -> dict[str, Any] | None:
+    """Returns the batch size of one GPU; None if that is no whole number.
+
+    With several GPUs in one process, the Trainer uses nn.DataParallel, and makes its loader's batches as many times larger.
+    """
+    each, rest = divmod(value, winner.num_replicas)
+    return {"per_device_train_batch_size": each} if each and not rest else None
+
+
 def _optimizer(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
     """Returns the Trainer's name for AdamW's implementation; None if the Trainer has no name for it."""
     is_torchs_choice = value == "default" or (value == "foreach" and winner.device == "cuda")
@@ -26,12 +35,12 @@ def _tf32(value: KnobValue, winner: Winner) -> dict[str, Any] | None:
 
 # All these names exist in TrainingArguments from transformers 4.50 to 5.23.
 ROWS: dict[str, Row] = {
-    "loader.batch_size": lambda value, _: {"per_device_train_batch_size": value},
+    "loader.batch_size": _batch_size,
     "loader.num_workers": lambda value, _: {"dataloader_num_workers": value},
     "loader.prefetch_factor": lambda value, _: {"dataloader_prefetch_factor": value},
     "loader.pin_memory": lambda value, _: {"dataloader_pin_memory": value},
     "loader.persistent_workers": lambda value, _: {"dataloader_persistent_workers": value},
-    "precision.amp": lambda value, _: {"fp16": True} if value == "fp16" else {"bf16": value == "bf16"},
+    "precision.amp": lambda value, _: {"bf16": value == "bf16", "fp16": value == "fp16"},  # it rejects both as true
     "precision.matmul": _tf32,
     "compile.mode": lambda value, _: (
         {"torch_compile": False} if value == "off" else {"torch_compile": True, "torch_compile_mode": value}

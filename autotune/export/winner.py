@@ -18,7 +18,10 @@ from autotune.plain_text import shell_word
 from autotune.records import Knobs, KnobValue, Summary, Tier
 
 HOLDS = "keeps the global batch at train.global_batch"
-ON_TOP = "The program itself accumulates {0} batches per step. With step.accumulation={1}, autotune measured {2}."
+ON_TOP = (
+    "The program itself accumulates {0} batches per step, and step.accumulation={1} multiplies that: {2} batches per step were "
+    "measured."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +31,8 @@ class Winner:
     Attributes:
         knobs: knobs to set: the winner's changes and the user's pins.
         active: the members of `knobs` and `forced` that have an effect; for example, prefetch_factor has none with
-            num_workers=0. Its accumulation includes the program's own, which another tool's setting replaces.
+            num_workers=0. Its step.accumulation is multiplied by what the program itself accumulates, because a setting of
+            another tool replaces the program's own.
         forced: {"loader.multiprocessing_context": "fork"} if the harness itself had to choose how to start the workers that
             the trial added; {} otherwise. In `autotune apply`, the harness chooses in the same way.
         full: knob -> value for every knob whose value is known: from `knobs` and `forced`, else the program's own value.
@@ -37,7 +41,9 @@ class Winner:
         provenance: origin and measurements as plain values, as best.yaml contains them.
         device: device of the measurement, "cuda" or "cpu"; "" if unknown.
         optimizers: class names of the program's optimizers; [] if unknown.
-        world_size: number of processes that train; 1 if unknown.
+        world_size: number of processes that train, on all machines together; 1 if unknown.
+        num_nodes: number of machines that they run on; 1 if unknown.
+        num_replicas: number of GPUs that share each batch under nn.DataParallel; 1 without it, or if unknown.
         nothing: why the configuration changes nothing; "" if it changes something.
     """
 
@@ -51,6 +57,8 @@ class Winner:
     device: str = ""
     optimizers: list[str] = field(default_factory=list)
     world_size: int = 1
+    num_nodes: int = 1
+    num_replicas: int = 1
     nothing: str = ""
 
     @property
@@ -138,5 +146,7 @@ def winner(summary: Summary, tier: Tier | None) -> Winner:
         device=str(summary["machine"].get("device") or ""),
         optimizers=list(detected.get("optimizers") or []),
         world_size=int(detected.get("world_size") or 1),
+        num_nodes=max(1, int(summary["machine"].get("num_nodes") or 1)),
+        num_replicas=max(1, int(detected.get("num_replicas") or 1)),
         nothing=claimed.nothing,
     )

@@ -41,7 +41,7 @@ class Calls:
 
     Attributes:
         samples: the calls' samples so far, without `set_aside`.
-        set_aside: samples that another optimizer, whose steps are not counted, has stepped on.
+        set_aside: samples of calls before the last step of another optimizer, whose steps are not counted.
         closed_step: the step in which a closure's samples were last counted.
     """
 
@@ -60,8 +60,8 @@ class Calls:
     def begin(self, args: Any, kwargs: Any) -> Optional[Call]:
         """Counts the samples of a call that begins. If this returns a `Call`, the caller must pass the outputs to `end`.
 
-        A call that is smaller than the largest call, and than all calls that a backward pass has reached, counts only once a
-        backward pass reaches it. If backward passes reach only some calls of the first steps, this holds for all later calls.
+        A call that is smaller than the largest call, and than all calls that a backward pass has reached, is not counted until
+        a backward pass reaches it. If backward passes reach only some calls of the first steps, this holds for all later calls.
         A call whose input was computed from an earlier call's outputs brings no new samples, unless a backward pass has come
         since the call before.
         """
@@ -103,7 +103,7 @@ class Calls:
             self.samples += call.samples
 
     def other_steps(self) -> None:
-        """Sets the samples aside, because another optimizer, whose steps are not counted, has stepped on them."""
+        """Sets the samples aside, because another optimizer, whose steps are not counted, has made a step."""
         self.set_aside, self.samples, self._last = self.set_aside + self.samples, 0.0, None
 
     def clear(self) -> None:
@@ -118,8 +118,8 @@ class Calls:
 def first_with_samples(all_calls: "List[Calls]") -> "tuple[Optional[int], float]":
     """Returns the index of the first root whose calls count for a step, and their samples; (None, 0) if there is none.
 
-    Samples that were set aside count only if there are no others: then two optimizers step on the same samples, and the one
-    whose steps are not counted comes first.
+    Samples that were set aside count only if no samples came after them. That is so if two optimizers step in each iteration,
+    the one whose steps are not counted first.
     """
     for name in ("samples", "set_aside"):
         for number, calls in enumerate(all_calls):

@@ -17,10 +17,24 @@ FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "
 ANY = re.compile("|".join(f"({pattern.pattern})" for pattern in LIBRARIES.values()))
 
 GLIBC, GLIBC_KEEP = "glibc", "glibc_keep"
+FACT = "allocators"  # key among the facts of a node: what `installed_here` returns there
+
+
+_on_node: list[Mapping[str, str]] = []  # what `run_on` was given; empty if trials run on this machine
+
+
+def run_on(libraries: Mapping[str, str] | None) -> None:
+    """Sets which allocators `installed` returns: those of the node on which trials run; None for those of this machine."""
+    _on_node[:] = [] if libraries is None else [libraries]
+
+
+def installed() -> Mapping[str, str]:
+    """Returns {allocator: path of its library} on the machine on which trials run."""
+    return _on_node[0] if _on_node else installed_here()
 
 
 @functools.cache
-def installed() -> dict[str, str]:
+def installed_here() -> dict[str, str]:
     """Returns {allocator: path of its library}, searching the library folders of the system, conda and Python."""
     own = [Path(prefix) / "lib" for prefix in (os.environ.get("CONDA_PREFIX"), sys.prefix) if prefix]
     system = [folder for pattern in FOLDERS for folder in sorted(Path("/").glob(pattern.lstrip("/")))]

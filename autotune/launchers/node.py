@@ -40,6 +40,7 @@ import autotune
 from autotune.clock import Clock
 from autotune.errors import AutotuneError, BadInput
 from autotune.harness.cores import read
+from autotune.knobs import malloc
 from autotune.launchers.base import Running, Slot
 from autotune.launchers.environment import PACKAGE, mark_of, study_of
 from autotune.launchers.link import LEASE_S, Link, LinkLost, Message
@@ -155,13 +156,14 @@ class Agent:
         slot = Slot(name=name, host=platform.node(), gpus=(), cores=(), facts={}) if name else None
         self._launcher = LocalLauncher(from_json(message["graces"], Graces), slot=slot)
         pid, started_ticks = message["tuner"]
-        self._watch = MachineWatch(configured_device(*message["device"]), Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         facts = host_facts()
+        device = configured_device(*message["device"], gpus=facts["gpus"])
+        self._watch = MachineWatch(device, Clock(), CpuMonitor(tuner=(pid, started_ticks)))
         gpus = visible_gpus(facts["gpus"], os.environ)
         given = (visible_devices(os.environ) or []) if is_of_ray else []
         return {
             # NVML does not list MIG instances. If the trials use one, all GPUs of the machine are reported.
-            "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"]},
+            "facts": {**facts, "gpus": gpus if all(gpus) else facts["gpus"], malloc.FACT: malloc.installed_here()},
             "given": [gpu.get("uuid") or f"{name} of node {platform.node()}" for name, gpu in zip(given, gpus, strict=False)],
         }
 

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from autotune.machine.nvml import OF_WHOLE_GPU, Nvml, is_divided, session
+from autotune.machine.visible import BUS, NUMBER, ORDER, VISIBLE, are_unlike
 
 # Device files of the drivers of NVIDIA (also on Jetson boards), AMD and WSL. NVML may be missing even if one of them exists.
 DRIVER_FILES = ("nvidiactl", "nvhost-gpu", "nvmap", "kfd", "dxg")
+# Asks CUDA's driver for the UUIDs of all GPUs, in the order of CUDA's numbers.
+ASK_CUDA = """
+import ctypes
+cuda, num, device, uuid = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(num)) == 0
+for number in range(num.value):
+    assert cuda.cuDeviceGet(ctypes.byref(device), number) == 0 and cuda.cuDeviceGetUuid(uuid, device) == 0
+    print(bytes(uuid).hex())
+"""
+ASK_S = 60.0  # many GPUs whose driver is not loaded take seconds each
 
 
 def gpus() -> list[dict[str, Any]]:
     """Returns {"name", "uuid", "memory_bytes", "driver", "has_energy_counter", "has_power_reading"} for every GPU.
 
-    Values that a device does not report are None; the list is empty without NVML, a driver or permission.
+    Values that a device does not report are None; the list is empty without NVML, a driver or permission. NVML numbers GPUs by
+    their place on the bus, but CUDA numbers unlike GPUs by their speed: these have a "cuda_number", too.
     """
     with session() as nvml:
         driver = nvml.text("nvmlSystemGetDriverVersion")
-        return [_gpu(nvml, handle, driver) for handle in nvml.handles()]
+        found = [_gpu(nvml, handle, driver) for handle in nvml.handles()]
+    if are_unlike(found) and os.environ.get(ORDER) != BUS:
+        numbers = {uuid: number for number, uuid in enumerate(cuda_uuids())}
+        for place, gpu in enumerate(found if numbers else ()):
+            gpu[NUMBER] = numbers.get(gpu["uuid"], len(found) + place)  # CUDA does not use some GPUs
+    return found
+
+
+def cuda_uuids() -> list[str]:
+    """Returns the UUIDs of all GPUs in the order of CUDA's numbers; [] if CUDA's driver does not answer.
+
+    The question is asked in a child process: in this one, the driver would stay initialised.
+    """
+    environment = {name: text for name, text in os.environ.items() if name != VISIBLE}
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-I", "-c", ASK_CUDA], env=environment, capture_output=True, text=True, timeout=ASK_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    found = answer.stdout.split()
+    return [f"GPU-{u[:8]}-{u[8:12]}-{u[12:16]}-{u[16:20]}-{u[20:]}" for u in found]
 
 
 def slice_memory_bytes(uuid: str) -> int | None:

@@ -8,14 +8,23 @@ from typing import Any
 
 from autotune.harness.protocol import whole_number
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ORDER, BUS = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"  # makes CUDA number GPUs by bus, as NVML and nvidia-smi do
+NUMBER = "cuda_number"  # key of a GPU among unlike ones: its number in CUDA, see `machine.gpus.gpus`
+
+
+def are_unlike(gpus: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether GPUs are of several kinds: CUDA then numbers them by speed, unless ORDER is set."""
+    return len({(gpu.get("name"), gpu.get("memory_bytes")) for gpu in gpus}) > 1
+
 
 def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     """Returns the entries of CUDA_VISIBLE_DEVICES, numbers or UUIDs. Returns None if it is not set: then every GPU is visible.
 
-    Like CUDA, stops at the first invalid entry: "" shows no GPU, "0,-1,1" only GPU 0 (CUDA programming guide, "CUDA
-    Environment Variables").
+    Like CUDA, stops at an entry that is neither: "" shows no GPU, "0,-1,1" only GPU 0 (CUDA programming guide, "CUDA
+    Environment Variables"). How many GPUs there are is not known here: see `visible_gpus`.
     """
-    text = environment.get("CUDA_VISIBLE_DEVICES")
+    text = environment.get(VISIBLE)
     if text is None:
         return None
     found: list[str] = []
@@ -26,28 +35,41 @@ def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
     return found
 
 
-def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns the GPUs that a program sees, in the order of CUDA_VISIBLE_DEVICES. A GPU that cannot be identified is {}.
+def entries_from(index: int, num: int, environment: Mapping[str, str]) -> list[str]:
+    """Returns `num` entries of CUDA_VISIBLE_DEVICES from `index` on, or fewer; numbers of GPUs if the variable is not set."""
+    visible, wanted = visible_devices(environment), range(index, index + num)
+    return [str(number) for number in wanted] if visible is None else visible[wanted.start : wanted.stop]
 
-    Like CUDA, stops at the first number beyond the last GPU.
+
+def visible_gpus(gpus: Sequence[Mapping[str, Any]], environment: Mapping[str, str], index: int = 0) -> list[dict[str, Any]]:
+    """Returns the GPUs that a program may use from `device.index` on. A GPU that cannot be identified is {}.
+
+    They are in the order of CUDA_VISIBLE_DEVICES. Like CUDA, stops at the first number beyond the last GPU. Without the
+    variable, they are in CUDA's order; an index above 0 then counts by bus, since trials get ORDER (see
+    `trials.settings.device_environment`).
 
     Args:
-        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them. CUDA's numbers follow this order if all GPUs are
-            alike, or with CUDA_DEVICE_ORDER=PCI_BUS_ID.
+        gpus: all GPUs in NVML's order, as `machine.gpus.gpus` returns them.
         environment: its CUDA_VISIBLE_DEVICES may hold numbers, UUIDs or the beginnings of UUIDs.
+        index: the first GPU.
     """
     visible = visible_devices(environment)
+    by_bus = [{name: value for name, value in gpu.items() if name != NUMBER} for gpu in gpus]
+    if visible is None and index and ORDER not in environment:
+        return by_bus[index:]
+    numbers = [gpu.get(NUMBER, place) for place, gpu in enumerate(gpus)]
+    by_number = [by_bus[place] for place in sorted(range(len(gpus)), key=numbers.__getitem__)]
     if visible is None:
-        return [dict(gpu) for gpu in gpus]
+        return by_number[index:]
 
     def is_there(entry: str) -> bool:
-        index = whole_number(entry)
-        return index is None or not gpus or index < len(gpus)
+        number = whole_number(entry)
+        return number is None or not gpus or number < len(gpus)
 
     def named(entry: str) -> dict[str, Any]:
-        if (index := whole_number(entry)) is not None:
-            return dict(gpus[index]) if gpus else {}
-        found = [gpu for gpu in gpus if str(gpu.get("uuid")).startswith(entry)]
+        if (number := whole_number(entry)) is not None:
+            return dict(by_number[number]) if gpus else {}
+        found = [gpu for gpu in by_bus if str(gpu.get("uuid")).startswith(entry)]
         return dict(found[0]) if len(found) == 1 else {}
 
-    return [named(entry) for entry in itertools.takewhile(is_there, visible)]
+    return [named(entry) for entry in itertools.takewhile(is_there, visible)][index:]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from autotune.clock import Clock
 from autotune.harness.protocol import Progress, RankResult
-from autotune.machine.visible import visible_devices
+from autotune.machine.visible import NUMBER, entries_from, visible_gpus
 from autotune.monitors.cpu import CpuLook, CpuMonitor, CpuUse, WaitingWatch, cores_of, read_processes, tree
 from autotune.monitors.disturbances import MIN_WINDOW_S, Disturbance, of_cpu, of_device
 from autotune.monitors.gate import MemoryGate
@@ -176,23 +178,28 @@ class MachineWatch:
             self._strangers[pid] = known if share is None else max(share, known or 0.0)
 
 
-def configured_device(kind: str, index: int, num: int, uuids: Sequence[str] = ()) -> DeviceMonitor:
+def configured_device(
+    kind: str, index: int, num: int, uuids: Sequence[str] = (), *, gpus: Sequence[Mapping[str, Any]] = ()
+) -> DeviceMonitor:
     """Returns the monitor of the devices that trials run on; a null object if there is no device.
 
-    NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here.
+    NVML ignores CUDA_VISIBLE_DEVICES, so the entries of this variable (numbers or UUIDs) are resolved here. Among unlike GPUs,
+    a number in CUDA is not NVML's: then the GPU is identified by its UUID.
 
     Args:
         kind: `device.kind`.
         index: `device.index`, the first device.
         num: how many devices; each process of a recipe has its own.
         uuids: the devices of a slot. If given, these are watched, and `index` and `num` do not count.
+        gpus: all GPUs of the machine, as `machine.gpus.gpus` returns them.
     """
     if kind == "cpu":
         return NoDevice()
     if uuids:
         return as_one([open_device(uuid=uuid) for uuid in uuids])
-    visible, wanted = visible_devices(os.environ), range(index, index + num)
-    entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
+    entries = entries_from(index, num, os.environ)
     if not entries:
         return NoDevice()
-    return as_one([open_device(index=int(entry)) if entry.isdigit() else open_device(uuid=entry) for entry in entries])
+    known = [gpu.get("uuid") for gpu in visible_gpus(gpus, os.environ, index)] if any(NUMBER in gpu for gpu in gpus) else []
+    named = [uuid or entry for uuid, entry in itertools.zip_longest(known[: len(entries)], entries)]
+    return as_one([open_device(index=int(name)) if name.isdigit() else open_device(uuid=name) for name in named])

@@ -238,7 +238,7 @@ class _Storage(JournalStorage):
         return list(trials.values())
 
     def _shared(self, trial_id: int) -> int:
-        """Replaces a finished trial's distributions and names, which are copies, by those of earlier trials. Returns its id."""
+        """Saves memory: lets a finished trial share equal distributions and names with earlier trials. Returns its id."""
         trial = self.get_trial(trial_id)
         if not trial.state.is_finished():
             return trial_id

@@ -11,7 +11,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autotune.config.command import CommandTemplate
 from autotune.errors import BadInput
@@ -298,7 +297,7 @@ class Explaining:
             BadInput: the trial was not explained, or has no finding with this number.
         """
         session = self._session
-        finding = _chosen(entry_of(self.document, record.number), wanted, session.folder)
+        finding = to_fix(self.document, record.number, wanted.finding, session.folder)
         other = replace(session, runner=session.runner.with_inputs(replace(session.inputs, command=fixed)))
         sides = (
             Side(session, record.knobs, f"{finding.cause}: the unchanged program"),
@@ -328,25 +327,32 @@ def _still_open(finding: Finding, evidence: Evidence) -> list[Finding]:
     return [checks.without_setting(finding)] if finding.code else []
 
 
-def _chosen(entry: dict[str, Any] | None, wanted: Wanted, folder: StudyFolder) -> Finding:
+def to_fix(document: Document | None, trial: int, number: int, folder: StudyFolder) -> Finding:
     """Returns the finding that a fixed program addresses. Its gain is the predicted one, not one that a check measured.
 
     Exception: a check of kind WITHOUT ran the program without the costly part. The gain derived from it stays, because it, too,
     predicts what a fix would gain.
 
+    Args:
+        document: the study's explanation; None before anything was explained.
+        trial: number of the explained trial.
+        number: number of the finding, from 1.
+        folder: the study's folder.
+
     Raises:
         BadInput: there is no such finding.
     """
+    entry = entry_of(document, trial)
     if entry is None:
         raise BadInput(
             f"--fixed: this trial of study {folder.name!r} was not explained yet. Run `autotune explain {call(folder)}` first."
         )
     if not entry["findings"]:
         raise BadInput(f"--fixed: explaining trial {entry['trial']} found nothing that a changed program could fix.")
-    if wanted.finding > len(entry["findings"]):
+    if number > len(entry["findings"]):
         there = f"1 to {len(entry['findings'])}"
-        raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {wanted.finding}. There are: {there}.")
-    finding = Finding.from_json(entry["findings"][wanted.finding - 1])
+        raise BadInput(f"--finding: no such finding of trial {entry['trial']}, got {number}. There are: {there}.")
+    finding = Finding.from_json(entry["findings"][number - 1])
     check = finding.check or {}
     is_other = check.get("how") == WITHOUT  # such a check predicts what is gained if the cause costs no time at all
     return replace(finding, gain=from_json(check["predicted"], Gain)) if check and not is_other else finding

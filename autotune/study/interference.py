@@ -291,7 +291,7 @@ class Interference:
 
     def _words(self, found: Calibration) -> str:
         ci = found.ratio.ci
-        sample = f", from the second on with {found.num_slots} slots" if found.num_slots < self._num else ""
+        sample = f"; all but the first ran on only {found.num_slots} slots" if found.num_slots < self._num else ""
         interval = f" ({ci[0]:.3f} to {ci[1]:.3f}, {found.ratio.num_rounds} pairs{sample})" if ci else ""
         others = "1 other" if self._num_measured == 2 else f"{self._num_measured - 1} others"
         slot, ratio = found.slowest

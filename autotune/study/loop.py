@@ -243,6 +243,19 @@ class _Study:
 
     def explain(self, wanted: Wanted) -> Summary:
         """Explains a trial of a study that has ended."""
+        try:
+            summary = self._explained(wanted)
+        finally:
+            self._release()
+            self._session.runner.close()
+        self._listener.finished(summary)  # before the wait for the tracker
+        tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
+        if tracking and (why := self._drain(tracking)):
+            self._listener.notice(incomplete(self._folder, why))
+        return summary
+
+    def _explained(self, wanted: Wanted) -> Summary:
+        """Runs passes and checks; returns the study's summary with what they found."""
         session, first = self._session, self._earlier.first if self._earlier else None
         if first is None:
             got = f"got {self._folder.name!r}"
@@ -261,12 +274,6 @@ class _Study:
         finally:
             self._amend(summary)
             self._report(summary)
-            self._release()
-            session.runner.close()
-        self._listener.finished(summary)  # before the wait for the tracker
-        tracking = self._inputs.start_tracking(self._folder) if self._inputs.start_tracking else None
-        if tracking and (why := self._drain(tracking)):
-            self._listener.notice(incomplete(self._folder, why))
         return summary
 
     def _amend(self, summary: Summary) -> None:
@@ -275,7 +282,7 @@ class _Study:
         summary["num_trials"] = len(summary["trials"])
         summary["explanation"] = self._explaining.document
         self._folder.write_summary(summary)
-        if summary["best"]:
+        if summary["best"] and not summary.get("recording"):  # no finals have confirmed the best of a recording
             self._folder.write_best(render(summary, "yaml", None).text)
 
     def _open(self) -> Tracking | None:

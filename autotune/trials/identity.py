@@ -30,6 +30,7 @@ PROGRAM_FACTS = ("torch", "device_name")  # the entries of `comparable` that the
 KEPT = ("base", "sequence", "started_at", "slots", "spent_s", "warm_start", "noise", "target", "detected")
 SPACE = "space."
 SCRIPT = "program.script"
+DETECTED = ("optimizers", "modules", "world_size", "num_replicas", "batches_per_step")
 MAX_SCRIPT_BYTES = 1 << 20  # larger files are not scripts
 
 
@@ -61,7 +62,7 @@ def about(
     begun = {"base": folder.base, "sequence": folder.sequence, "started_at": inputs.clock.time(), "slots": slots}
     kept: dict[str, Any] = {name: getattr(before, name) for name in KEPT} if before else begun
     if first:
-        detected = {name: first.detected.get(name) for name in ("optimizers", "modules", "world_size", "batches_per_step")}
+        detected = {name: first.detected.get(name) for name in DETECTED}
         kept |= {"target": first.target, "detected": dict(inputs.secrets.document(detected))}
     return StudyRecord(
         **kept,

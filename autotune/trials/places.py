@@ -52,7 +52,9 @@ class Place:
     def _watch_here(self) -> MachineWatch:
         inputs, slot = self._inputs, self.launcher.slot
         kind, index, nproc = inputs.config.device.kind, inputs.config.device.index, inputs.config.launch.nproc
-        device = inputs.device or configured_device(kind, index, nproc, slot.gpus if slot else ())
+        device = inputs.device or configured_device(
+            kind, index, nproc, slot.gpus if slot else (), gpus=inputs.machine.get("gpus") or ()
+        )
         return MachineWatch(device, inputs.clock, inputs.cpu, cores=slot.cores if slot else ())
 
 

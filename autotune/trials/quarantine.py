@@ -97,7 +97,7 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
         folder: the study's folder.
         executable: returns the program's own interpreter, or None while it is unknown: the device then counts as working.
     """
-    index, num = inputs.config.device.index, len(_gpus(inputs))
+    index, num = inputs.config.device.index, len(_gpus(inputs, 0))
     others = [str(n) for n in range(num) if n != index and inputs.config.launcher == LOCAL and not inputs.launcher.beside()]
     elsewhere = f", or tune on another device: device.index={others[0]} (one of {', '.join(others)})" if others else ""
     return Quarantine(
@@ -107,15 +107,15 @@ def quarantine(inputs: StudyInputs, folder: StudyFolder, executable: Callable[[]
     )
 
 
-def _gpus(inputs: StudyInputs) -> Sequence[Mapping[str, Any]]:
-    return visible_gpus(inputs.machine.get("gpus") or [], os.environ)
+def _gpus(inputs: StudyInputs, index: int) -> Sequence[Mapping[str, Any]]:
+    return visible_gpus(inputs.machine.get("gpus") or [], os.environ, index)
 
 
 def _device_of(inputs: StudyInputs, record: TrialRecord) -> str:
     if slot := _launcher_of(inputs, record).slot:
         return _named(f"the device of slot {slot.name}", slot.gpus)
-    gpus, index = _gpus(inputs), inputs.config.device.index
-    words = [str(gpus[index][key]) for key in ("name", "uuid") if gpus[index].get(key)] if index < len(gpus) else []
+    index = inputs.config.device.index
+    words = [str(gpu[key]) for gpu in _gpus(inputs, index)[:1] for key in ("name", "uuid") if gpu.get(key)]
     return _named(f"device {index}", words)
 
 

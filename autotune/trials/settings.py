@@ -12,10 +12,9 @@ from autotune.config.schema import DeviceOptions, MeasureOptions, StudyConfig
 from autotune.harness.protocol import RankResult
 from autotune.launchers.base import Deadlines
 from autotune.machine.gpus import slice_memory_bytes
-from autotune.machine.visible import visible_devices, visible_gpus
+from autotune.machine.visible import BUS, ORDER, VISIBLE, are_unlike, entries_from, visible_gpus
 from autotune.trials.inputs import StudyInputs
 
-ORDER = "CUDA_DEVICE_ORDER"
 UNBOUNDED_S = 86_400.0  # the limits of the phases end a hanging trial long before this
 
 
@@ -28,8 +27,9 @@ def deadlines(measure: MeasureOptions, *, max_s: float | None) -> Deadlines:
 def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[Mapping[str, Any]] = ()) -> dict[str, str]:
     """Returns the variables that select the program's devices; `device.index` counts only devices that autotune sees.
 
-    If a machine's GPUs differ, CUDA numbers them by speed, but NVML (used to describe and watch them) and nvidia-smi number
-    them by bus. So that an index among all GPUs means the same GPU everywhere, the variables make CUDA number by bus, too.
+    If a machine's GPUs differ, CUDA numbers them by speed, but nvidia-smi numbers them by bus. An index above 0 among all GPUs
+    counts as nvidia-smi does: the variables make CUDA number by bus, too. Without an index, the program runs as it does without
+    autotune, so the variables leave CUDA's order as it is.
 
     Args:
         device: the configured index and kind.
@@ -37,15 +37,12 @@ def device_environment(device: DeviceOptions, *, nproc: int = 1, gpus: Sequence[
         gpus: all GPUs of the machine, as `machine.gpus.gpus` returns them.
     """
     if device.kind == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        return {VISIBLE: ""}
     if not device.index:
         return {}
-    visible, wanted = visible_devices(os.environ), range(device.index, device.index + nproc)
-    entries = [str(index) for index in wanted] if visible is None else visible[wanted.start : wanted.stop]
-    found = {"CUDA_VISIBLE_DEVICES": ",".join(entries)}
-    is_mixed = len({gpu.get("name") for gpu in gpus}) > 1
-    if visible is None and is_mixed and ORDER not in os.environ:
-        found[ORDER] = "PCI_BUS_ID"
+    found = {VISIBLE: ",".join(entries_from(device.index, nproc, os.environ))}
+    if VISIBLE not in os.environ and are_unlike(gpus) and ORDER not in os.environ:
+        found[ORDER] = BUS
     return found
 
 
@@ -92,8 +89,8 @@ def capacity_bytes(machine: dict[str, Any], device: DeviceOptions | None = None)
     """
     device = device or DeviceOptions()
     gpus = (machine.get("gpus") or []) if device.kind != "cpu" else []
-    entry = next(iter((visible_devices(os.environ) or [])[device.index : device.index + 1]), "")
+    entry = next(iter(entries_from(device.index, 1, os.environ)), "")
     if gpus and entry.startswith("MIG-") and (found := slice_memory_bytes(entry)):
         return found
-    chosen = [gpu for gpu in visible_gpus(gpus, os.environ)[device.index : device.index + 1] if gpu] or gpus[:1]
+    chosen = [gpu for gpu in visible_gpus(gpus, os.environ, device.index)[:1] if gpu] or gpus[:1]
     return int((chosen[0].get("memory_bytes") if chosen else None) or machine["memory_bytes"])

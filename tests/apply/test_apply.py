@@ -161,6 +161,12 @@ def test_placeholders_are_filled_from_the_file(place: Place) -> None:
     assert "Use `--batch {loader.batch_size=16}` in the command" in done.stderr
 
 
+def test_values_of_the_user_in_placeholders_are_no_settings_of_the_file(place: Place) -> None:
+    place.best({"threads": {"intra": 1}})
+    done = place.apply(sys.executable, "train.py", "workers={loader.num_workers=1}", "batch={loader.batch_size=16}")
+    assert done.stderr.splitlines()[1:] == ["autotune: the setting of best.yaml is in effect"]
+
+
 @pytest.mark.thorough
 def test_a_knob_in_the_arguments_is_checked_in_the_process(place: Place) -> None:
     place.best(WORKER_AND_BATCH, program={"command": ["python", "train.py", "batch={loader.batch_size=16}"]})

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autotune.cli.main import main
 from autotune.config.best_file import read_best
@@ -71,6 +72,24 @@ def test_unusable_command_is_refused_in_one_line(words, expected, capsys):
     said = capsys.readouterr().err
     assert said.startswith(f"autotune: {expected}"), said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("loader.num_workers=choice(0,4)", "loader.num_workers: `apply` searches nothing, got 'loader.num_workers=choice"),
+        ("launcher=slurm", "launcher: has no effect on `apply`, which trains once, on this machine, got 'launcher=slurm'."),
+        ("study.budget.minutes=5", "study.budget.minutes: has no effect on `apply`"),
+        ("search_space=quick", "search_space: has no effect on `apply`"),
+    ],
+)
+def test_override_without_effect_on_the_training_of_a_recipe_is_refused(word, expected, capsys):
+    said = {"settings": {"model.name": "mlp", "data.name": "tabular"}, "speedup": {"ratio": 1.5}}
+    Path("best.yaml").write_text(yaml.safe_dump({"threads": {"intra": 1}, "provenance": said}))
+    assert main(["apply", "best.yaml", "--dry-run", "train.epochs=2", "launch.nproc=1", "threads.omp=1", word]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"autotune: {expected}"), err
+    assert err.count("\n") == 1
 
 
 def test_apply_is_refused_inside_a_trial(capsys, monkeypatch):

@@ -1,8 +1,10 @@
 """What `show --why` and `explain` print, and which input they refuse."""
 
 import contextlib
+import dataclasses
 import io
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -146,6 +148,23 @@ def test_command_that_checks_a_fix_is_shown_only_for_findings_and_names_the_tria
     folder.write_summary(summary)
     said = said_by(["show", "resnet18", "--why"])
     assert "autotune explain resnet18 --trial 1 --fixed --" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--", sys.executable, "gone.py"], "COMMAND: no such script, got 'gone.py'"),
+        (["--", sys.executable, "-c", "pass"], "--fixed: this trial of study 'resnet18' was not explained yet."),
+    ],
+)
+def test_fix_that_cannot_be_measured_is_refused_before_a_node_is_requested(here, monkeypatch, capsys, words, expected):
+    folder = make_study(Path("runs"), "resnet18")
+    folder.write_study(dataclasses.replace(folder.read_study(), cwd=str(here)))
+    requests = []
+    monkeypatch.setattr("autotune.cli.explain._inputs", lambda *_: requests.append(1))
+    assert main(["explain", "resnet18", "--fixed", *words]) == 2
+    assert expected in capsys.readouterr().err
+    assert requests == []
 
 
 def test_show_why_refuses_what_was_not_explained_and_names_the_command_once(here, capsys):

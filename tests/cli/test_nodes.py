@@ -9,6 +9,7 @@ import pytest
 from autotune.cli.nodes import launcher_of
 from autotune.config.schema import StudyConfig
 from autotune.errors import BadInput, Interrupted
+from autotune.knobs import malloc
 from tests.cli.test_golden import Terminal
 
 
@@ -30,6 +31,18 @@ def test_launcher_keeps_the_node_that_a_study_waited_for(launcher, capsys):
     assert launcher_of(study(), {}) == (launcher, {"num_cores": 2})
     assert launcher.is_open
     assert "Job 12" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [{"jemalloc": "/opt/libjemalloc.so.2"}, {}])
+def test_trials_on_a_node_use_the_allocators_of_the_node(launcher, monkeypatch, there):
+    monkeypatch.setattr(malloc, "_on_node", [])
+    monkeypatch.setattr(malloc, "installed_here", lambda: {"tcmalloc": "/usr/lib/libtcmalloc.so.4"})
+    launcher.slots = lambda: [SimpleNamespace(name="node1", facts={malloc.FACT: there})]
+    seen = []
+    launcher_of(study(lambda _: seen.append(malloc.installed())), {})
+    assert seen == [there]
+    launcher_of(SimpleNamespace(config=SimpleNamespace(launcher="local"), command=None, on_node=None), {})
+    assert set(malloc.installed()) == {"tcmalloc"}
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

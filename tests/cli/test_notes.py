@@ -81,7 +81,7 @@ def test_best_yaml_of_another_program_is_noted():
     best = Best(file="best.yaml", knobs={}, command=["python", "train.py"])
     assert _of_another_program(best, ["python", "train.py", "--epochs", "9"]) == []
     (line,) = _of_another_program(best, ["torchrun", "--nproc_per_node=2", "other.py"])
-    assert line.startswith("made for another program, train: settings that other does not have")
+    assert line == "best.yaml was made for another program (train.py): settings that do not exist in other.py are not applied"
 
 
 def test_note_warns_of_a_command_that_would_run_without_the_settings(place):

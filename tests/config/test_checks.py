@@ -61,6 +61,22 @@ def test_every_process_needs_a_separate_gpu(
     assert (said[0].startswith(problem) if said else None) is (True if problem else None)
 
 
+@pytest.mark.parametrize(
+    ("visible", "problem"),
+    [
+        ("0,7,1", "device.index: no such GPU, got 1. Allowed: 0 to 0."),
+        ("7", "device.kind: CUDA_VISIBLE_DEVICES hides every GPU, got device.index=1."),
+        ("1,0", ""),
+    ],
+)
+def test_gpu_behind_a_number_that_no_gpu_has_cannot_be_chosen(
+    visible: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    found = problems_of(StudyConfig(device=DeviceOptions(index=1)), [{"name": "g"}, {"name": "g"}])
+    assert "".join(each for each in found if each.startswith("device."))[: len(problem) or None] == problem
+
+
 def test_pins_without_effect_on_this_machine_are_noted(make) -> None:
     said = make(
         "memory.fraction=0.9", "device.memory_limit=0.5", "precision.amp=fp16", "nccl.proto=LL", "loader.pin_memory=false"

@@ -125,6 +125,16 @@ def test_pinned_secrets_are_taken_from_the_environment_and_changed_ones_refused(
         read(render(summary, "yaml", None).text)
 
 
+@pytest.mark.parametrize("edited", ["", "  batch_size: null\n"])
+def test_a_pin_that_was_deleted_from_a_file_is_no_secret(read, summary, edited):
+    summary["pinned"] = {"loader.batch_size": 64}
+    text = render(summary, "yaml", None).text
+    line = "  batch_size: 64  # pinned by you, in the baseline too\n"
+    assert line in text
+    with pytest.raises(BadInput, match=r"^loader\.batch_size: pinned in the study, but without a value in '.*best\.yaml'\."):
+        read(text.replace(line, edited))
+
+
 def test_a_secret_that_was_added_to_a_file_is_refused(read):
     with pytest.raises(BadInput, match=r"env\.HF_TOKEN: a secret, which cannot be a setting\. Leave it out, and set the"):
         read(f"{TOP}env: {{HF_TOKEN: s3cret-of-theirs}}\n{GOOD}}}\n")

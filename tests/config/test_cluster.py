@@ -7,6 +7,8 @@ from autotune.config.cluster import problems_of_cluster, problems_of_copies, pro
 from autotune.config.compose import compose
 from autotune.config.schema import DeviceOptions, LaunchOptions, RayOptions, SlurmOptions, StudyConfig
 from autotune.errors import BadInput
+from autotune.knobs import malloc
+from autotune.knobs.catalogue import knob
 from autotune.launchers.slurm import command, has_steps
 
 
@@ -27,6 +29,7 @@ def config(**options):
         ({"args": "--parsable"}, "launch.slurm.args: an option of sbatch, not of srun, got '--parsable'. Leave it out."),
         ({"args": "--array=1-4"}, "launch.slurm.args: an option of sbatch"),
         ({"args": "--wrap=true"}, "launch.slurm.args: an option of sbatch"),
+        ({"args": "--te"}, "launch.slurm.args: with it, srun does not start autotune on the node, got '--te'. Leave it out."),
     ],
 )
 def test_invalid_slurm_options_are_refused(options, told):
@@ -35,7 +38,8 @@ def test_invalid_slurm_options_are_refused(options, told):
 
 
 @pytest.mark.parametrize(
-    "word", ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "-i/dev/null", "-K0"]
+    "word",
+    ["--job-name=x", "--job-n=x", "-Jx", "-J", "-vvJx", "-HJx", "-N2", "--nta=2", "--ou=log", "--wa=3", "-i/dev/null", "-K0"],
 )
 def test_srun_options_reserved_for_the_launcher_are_refused_in_every_spelling(word):
     (problem,) = problems_of_cluster(config(args=f"--constraint=a100 {word}"), {})
@@ -141,6 +145,17 @@ def test_a_study_for_a_node_is_checked_against_the_node_not_this_machine():
     assert composed.on_node(large).space.pinned["threads.intra"] == 200
     with pytest.raises(BadInput, match=r"threads\.intra"):
         composed.on_node(here)
+
+
+def test_allocator_must_be_installed_on_the_node_and_not_on_this_machine(monkeypatch):
+    monkeypatch.setattr(malloc, "installed_here", dict)
+    composed = compose([*WORDS, "memory.malloc=jemalloc"], command=None, facts=NODE)
+    monkeypatch.setattr(malloc, "_on_node", [{"jemalloc": "/opt/libjemalloc.so.2"}])
+    assert composed.on_node(NODE).space.pinned["memory.malloc"] == "jemalloc"
+    assert knob("memory.malloc").environment("jemalloc")["LD_PRELOAD"].startswith("/opt/libjemalloc.so.2")
+    monkeypatch.setattr(malloc, "_on_node", [{}])
+    with pytest.raises(BadInput, match=r"memory\.malloc: not installed here, got 'jemalloc'"):
+        composed.on_node(NODE)
 
 
 def test_gpu_is_looked_for_on_the_node_and_not_on_this_machine():

@@ -373,6 +373,7 @@ OVERRIDES: list[tuple[str, str]] = [
 ]
 
 TOGETHER: list[tuple[list[str], list[str]]] = [
+    (["launcher=slrm", "device.index=1"], ["launcher: no such launcher, got 'slrm'"]),
     (["env.LD_PRELOAD=x.so", "memory.malloc=glibc"], ["env.LD_PRELOAD: sets the same variable as memory.malloc, got both"]),
     (
         ["env.LD_PRELOAD=x.so,y.so", "memory.malloc=glibc"],

@@ -252,6 +252,12 @@ def test_error_for_an_unusable_number_in_a_row_names_its_column(tmp_path: Path, 
         read_document(path, Lines)
 
 
+def test_a_document_that_claims_millions_of_ranks_is_refused(tmp_path: Path) -> None:
+    found = read_passes([write(tmp_path, lines(world_size=10**12))])
+    (reason,) = found.absent["lines"]
+    assert reason.endswith("not a document of this pass: world_size: larger than 65,536")
+
+
 def test_a_path_that_is_not_utf_8_can_be_written(tmp_path: Path) -> None:
     line = Line("/p/caf\udce9.py", 12, "main", "log(loss)", "other", "main", True, 0.004, 0.004)
     write(tmp_path, lines(lines=[line]))

@@ -38,6 +38,14 @@ def test_columns_hold_times_names_and_arguments(tmp_path: Path) -> None:
     assert trace.steps().tolist() == [pytest.approx([0, 10e-3])]
 
 
+def test_device_is_the_gpu_that_runs_the_kernels_also_if_it_is_not_the_first(tmp_path: Path) -> None:
+    made = small()
+    made.document["deviceProperties"].append({"id": 1, "name": "NVIDIA H100"})
+    for event in made.events:
+        event["pid"] = 1 if event["cat"] == "kernel" else event["pid"]
+    assert made.trace(tmp_path).device_name == "NVIDIA H100"
+
+
 def test_compressed_indented_and_bare_list_traces_give_the_same_result(tmp_path: Path) -> None:
     made = small()
     compressed = read_trace(made.write(tmp_path / "a.json.gz"))

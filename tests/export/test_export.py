@@ -277,6 +277,29 @@ def test_hugging_face_export_sets_tf32_as_measured_if_the_model_is_compiled(chan
         assert json.loads(render(summary, "hf", None, file="x.json").text).get("tf32") is expected
 
 
+def test_hugging_face_export_gives_the_batch_size_of_one_gpu_under_data_parallel(changed):
+    for num_replicas, expected in ((4, 16), (1, 64), (None, 64), (3, None)):
+        summary = changed({"loader.batch_size": 64}, "cuda", detected={"num_replicas": num_replicas})
+        exported = render(summary, "hf", None, file="x.json")
+        assert json.loads(exported.text).get("per_device_train_batch_size") == expected
+        assert bool(exported.left_out) is (expected is None)
+
+
+def test_hugging_face_export_turns_off_the_other_16_bit_format(changed):
+    for value, formats in (("fp16", (True, False)), ("bf16", (False, True)), ("off", (False, False))):
+        said = json.loads(render(changed({"precision.amp": value}, "cuda"), "hf", None, file="x.json").text)
+        assert (said["fp16"], said["bf16"]) == formats
+
+
+def test_accelerate_export_of_several_machines_says_how_to_start_on_each(changed):
+    summary = changed({"precision.amp": "bf16"}, "cuda", detected={"world_size": 16})
+    summary["machine"]["num_nodes"] = 2
+    exported = render(summary, "accelerate", None, file="x.json")
+    said = json.loads(exported.text)
+    assert (said["num_machines"], said["num_processes"]) == (2, 16)
+    assert any("on each of them, with --machine_rank (0 to 1)" in note for note in exported.notes)
+
+
 def test_accelerate_export_contains_the_number_of_processes(changed):
     for device, kind in (("cuda", "MULTI_GPU"), ("cpu", "MULTI_CPU")):
         summary = changed({"precision.amp": "bf16"}, device, detected={"world_size": 4})
@@ -309,7 +332,8 @@ def test_exported_accumulation_includes_the_programs_own(changed, format):
 def test_yaml_keeps_the_accumulation_and_names_the_programs_own(changed):
     text = render(changed({"step.accumulation": 2}, detected={"batches_per_step": 4.03}), "yaml", None).text
     assert "accumulation: 2" in text
-    assert "The program itself accumulates 4 batches per step. With step.accumulation=2, autotune measured 8." in text
+    words = "The program itself accumulates 4 batches per step, and step.accumulation=2 multiplies that: 8 batches per step"
+    assert words in text
 
 
 def test_deepspeed_export_contains_the_baseline_batch_size_or_a_note(changed):

@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 
+from autotune.machine.gpus import cuda_uuids, gpus
 from autotune.monitors.nvml import SLOWDOWN_FIELDS, DeviceMonitor
 
 pytestmark = pytest.mark.gpu
 SAMPLES = 4
+
+
+def test_cuda_answers_with_the_uuids_that_nvml_lists() -> None:
+    assert sorted(cuda_uuids()) == sorted(gpu["uuid"] for gpu in gpus())
 
 
 def test_every_nvml_counter_reports_plausible_values(

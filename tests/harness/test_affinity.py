@@ -107,6 +107,24 @@ def test_numa_node_of_the_gpu_of_a_rank_is_found_without_cuda(
     assert affinity.gpu_node(environment, rank, **given) == node
 
 
+@pytest.mark.parametrize(
+    ("environment", "node"),
+    [
+        ({}, None),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-bb"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 1),
+    ],
+)
+def test_numa_node_of_a_number_among_unlike_gpus_is_unknown_unless_it_counts_by_bus(
+    tmp_path: Path, environment: dict[str, str], node: int | None
+) -> None:
+    for number, (uuid, model) in enumerate((("GPU-aa", "Tesla T4"), ("GPU-bb", "NVIDIA A100"))):
+        write(tmp_path / f"driver/0000:0{number}:00.0/information", f"Model: {model}\nGPU UUID: {uuid}")
+        write(tmp_path / f"sys/bus/pci/devices/0000:0{number}:00.0/numa_node", str(number))
+    assert affinity.gpu_node(environment, 0, system=str(tmp_path / "sys"), driver=str(tmp_path / "driver")) == node
+
+
 @pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be split")
 def test_kernel_shows_workers_and_training_steps_on_separate_cores(trial: Trial) -> None:
     run = trial("workers.py", "workers=1", knobs={OWN_CORES: True}, mode="inspect", env={"OMP_NUM_THREADS": ""}, is_fresh=True)

@@ -48,6 +48,7 @@ def test_wrapper_keeps_the_type_that_programs_check(trial: Trial) -> None:
     run = trial("models.py", "wrapped", knobs={"precision.amp": "bf16"})
     assert seen(run) == {"names": ["layer.weight", "layer.bias"]}
     assert run.result().detected["modules"] == ["DataParallel(Net)"]
+    assert run.result().detected["num_replicas"] == 1
     assert run.result().knobs["precision.amp"].status == APPLIED
 
 
@@ -63,6 +64,7 @@ def test_bf16_is_refused_by_data_parallel_on_several_gpus(gpus: list[int], asked
     assert knobs.verify()["precision.amp"].status == status
     knobs._context.modules.reported = [SimpleNamespace(observed=observe(wrapper))]
     assert ("precision.amp=bf16" in knobs.applicability()) == (len(gpus) > 1)
+    assert observe(wrapper)["num_replicas"] == max(1, len(gpus))
 
 
 class Offloaded(torch.nn.Parameter):

@@ -16,6 +16,7 @@ import pytest
 import autotune
 from autotune.errors import AutotuneError, BadInput
 from autotune.failures import classify
+from autotune.knobs import malloc
 from autotune.launchers import messages, node, remote, slurm_cancel, transport
 from autotune.launchers.base import Deadlines
 from autotune.launchers.local import LocalLauncher
@@ -63,6 +64,7 @@ def test_slot_has_the_facts_that_its_machine_reports(shared):
     (slot,) = shared.slots()
     assert slot.host == os.uname().nodename
     assert slot.facts["num_cores"] >= 1
+    assert slot.facts[malloc.FACT] == malloc.installed_here()
     assert set(slot.cores) == os.sched_getaffinity(0)
     assert shared.why_waiting() == ""
 

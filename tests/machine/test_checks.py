@@ -294,6 +294,7 @@ def test_each_fact_of_the_host_gets_its_status_and_text(changes: dict[str, Any],
         ({"OMP_NUM_THREADS": "64"}, Status.warning, "take turns"),
         ({"OMP_NUM_THREADS": "32", "MKL_NUM_THREADS": "32"}, Status.ok, ""),
         ({"OMP_NUM_THREADS": "32,4"}, Status.ok, ""),
+        ({"OMP_NUM_THREADS": "4, 2"}, Status.warning, "the rest of the 32 effective cores"),
         ({"OMP_NUM_THREADS": "many", "MKL_NUM_THREADS": "-3"}, Status.warning, "not a number of threads"),
     ],
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from autotune.machine.gpus import gpus, has_gpu_driver
+from autotune.machine import gpus as gpus_module
+from autotune.machine.gpus import cuda_uuids, gpus, has_gpu_driver
 from autotune.machine.topology import topology
 from autotune.machine.visible import visible_gpus
 from autotune.monitors.nvml import NoDevice, open_device
@@ -21,6 +24,60 @@ def test_the_facts_of_a_gpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert gpus()[1] == {"name": "NVIDIA H200", "uuid": "GPU-1", "memory_bytes": 141 * 10**9, "driver": "580.1", **ABLE}
     assert len(fake.shutdowns) == 1
+
+
+def unlike(monkeypatch: pytest.MonkeyPatch, by_cuda: list[str]) -> None:
+    names = ["Tesla T4", "NVIDIA A100", "NVIDIA H200"]
+    fake = fake_nvml(nvmlDeviceGetCount=3, nvmlDeviceGetName=lambda handle: names[handle])
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(gpus_module, "cuda_uuids", lambda: by_cuda)
+
+
+@pytest.mark.parametrize(
+    ("by_cuda", "environment", "index", "expected"),
+    [
+        (["GPU-2", "GPU-1", "GPU-0"], {}, 0, ["GPU-2", "GPU-1", "GPU-0"]),
+        (["GPU-2", "GPU-1", "GPU-0"], {"CUDA_VISIBLE_DEVICES": "0"}, 0, ["GPU-2"]),
+        (["GPU-2", "GPU-1", "GPU-0"], {"CUDA_VISIBLE_DEVICES": "2,0"}, 1, ["GPU-2"]),
+        (["GPU-2", "GPU-1", "GPU-0"], {}, 1, ["GPU-1", "GPU-2"]),  # trials get CUDA_DEVICE_ORDER=PCI_BUS_ID
+        (["GPU-2", "GPU-0", "GPU-1"], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, 1, ["GPU-0", "GPU-1"]),
+        (["GPU-2", "GPU-1", "GPU-0"], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 0, ["GPU-0", "GPU-1", "GPU-2"]),
+        (["GPU-2", "GPU-1"], {}, 0, ["GPU-2", "GPU-1", "GPU-0"]),  # CUDA does not use the first
+        ([], {}, 0, ["GPU-0", "GPU-1", "GPU-2"]),  # CUDA does not answer
+    ],
+)
+def test_unlike_gpus_have_the_numbers_that_cuda_gives_them(
+    monkeypatch: pytest.MonkeyPatch, by_cuda: list[str], environment: dict[str, str], index: int, expected: list[str]
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    unlike(monkeypatch, by_cuda)
+    assert [gpu["uuid"] for gpu in visible_gpus(gpus(), environment, index)] == expected
+
+
+CUDA = """
+#include <string.h>
+int cuInit(unsigned flags) { return STATUS; }
+int cuDeviceGetCount(int *num) { *num = 2; return 0; }
+int cuDeviceGet(int *device, int number) { *device = 7 + number; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, 16 * device, 16); return 0; }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler for a fake of CUDA's driver")
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(0, ["GPU-70707070-7070-7070-7070-707070707070", "GPU-80808080-8080-8080-8080-808080808080"]), (100, [])],
+)
+def test_cuda_driver_is_asked_for_the_uuids_in_its_order(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, expected: list[str]
+) -> None:
+    (tmp_path / "cuda.c").write_text(CUDA)
+    words = ["cc", "-shared", "-fPIC", f"-DSTATUS={status}", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "cuda.c")]
+    subprocess.run(words, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert cuda_uuids() == expected
 
 
 def test_facts_that_a_gpu_does_not_report_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

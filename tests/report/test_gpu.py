@@ -73,6 +73,22 @@ def test_step_slowed_by_the_profiler_is_split_into_gpu_work_and_idle_time(study:
     assert "Idle time is the duration of a step without the profiler" in figure.says
 
 
+def test_both_steps_are_split_alike_if_the_profiler_slowed_only_one(study: Study, tmp_path: Path) -> None:
+    (tmp_path / "baseline").mkdir()
+    write(tmp_path / "baseline", lines(), traced(device="cuda", plain_step_s=0.1), memory())
+    made = Kineto("NVIDIA H100 80GB HBM3")
+    made.step(1, 0, 100)
+    made.operator("aten::convolution", 0, 5, [[64, 64], [64, 64]], ["float"] * 2)
+    made.kernel(TF32, 10, 20, launched=1)
+    made.write(tmp_path / "baseline" / trace_file(0))
+    study.tables[0] = explained([tmp_path / "baseline"]).tables
+    figure = categories(study)
+    assert figure.grid is not None
+    assert [row[:3] for row in figure.grid.rows] == [
+        ["GPU idle", "0.080000", "0.038000"], ["32-bit arithmetic", "0.020000", "0.012000"],
+    ]  # fmt: skip
+
+
 def test_memory_category_other_names_an_example_of_its_content(study: Study) -> None:
     figure = what_holds(study)
     assert "other, such as gradients of activations" in str(figure.drawing)

@@ -240,6 +240,15 @@ def test_explaining_a_finished_study_changes_only_explanation_and_trials(bench, 
     assert "Python in the step" in made_bench.folder.best_file.read_text()
 
 
+def test_explaining_a_recording_writes_no_best_yaml(bench, tiny):
+    made_bench = bench(Surface(documents=documents), *tiny, minutes=20)
+    summary = made_bench.run()
+    made_bench.folder.best_file.unlink()  # a recording has none
+    made_bench.folder.write_summary({**summary, "recording": {"configurations": 4, "repeats": 3, "trials": 12}})
+    explain(made_bench, passes=("lines",))
+    assert not made_bench.folder.best_file.exists()
+
+
 def test_explanation_is_shown_before_the_tracker_is_awaited(bench, tiny):
     made_bench, shown = bench(Surface(documents=documents), *tiny, minutes=20), []
     made_bench.run()

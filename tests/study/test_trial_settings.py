@@ -39,6 +39,18 @@ def test_memory_fraction_refers_to_the_selected_gpu(visible, index, expected, mo
     assert memory_cap_bytes(DeviceOptions(index=index, memory_limit=0.5), machine) == expected
 
 
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"), [(None, 0, 2**35), ("0", 0, 2**35), (None, 1, 2**35), ("0,1", 1, 2**33)]
+)
+def test_memory_fraction_among_unlike_gpus_refers_to_the_one_that_cuda_selects(visible, index, expected, monkeypatch):
+    for name in ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = [{"memory_bytes": 2**34, "cuda_number": 1}, {"memory_bytes": 2**36, "cuda_number": 0}]
+    assert memory_cap_bytes(DeviceOptions(index=index, memory_limit=0.5), {"memory_bytes": 2**40, "gpus": gpus}) == expected
+
+
 @pytest.mark.parametrize(("known", "expected"), [("MIG-1", 2**32), ("MIG-2", 2**33)])
 def test_memory_fraction_refers_to_a_mig_slice_if_nvml_knows_it(known, expected, monkeypatch):
     def handle_of(uuid):

@@ -61,6 +61,26 @@ def test_watched_devices_are_those_visible_to_the_ranks(monkeypatch, visible, in
     assert asked == expected
 
 
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"),
+    [
+        (None, 0, {"uuid": "GPU-b"}),
+        ("0", 0, {"uuid": "GPU-b"}),
+        ("1,MIG-7", 0, {"uuid": "GPU-a"}),
+        ("1,MIG-7", 1, {"uuid": "MIG-7"}),
+    ],
+)
+def test_watched_device_among_unlike_gpus_is_the_one_with_that_number_in_cuda(monkeypatch, visible, index, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    asked = []
+    monkeypatch.setattr(watch, "open_device", lambda **which: asked.append(which) or NoDevice())
+    gpus = [{"uuid": "GPU-a", "cuda_number": 1}, {"uuid": "GPU-b", "cuda_number": 0}]
+    watch.configured_device("auto", index, 1, gpus=gpus)
+    assert asked == [expected]
+
+
 def test_no_device_is_watched_on_the_cpu():
     assert isinstance(watch.configured_device("cpu", 0, 1), NoDevice)
 

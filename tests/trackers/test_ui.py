@@ -1,11 +1,13 @@
 """The real `autotune ui`, and a study's pages in a browser. `test_pages.py` reads the pages of all outcomes there."""
 
 import errno
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
+import threading
 import urllib.error
 import urllib.parse
 
@@ -109,6 +111,38 @@ def test_address_of_a_tracking_server_is_printed_and_no_server_is_started(tmp_pa
     assert main(["ui"]) == 0
     assert "http://***@server:5000" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Answers like MLflow: it is up, and has one experiment."""
+
+    def do_GET(self):
+        body = json.dumps({"experiment": {"experiment_id": "7", "tags": []}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_server_on_this_machine_is_reached_without_the_proxy(tmp_path, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(ui_module, "START_S", 20.0)
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server, open(tmp_path / "log", "wb+") as log:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        process = subprocess.Popen(["sleep", "60"])
+        try:
+            ui_module._wait_until_up(process, url, log)
+            assert "/#/experiments/7" in ui_module._page(url, tmp_path, ui_module.NO_PROXY)
+        finally:
+            process.kill()
+            process.wait()
+            server.shutdown()
 
 
 def test_server_ends_at_once_if_its_parent_is_already_dead():

@@ -207,16 +207,22 @@ def gpu_node(environment: Mapping[str, str], rank: int, *, system: str = SYSTEM,
         driver: folder in which the driver lists its GPUs, in CUDA's order for GPUs of the same model.
     """
     gpus = sorted(glob.glob(f"{driver}/*/information"))
+    models = {line for path in gpus for line in read(path).splitlines() if line.startswith("Model:")}
+    has_numbers = len(models) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"  # else CUDA's numbers are unknown
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         found: List[str] = []
         for word in map(str.strip, visible.split(",")):
             index = whole_number(word)
+            if index is not None and not has_numbers:
+                return None
             same = gpus[index : index + 1] if index is not None else [path for path in gpus if word and word in read(path)]
             if not same:
                 break  # CUDA ignores the first entry that is not a GPU, and all entries after it
             found += same
         gpus = found
+    elif not has_numbers:
+        return None
     rank = 0 if len(gpus) == 1 else rank  # all ranks share a single GPU, or a launcher shows each rank its own
     if rank >= len(gpus):
         return None

@@ -63,7 +63,7 @@ def observe(module: Any) -> Dict[str, Any]:
     found["parameter_dtypes"] = sorted(dtypes)
     weights = _convolution_weights(module)
     found["has_convolutions"], found["is_sharded"] = bool(weights), is_sharded(module)
-    found["is_replicated"] = _is_replicated(module)
+    found["num_replicas"] = _num_replicas(module)
     found[LAYOUT] = bool(weights) and any(_is_channels_last(w) for w in weights)
     if _is_compiled(module):
         found[COMPILE] = "default"
@@ -275,7 +275,7 @@ class ModuleKnobs(KnobHandler):
             reasons[AMP] = f"the parameters are {half} already"
         if all(o["parameter_dtypes"] == ["fp64"] for o in observed):
             reasons[AMP] = IN_FP64
-        if any(o["is_replicated"] for o in observed):
+        if any(o["num_replicas"] > 1 for o in observed):
             reasons[BF16] = REPLICATED
         if any(o[COMPILE] != "off" for o in observed):
             reasons.update(dict.fromkeys((COMPILE, *DEFAULTS), COMPILES_ITSELF))
@@ -321,7 +321,7 @@ def _amp_problem(module: Any, device: str, mode: str) -> Any:
     kinds = {p.dtype for p in members.parameters(module) if torch.is_floating_point(p)}
     if mode != "off" and kinds == {torch.float64}:
         return NOT_APPLICABLE, IN_FP64, "off"
-    return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _is_replicated(module) else None
+    return (NOT_APPLICABLE, REPLICATED, "off") if mode == "bf16" and _num_replicas(module) > 1 else None
 
 
 def _policy(module: Any) -> Optional[str]:
@@ -333,13 +333,13 @@ def _policy(module: Any) -> Optional[str]:
     return next((_short(each) for each in formats if each in (torch.bfloat16, torch.float16)), None)
 
 
-def _is_replicated(module: Any) -> bool:
-    """Whether DataParallel runs a module on several GPUs, each in a thread of its own.
+def _num_replicas(module: Any) -> int:
+    """Returns on how many GPUs DataParallel runs a module, each in a thread of its own; 1 without DataParallel.
 
     Torch tells these threads that autocast is enabled, but not in which format. So they use the default format, float16.
     """
     found = (each for each in members.modules(module) if isinstance(each, torch.nn.DataParallel))
-    return any(len(members.attribute(each, "device_ids", ())) > 1 for each in found)
+    return max((1, *(len(members.attribute(each, "device_ids", ())) for each in found)))
 
 
 def _channels_last(value: Any) -> Any:

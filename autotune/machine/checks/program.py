@@ -155,11 +155,12 @@ def _bytecode(found: dict[str, Any]) -> list[Finding]:
 
 def _threads(host: dict[str, Any]) -> Finding:
     variables, cores, name = host["variables"], int(host["num_cores"]), "thread variables"
-    given = {name: whole_number(str(variables.get(name, ""))) for name in COUNTS}
+    # Of "4,2", one number for each level of nested parallel regions, libraries use the first.
+    given = {name: whole_number(str(variables.get(name, "")).partition(",")[0].strip()) for name in COUNTS}
     counts = {name: count for name, count in given.items() if count is not None}
     few = {name: count for name, count in counts.items() if count < cores}
     many = {name: count for name, count in counts.items() if count > cores}
-    text = ", ".join(f"{name}={count}" for name, count in {**few, **many}.items())
+    text = ", ".join(f"{name}={variables[name]}" for name in {**few, **many})
     unset = f"unset {' '.join({**few, **many})}"
     bad = [count for count in COUNTS if variables.get(count) and not _is_count(str(variables[count]))]
     if bad:
@@ -175,12 +176,12 @@ def _threads(host: dict[str, Any]) -> Finding:
             "or loader workers need them"
         )
         return _finding(name, text, Status.warning, cost, f"{unset}   # or tune threads.intra")
-    values = ", ".join(f"{name}={count}" for name, count in counts.items())
+    values = ", ".join(f"{name}={variables[name]}" for name in counts)
     return _finding(name, values or "none is set: libraries take all cores they see")
 
 
 def _is_count(text: str) -> bool:
-    """Returns whether a value is a number of threads; OpenMP also accepts "4,2", one number per nesting level."""
+    """Returns whether a value is a number of threads, or several as in "4,2"."""
     return all(whole_number(part.strip()) for part in text.split(","))
 
 

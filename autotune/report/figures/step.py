@@ -52,19 +52,18 @@ def breakdown(study: Study) -> Figure:
 def categories(study: Study) -> Figure:
     """Returns the seconds of a profiled step by what is computed, with a bar each for baseline and best.
 
-    If the profiler slowed the step too much, only the GPU's part of the trace is used.
+    If the profiler slowed a step too much, only the GPU's part of the traces is used, for both so that they can be compared.
     """
     traced = {role: rows for role, number in study.sides.items() if (rows := study.rows("breakdown", number))}
     slowed = [role for role in traced if study.tables[study.sides[role]].distortion.get(0, 1.0) > MAX_DISTORTION]
-    seconds = {
-        role: found
-        for role, rows in traced.items()
-        if (found := _on_gpu(study, role, rows) if role in slowed else {row["category"]: float(row["seconds"]) for row in rows})
+    on_gpu = {role: found for role, rows in traced.items() if slowed and (found := _on_gpu(study, role, rows))}
+    seconds = on_gpu or {
+        role: {row["category"]: float(row["seconds"]) for row in rows} for role, rows in traced.items() if role not in slowed
     }
     key, title = "categories", "What is a step made of?"
     if traced and not seconds:
         return Figure(key=key, title=title, absent=" ".join(table_notes(study, "breakdown")))
-    return _parts(study, seconds, key, title, BY_GPU if set(slowed) & set(seconds) else BY_TRACE, "breakdown")
+    return _parts(study, seconds, key, title, BY_GPU if on_gpu else BY_TRACE, "breakdown")
 
 
 def _on_gpu(study: Study, role: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
