@@ -31,13 +31,18 @@ def leader(records: list[TrialRecord], baseline: TrialRecord, tier: Tier) -> Tri
     able = [
         r for r in records if r.kind is Kind.search and r.outcome.may_win and r.score and r.tier.rank <= tier.rank and r.changed
     ]
-    out = _failed_again(records)
+    out = failed_again(records)
     able = [record for record in able if configuration_key(record.changed) not in out] if out else able
-    top = max(able, key=lambda record: record.score or 0.0, default=baseline)
-    return top if is_barred(baseline) or (top.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC) else baseline
+    return or_baseline(max(able, key=lambda record: record.score or 0.0, default=baseline), baseline)
 
 
-def _failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
+def or_baseline(record: TrialRecord, baseline: TrialRecord) -> TrialRecord:
+    """Returns a trial, or the baseline if the trial does not beat it by more than the margin. A barred baseline never wins."""
+    is_faster = (record.score or 0.0) > (baseline.score or 0.0) * (1 + stats.MARGIN_FRAC)
+    return record if is_faster or is_barred(baseline) else baseline
+
+
+def failed_again(records: list[TrialRecord]) -> set[ConfigurationKey]:
     """Returns the configurations that failed each time the finals measured them, or at least MAX_LOST_ROUNDS times."""
     finals = [(configuration_key(record.changed), record) for record in records if record.kind is Kind.final]
     lost = Counter(key for key, record in finals if is_lost(record))
