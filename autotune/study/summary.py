@@ -176,7 +176,7 @@ class _Study:
             is_nothing_better = self.decision is not None and not best.changed and tier is Tier.training
             top = best if is_decided or is_nothing_better else self._kept(leader(self.records, baseline, tier))
             claim = self.standing.tiers.get(top.number) or self._finals_of(top)
-            if claim and not claim.is_better:
+            if claim and not claim.is_better and not is_barred(baseline):
                 top, claim = baseline, None
             entry = self._entry(top, overrides=True)
             if claim and claim.ratio:
