@@ -15,7 +15,8 @@ from autotune.errors import BadInput, NothingWorked
 from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
-from tests.study.conftest import MACHINE
+from autotune.study.proposals import NO_IMPROVEMENT
+from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.rows import more
 
@@ -213,6 +214,26 @@ def test_complete_study_continues_with_a_larger_budget(bench):
     assert len(summary["trials"]) > len(before["trials"]) + 10
     assert summary["budget_s"] == 720
     assert "minutes: 12" in study.folder.config_file.read_text()
+
+
+def test_study_interrupted_in_the_finals_searches_again_only_with_a_larger_budget(bench, tmp_path):
+    """A search that had ended with time left tried up to five more configurations, which could become finalists."""
+
+    def failures(number, knobs):
+        num_finals = sum(kind is Kind.final for _, kind, *_ in study.listener.named("trial_started"))
+        return Failure(raises=KeyboardInterrupt) if num_finals == 3 and not stopped and not stopped.append(number) else None
+
+    stopped, file = [], tmp_path / "space.yaml"
+    file.write_text("loader.batch_size: [16, 32, 64, 128]\nprecision.amp: auto\nthreads.intra: [1, 2, 4]\n")
+    surface = Surface(gains=FAST, loader_per_s=1e6, noise_frac=0.002, half_batch=2.0, failures=failures)
+    study = bench(surface, RATES, f"search_space={file}", minutes=120)
+    assert study.run()["status"] == "interrupted"
+    num = len(searched(study.trials))
+    summary = resume(study, study.folder)
+    assert (summary["status"], summary["reason"]) == ("complete", NO_IMPROVEMENT)
+    assert len(searched(study.trials)) == num
+    resume(study, study.folder, "study.budget.minutes=240")
+    assert len(searched(study.trials)) > num
 
 
 @pytest.mark.thorough
