@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 
@@ -79,16 +78,16 @@ class TierFinals:
 
     def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int) -> None:
         session = self._session
-        begun = last_round(session.records, Kind.final)
-        rules, numbers = session.finals_rules(session.budget.left_s / (2 * num_rounds)), itertools.count(2 * begun + 2)
+        number = last_round(session.records, Kind.final)
+        rules = session.finals_rules(session.budget.left_s / (2 * num_rounds))
 
         def measure(first: TrialRecord) -> TrialRecord:
-            round_number = next(numbers) // 2  # each round has two trials
-            return session.measure_again(first, round_number=round_number, rules=rules, why=TIERS)
+            return session.measure_again(first, round_number=number, rules=rules, why=TIERS)
 
-        order = random.Random(session.inputs.config.study.seed + begun)
+        order = random.Random(session.inputs.config.study.seed + number)
         turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs)
         for _ in range(num_rounds):
+            number += 1
             if turns.round():
                 self.decisions[found.number] = self._judged(found, pairs)
 

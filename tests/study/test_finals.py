@@ -4,7 +4,7 @@ import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
-from autotune.compare.tiers import leader
+from autotune.compare.tiers import TIERS, leader
 from autotune.records import CHOOSING, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
@@ -289,6 +289,23 @@ def test_resumed_study_excludes_rounds_after_the_verdict_from_the_verdict(bench)
     after = again(study)
     assert not study.launcher.launches
     assert (after["speedup"], after["best_by_tier"]) == (before["speedup"], before["best_by_tier"])
+
+
+def test_rounds_of_a_tier_stay_pairs_after_a_lost_round(bench):
+    """The rounds after a lost one had two numbers each, so that a resumed study paired trials of different rounds."""
+
+    def failures(number, knobs):
+        whys = [why for *_, why in study.listener.named("trial_started")]
+        return Failure(signal="SIGSEGV", cause="exit") if whys[-1] == TIERS and whys.count(TIERS) == 1 else None
+
+    surface = Surface(gains={("precision.amp", "bf16"): 1.4}, noise_frac=0.02, failures=failures)
+    study = bench(surface, *EAGER, "study.budget.minutes=null", "study.budget.trials=6")
+    study.run()
+    rounds = collections.defaultdict(set)
+    for record in finals_of(study):
+        if record.why == TIERS:
+            rounds[record.round].add(record.repeats)
+    assert [len(measured) for measured in rounds.values()][:3] == [1, 2, 2]
 
 
 def test_resumed_study_still_reports_that_every_finalist_failed(bench):
