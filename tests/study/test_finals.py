@@ -1,15 +1,18 @@
 import collections
 
+import numpy as np
 import pytest
 
 from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.compare.tiers import TIERS, leader
+from autotune.harness.protocol import MeasureRules
 from autotune.records import CHOOSING, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from autotune.trials.budget import closing_s
 from tests.explain import made
+from tests.stats.simulated import Machine, Study
 from tests.support.fake_launcher import OUT_OF_MEMORY, Failure, Surface
 from tests.support.records import a_trial
 
@@ -396,6 +399,15 @@ def test_best_of_a_tier_is_never_a_configuration_that_failed_in_the_finals():
     records = [BASELINE, slow, other, again]
     assert leader(records, BASELINE, Tier.exact) is again
     assert leader([*records, failed], BASELINE, Tier.exact) is other
+
+
+@pytest.mark.parametrize("before", [(1, 0), (2, 0, 1), (1, 2)])
+def test_leader_that_a_cut_off_choosing_round_lacks_may_still_be_chosen(before):
+    """A resumed study without time for another round chose among the candidates that the round had measured."""
+    study = Study([100.0, 130.0, 135.0, 140.0], Machine(np.random.default_rng(0), 0.001), seconds=110.0 + 10.0 * len(before))
+    for number in before:
+        study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=CHOOSING)
+    assert study.finals().finalist.number == 3
 
 
 def test_verdict_is_ambiguous_if_every_trial_failed():
