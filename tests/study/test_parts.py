@@ -232,7 +232,7 @@ def test_batch_size_is_idle_without_a_likely_gain_unless_the_estimate_is_vague()
 
 
 def test_batch_size_whose_gain_is_unlikely_after_two_rounds_is_idle():
-    """The 80 % interval was computed as if the 95 % interval had the one degree of freedom of two pairs, so it was too narrow."""
+    """The 80 % interval was computed as if the 95 % interval had one degree of freedom, so it was too narrow."""
     clear, rates = Ratio(ratio=1.3, ci=(1.2, 1.4), num_rounds=0), (100.0, 100.0 / 1.07, 60.0)
     assert batch(clear, rates, Noise(spread=0.06, freedom=6)).keys == {"loader.batch_size"}
     assert batch(clear, rates, Noise(spread=0.03, freedom=6)) is None
@@ -284,6 +284,15 @@ def test_vagueness_of_an_estimate_is_the_half_width_of_its_interval():
     assert evidence.vagueness(WORKERS) == pytest.approx(math.log(1.05))
     assert math.isinf(evidence.vagueness(AMP))
     assert math.isinf(evidence.vagueness(PIN))
+
+
+def test_single_trials_are_no_rounds():
+    trials = rounds((AMP,), values=[60.0])
+    assert AblationResults(SPACE, WINNER, trials).num_rounds == 2
+    for number, trial in enumerate(trials, 1):
+        trial.round = number
+    apart = AblationResults(SPACE, WINNER, trials)
+    assert (apart.num_rounds, apart.ratio(apart.parts[AMP])) == (0, None)
 
 
 def test_no_change_is_idle_if_all_have_an_effect():
