@@ -294,6 +294,8 @@ class _Study:
             self._end_leftovers()  # before records are written, since trials with a record count as free of secrets
             for record in self._earlier.cut_off:
                 self._folder.write_trial(record)
+            if self._earlier.first is None:
+                self._folder.forget_progress(0)
         self._folder.write_config(self._inputs.yaml)
         self._folder.write_study(self._session.about)
         self._write("running")

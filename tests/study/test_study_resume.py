@@ -16,6 +16,7 @@ from autotune.records import REPORTED, Kind, Outcome
 from autotune.run_dir import StudyFolder
 from autotune.study import resume_study
 from autotune.study.proposals import NO_IMPROVEMENT
+from autotune.study.resuming import read_earlier
 from tests.study.conftest import MACHINE, RATES
 from tests.support.fake_launcher import Failure, Surface
 from tests.support.rows import more
@@ -204,6 +205,18 @@ def test_resumed_study_counts_the_time_used_before(bench, tmp_path):
     summary = resume(study, folder)
     assert study.clock.now_s - began_s <= (480 - spent_s) * 1.1
     assert summary["seconds"]["total"] == pytest.approx(spent_s + study.clock.now_s - began_s, abs=15)
+
+
+def test_time_of_a_baseline_that_was_cut_off_counts_once(study, tmp_path):
+    folder = study.folder = killed(study, tmp_path, "trial_started", 1)
+    lines = [{"time_s": at_s, "phase": phase, "step": 0} for at_s, phase in ((2.0, "import"), (62.0, "steady"))]
+    (folder.trial_path(0) / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_earlier(folder).spent_s == pytest.approx(60.0)
+    again = StudyFolder(tmp_path / "again" / "s")
+    Cut(study, "started", 1, again.path)
+    began_s = study.clock.now_s
+    assert resume(study, folder)["seconds"]["total"] == pytest.approx(60.0 + study.clock.now_s - began_s, abs=1.0)
+    assert read_earlier(again).spent_s == pytest.approx(60.0), "killed again before the baseline began"
 
 
 def test_complete_study_continues_with_a_larger_budget(bench):
