@@ -173,6 +173,19 @@ def test_permanent_noise_is_accepted_after_two_trials_and_the_finals_still_decid
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
+@pytest.mark.parametrize(("num_at_once", "num_waves"), [(1, 4), (4, 4), (8, 4)])
+def test_attempts_disturbed_at_the_same_time_count_once(num_at_once, num_waves):
+    """One burst of load on a machine with four slots made the study accept this load for good."""
+    level = Level()
+    for wave in range(num_waves):
+        assert not level.is_stuck(Kind.search)
+        for slot in range(num_at_once):
+            level.note(Outcome.disturbed, began_s=20.0 * wave + slot, ended_s=20.0 * wave + slot + 10.0)
+    assert level.is_stuck(Kind.search)
+    level.note(Outcome.ok, began_s=20.0 * num_waves, ended_s=20.0 * num_waves + 10.0)
+    assert not level.is_stuck(Kind.search)
+
+
 def test_accepted_noise_level_is_restored_when_a_study_is_resumed():
     record = TrialRecord(number=0, kind=Kind.baseline, knobs={}, changed={}, outcome=Outcome.ok)
     record.evidence[health.ACCEPTED] = {"cpu": 0.9}
