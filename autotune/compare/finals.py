@@ -27,6 +27,7 @@ from autotune.compare.decision import (
     is_lost,
     judge,
     pairs_of,
+    was_first,
     without_finalist,
 )
 from autotune.compare.interleaving import Interleaving, Pair
@@ -268,7 +269,10 @@ class Finals:
         if pairs:
             self.decision = self._judged(chosen, pairs, looks=looks, num_lost=num_lost)
         measure = functools.partial(self._measure, why=REPORTED)
-        turns = Interleaving(chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs)
+        was_first_before = was_first(by_round(self._earlier, REPORTED), chosen.number)
+        turns = Interleaving(
+            chosen, self._session.baseline, measure=measure, order=self._random, pairs=pairs, was_one_first=was_first_before
+        )
         for _ in range(len(pairs) + num_lost, LOOKS[looks - 1] + MAX_LOST_ROUNDS):
             is_settled = len(pairs) in LOOKS[:looks] and self.decision.verdict != "ambiguous"
             if is_settled or len(pairs) >= LOOKS[looks - 1] or not self._has_time_for_pair(chosen, len(pairs)):

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from autotune import stats
-from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_of
+from autotune.compare.decision import Decision, by_round, is_lost, judge, pairs_of, was_first
 from autotune.compare.finals import MAX_LOST_ROUNDS, MIN_PAIRS
 from autotune.compare.interleaving import Interleaving, Pair
 from autotune.compare.noise import noise_besides, rounds_of
@@ -69,14 +69,15 @@ class TierFinals:
         lower = [tier for tier in Tier if tier.rank < best.tier.rank]
         leaders = {found.number: found for tier in lower if (found := leader(session.records, session.baseline, tier)).number}
         for number, found in leaders.items():
-            pairs = pairs_of(by_round(session.records, TIERS), number)  # measured by earlier runs of the study
+            rounds = by_round(session.records, TIERS)  # measured by earlier runs of the study
+            pairs = pairs_of(rounds, number)
             if pairs:
                 self.decisions[number] = self._judged(found, pairs)
             rounds_left = MIN_PAIRS - len(pairs)
             if rounds_left > 0 and rounds_left * self._pair_s(found) <= session.budget.left_s:
-                self._measure(found, pairs, rounds_left)
+                self._measure(found, pairs, rounds_left, was_one_first=was_first(rounds, number))
 
-    def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int) -> None:
+    def _measure(self, found: TrialRecord, pairs: list[Pair], num_rounds: int, *, was_one_first: bool) -> None:
         session = self._session
         number = last_round(session.records, Kind.final)
         rules = session.finals_rules(session.budget.left_s / (2 * num_rounds))
@@ -85,7 +86,7 @@ class TierFinals:
             return session.measure_again(first, round_number=number, rules=rules, why=TIERS)
 
         order = random.Random(session.inputs.config.study.seed + number)
-        turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs)
+        turns = Interleaving(found, session.baseline, measure=measure, order=order, pairs=pairs, was_one_first=was_one_first)
         for _ in range(num_rounds):
             number += 1
             if turns.round():

@@ -7,7 +7,7 @@ from autotune.cli.verdict import lines
 from autotune.compare.decision import Decision, choose, failed_finalists, finalists, judge, without_finalist
 from autotune.compare.tiers import TIERS, leader
 from autotune.harness.protocol import MeasureRules
-from autotune.records import CHOOSING, Kind, Outcome, Tier
+from autotune.records import CHOOSING, REPORTED, Kind, Outcome, Tier
 from autotune.stats import Noise, Ratio, log_mean_interval
 from autotune.study import resume_study
 from autotune.trials.budget import closing_s
@@ -408,6 +408,15 @@ def test_leader_that_a_cut_off_choosing_round_lacks_may_still_be_chosen(before):
     for number in before:
         study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=CHOOSING)
     assert study.finals().finalist.number == 3
+
+
+@pytest.mark.parametrize("before", [(1, 0), (0, 1)])
+def test_first_pair_after_a_resume_reverses_the_order_of_the_last_pair(before):
+    study = Study([100.0, 140.0], Machine(np.random.default_rng(0), 0.01))
+    for number in before:
+        study.measure_again(study.records[number], round_number=1, rules=MeasureRules(), why=REPORTED)
+    study.finals()
+    assert [record.repeats for record in study.records[4:6]] == list(before[::-1])
 
 
 def test_verdict_is_ambiguous_if_every_trial_failed():
