@@ -173,6 +173,18 @@ def test_permanent_noise_is_accepted_after_two_trials_and_the_finals_still_decid
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
 
 
+def test_exploding_loss_rules_out_a_trial_whose_disturbance_is_accepted(bench):
+    def losses(knobs, seed):
+        return [2.0 * (1.3 if study[0].launcher.launches[-1].spec.trial == 2 else 0.97) ** step for step in range(64)]
+
+    study = []
+    study.append(bench(Surface(failures=disturbing(study, range(1, 99), num_attempts=9), losses=losses), "study.budget.trials=4"))
+    study[0].run()
+    exploded = study[0].trials[2]
+    assert (exploded.outcome, exploded.value) == (Outcome.parity, None)
+    assert exploded.reason.startswith("the loss exploded")
+
+
 @pytest.mark.parametrize(("num_at_once", "num_waves"), [(1, 4), (4, 4), (8, 4)])
 def test_attempts_disturbed_at_the_same_time_count_once(num_at_once, num_waves):
     """One burst of load on a machine with four slots made the study accept this load for good."""
