@@ -178,7 +178,8 @@ def test_exploding_loss_rules_out_a_trial_whose_disturbance_is_accepted(bench):
         return [2.0 * (1.3 if study[0].launcher.launches[-1].spec.trial == 2 else 0.97) ** step for step in range(64)]
 
     study = []
-    study.append(bench(Surface(failures=disturbing(study, range(1, 99), num_attempts=9), losses=losses), "study.budget.trials=4"))
+    surface = Surface(failures=disturbing(study, range(1, 99), num_attempts=9), losses=losses)
+    study.append(bench(surface, "study.budget.trials=4"))
     study[0].run()
     exploded = study[0].trials[2]
     assert (exploded.outcome, exploded.value) == (Outcome.parity, None)
