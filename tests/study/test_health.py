@@ -11,6 +11,7 @@ from autotune.records import Kind, Outcome, TrialRecord
 from autotune.report.verdict import noise_lines
 from autotune.trials import health
 from autotune.trials.health import Level
+from tests.study.conftest import FakeCpu
 from tests.support.fake_launcher import Failure, Surface
 
 
@@ -171,6 +172,26 @@ def test_permanent_noise_is_accepted_after_two_trials_and_the_finals_still_decid
     assert summary["disturbed_by"]["since_trial"] >= 2
     assert summary["speedup"]["verdict"] == "faster"
     assert summary["best"]["overrides"]["precision.amp"] == "bf16"
+
+
+def test_one_burst_of_load_on_four_slots_is_not_accepted_for_good(bench):
+    """It disturbed both attempts of each trial that ran then: eight in a row, but only two at different times."""
+
+    class Burst(FakeCpu):
+        @property
+        def foreign_cores(self):
+            return 1.0 if begun and study.clock.now_s < begun[0] + 26.0 else 0.0
+
+    def failures(trial, knobs):
+        kinds = [kind for _, kind, *_ in study.listener.named("trial_started")]
+        if len(study.launcher.running) == 3 and kinds[-4:] == [Kind.search] * 4 and not begun:
+            begun.append(study.clock.now_s)
+
+    begun, surface = [], Surface(failures=failures)
+    study = bench(surface, "search.sampler=random", "study.budget.trials=20", minutes=60, num_slots=4, cpu=Burst())
+    summary = study.run()
+    assert summary["counts"]["disturbed"] == 4
+    assert summary["disturbed_by"] is None
 
 
 def test_exploding_loss_rules_out_a_trial_whose_disturbance_is_accepted(bench):
